@@ -1,0 +1,43 @@
+#pragma once
+
+#include <algorithm>
+#include <chrono>
+
+namespace lockstep {
+
+// An absolute point on the steady clock by which a blocking call must return. Passed by value.
+class Deadline {
+ public:
+  using Clock = std::chrono::steady_clock;
+
+  // A duration too long for the clock means the end of time.
+  static Deadline after(Clock::duration duration) {
+    const auto now = Clock::now();
+    if (duration > Clock::time_point::max() - now) return Deadline(Clock::time_point::max());
+    return Deadline(now + duration);
+  }
+  static Deadline at(Clock::time_point time) { return Deadline(time); }
+
+  Clock::time_point time() const { return time_; }
+  bool expired() const { return Clock::now() >= time_; }
+
+  // Never negative.
+  Clock::duration remaining() const {
+    return std::max(Clock::duration::zero(), time_ - Clock::now());
+  }
+
+  // What is left, rounded up to milliseconds and cut at `most`: the timeout of one poll().
+  int poll_timeout(std::chrono::milliseconds most = std::chrono::hours(1)) const {
+    const auto left = std::chrono::ceil<std::chrono::milliseconds>(remaining());
+    return static_cast<int>(std::min(left, most).count());
+  }
+
+  friend Deadline earlier(Deadline a, Deadline b) { return Deadline(std::min(a.time_, b.time_)); }
+
+ private:
+  explicit Deadline(Clock::time_point time) : time_(time) {}
+
+  Clock::time_point time_;
+};
+
+}  // namespace lockstep
