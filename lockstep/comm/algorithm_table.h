@@ -1,0 +1,14 @@
+#pragma once
+
+#include "lockstep/comm/call.h"
+
+namespace lockstep {
+
+// Whether `call` can use `algorithm`.
+bool offers(Collective collective, Algorithm algorithm, bool shared_memory);
+
+// The caller's choice if there is one, otherwise by size and world size. Throws
+// Error{kInvalidArgument} for a choice that is not offered.
+Algorithm choose_algorithm(const Call& call, int world_size, bool shared_memory);
+
+}  // namespace lockstep

@@ -1,0 +1,35 @@
+#pragma once
+
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "lockstep/comm/buffer.h"
+#include "lockstep/comm/call.h"
+#include "lockstep/net/supervisor.h"
+
+namespace lockstep {
+
+// What carries out collectives: ours over a Transport, or MPI's own. A Communicator hands it one
+// checked call at a time, in the same order on all ranks.
+class Engine {
+ public:
+  virtual ~Engine() = default;
+
+  virtual int rank() const = 0;
+  virtual int world_size() const = 0;
+  virtual std::string name_of(int rank) const = 0;
+  virtual Supervisor& supervisor() = 0;
+
+  // The algorithm that `call` will use: its own choice, or the table's. Throws
+  // Error{kInvalidArgument} if the engine does not offer the one asked for.
+  virtual Algorithm choose(const Call& call) const = 0;
+  // `stamp` carries the chosen algorithm and the sequence number. World size is at least 2.
+  virtual Outcome run(const Call& call, const MeshFrame& stamp, Deadline deadline) = 0;
+  // As Transport::split.
+  virtual std::unique_ptr<Engine> split(const std::vector<int>& members,
+                                        std::uint32_t channel) = 0;
+  virtual Buffer allocate(std::size_t bytes) = 0;
+};
+
+}  // namespace lockstep
