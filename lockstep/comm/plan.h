@@ -53,7 +53,8 @@ struct Recv {
 
 // Sends and receives of a round run at once; a send carries what the buffer held when the round
 // began. Both ends list a transfer even when its piece is empty. At most one send to and one
-// receive from a peer in a round.
+// receive from a peer in a round. Peers are listed in the order in which to start with them, so
+// that no rank is everybody's first.
 struct Round {
   std::vector<Send> sends;
   std::vector<Recv> recvs;
@@ -68,6 +69,7 @@ Piece chunk_of(std::size_t count, int parts, int index);
 
 // After the plan ran on all ranks, every rank holds the reduction of all buffers.
 // kRing is order-free; all others combine in the canonical tree over ranks (canonical_tree.h).
+// kAuto, kShared and kNative have no plan: asking for one is a bug.
 Plan plan_all_reduce(Algorithm algorithm, int rank, int world_size, std::size_t count);
 
 // `pieces[r]` of the buffer belongs to rank r; afterwards it holds the reduction there, and the
@@ -78,7 +80,7 @@ Plan plan_reduce_scatter(Algorithm algorithm, int rank, const std::vector<Piece>
 Plan plan_all_gather(Algorithm algorithm, int rank, const std::vector<Piece>& pieces);
 
 // Binomial trees over ranks relative to the root for broadcast; reduce runs in the canonical tree,
-// then rank 0 hands the result to `root`.
+// then rank 0 hands the result to `root`; the buffers of the other ranks are unspecified after it.
 Plan plan_broadcast(int rank, int world_size, std::size_t count, int root);
 Plan plan_reduce(int rank, int world_size, std::size_t count, int root);
 

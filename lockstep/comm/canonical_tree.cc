@@ -1,0 +1,94 @@
+#include "lockstep/comm/canonical_tree.h"
+
+#include <algorithm>
+#include <bit>
+
+#include "lockstep/base/check.h"
+
+namespace lockstep {
+namespace {
+
+void append_maximal(const LeafOwners& owners, TreeNode node, std::vector<TreeNode>& nodes) {
+  const auto leaves = std::span(owners).subspan(node.begin, node.end - node.begin);
+  if (std::all_of(leaves.begin(), leaves.end(), [&](int o) { return o == leaves[0]; })) {
+    nodes.push_back(node);
+    return;
+  }
+  const std::uint32_t middle = node.begin + tree_split(node.end - node.begin);
+  append_maximal(owners, {node.begin, middle}, nodes);
+  append_maximal(owners, {middle, node.end}, nodes);
+}
+
+// Appends the steps that leave the value of `node` on the stack.
+void append_steps(std::span<const TreeNode>& nodes, TreeNode node,
+                  std::vector<CombineStep>& program) {
+  LOCKSTEP_CHECK(!nodes.empty());
+  if (nodes.front() == node) {
+    nodes = nodes.subspan(1);
+    program.push_back({.push = true});
+    return;
+  }
+  LOCKSTEP_CHECK(node.end - node.begin > 1);
+  const std::uint32_t middle = node.begin + tree_split(node.end - node.begin);
+  append_steps(nodes, {node.begin, middle}, program);
+  append_steps(nodes, {middle, node.end}, program);
+  program.push_back({.push = false});
+}
+
+}  // namespace
+
+std::uint32_t tree_split(std::uint32_t leaves) {
+  LOCKSTEP_CHECK(leaves > 1);
+  return std::bit_floor(leaves - 1);
+}
+
+LeafOwners even_owners(std::uint32_t leaves, int world_size) {
+  LOCKSTEP_CHECK(world_size > 0);
+  LeafOwners owners(leaves);
+  const auto run_end = [&](int rank) {
+    return static_cast<std::ptrdiff_t>(std::uint64_t{leaves} * static_cast<std::uint64_t>(rank) /
+                                       static_cast<std::uint64_t>(world_size));
+  };
+  for (int rank = 0; rank < world_size; ++rank) {
+    std::fill(owners.begin() + run_end(rank), owners.begin() + run_end(rank + 1), rank);
+  }
+  return owners;
+}
+
+std::vector<TreeNode> maximal_nodes(const LeafOwners& owners) {
+  std::vector<TreeNode> nodes;
+  if (owners.empty()) return nodes;
+  append_maximal(owners, {0, static_cast<std::uint32_t>(owners.size())}, nodes);
+  return nodes;
+}
+
+std::vector<TreeNode> owned_nodes(const LeafOwners& owners, int rank) {
+  std::vector<TreeNode> nodes = maximal_nodes(owners);
+  std::erase_if(nodes, [&](const TreeNode& node) { return owners[node.begin] != rank; });
+  return nodes;
+}
+
+std::vector<CombineStep> combine_program(std::span<const TreeNode> nodes, std::uint32_t leaves) {
+  std::vector<CombineStep> program;
+  if (leaves == 0) return program;
+  program.reserve(2 * nodes.size());
+  append_steps(nodes, {0, leaves}, program);
+  LOCKSTEP_CHECK(nodes.empty());
+  return program;
+}
+
+std::size_t stack_depth(std::span<const CombineStep> program) {
+  std::size_t depth = 0;
+  std::size_t deepest = 0;
+  for (const CombineStep step : program) {
+    if (step.push) {
+      deepest = std::max(deepest, ++depth);
+    } else {
+      LOCKSTEP_CHECK(depth >= 2);
+      --depth;
+    }
+  }
+  return deepest;
+}
+
+}  // namespace lockstep

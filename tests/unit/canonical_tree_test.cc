@@ -1,0 +1,159 @@
+#include "lockstep/comm/canonical_tree.h"
+
+#include <fmt/format.h>
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+#include <algorithm>
+#include <random>
+#include <string>
+
+namespace lockstep {
+namespace {
+
+using ::testing::ElementsAre;
+
+// The definition once more, with the cut found by counting up.
+std::uint32_t cut(std::uint32_t leaves) {
+  std::uint32_t p = 1;
+  while (2 * p < leaves) p *= 2;
+  return p;
+}
+
+std::string expression(std::uint32_t begin, std::uint32_t end) {
+  if (end - begin == 1) return std::to_string(begin);
+  const std::uint32_t middle = begin + cut(end - begin);
+  return fmt::format("({}+{})", expression(begin, middle), expression(middle, end));
+}
+
+void all_nodes(TreeNode node, std::vector<TreeNode>& nodes) {
+  nodes.push_back(node);
+  if (node.end - node.begin == 1) return;
+  const std::uint32_t middle = node.begin + cut(node.end - node.begin);
+  all_nodes({node.begin, middle}, nodes);
+  all_nodes({middle, node.end}, nodes);
+}
+
+// Runs the program on the expressions of the nodes.
+std::string evaluate(std::span<const TreeNode> nodes, std::uint32_t leaves) {
+  std::vector<std::string> stack;
+  std::size_t next = 0;
+  std::size_t deepest = 0;
+  const std::vector<CombineStep> program = combine_program(nodes, leaves);
+  for (const CombineStep step : program) {
+    if (step.push) {
+      const TreeNode node = nodes[next++];
+      stack.push_back(expression(node.begin, node.end));
+    } else {
+      const std::string right = stack.back();
+      stack.pop_back();
+      stack.back() = fmt::format("({}+{})", stack.back(), right);
+    }
+    deepest = std::max(deepest, stack.size());
+  }
+  EXPECT_EQ(next, nodes.size());
+  EXPECT_EQ(stack.size(), 1U);
+  EXPECT_EQ(stack_depth(program), deepest);
+  return stack.back();
+}
+
+std::vector<LeafOwners> some_owners(std::uint32_t leaves) {
+  std::mt19937 random(leaves);
+  std::vector<LeafOwners> cases;
+  for (int world_size = 1; world_size <= 9; ++world_size) {
+    cases.push_back(even_owners(leaves, world_size));
+    LeafOwners scattered(leaves);
+    for (int& owner : scattered) {
+      owner = std::uniform_int_distribution<int>(0, world_size - 1)(random);
+    }
+    cases.push_back(scattered);
+    std::sort(scattered.begin(), scattered.end());
+    cases.push_back(scattered);
+  }
+  return cases;
+}
+
+TEST(CanonicalTree, SplitsAtTheLargestPowerOfTwoStrictlyBelow) {
+  for (std::uint32_t leaves = 2; leaves <= 64; ++leaves) {
+    EXPECT_EQ(tree_split(leaves), cut(leaves)) << leaves;
+  }
+  EXPECT_EQ(tree_split(0xffffffffU), 0x80000000U);
+}
+
+TEST(CanonicalTree, ProgramOfLeavesIsTheRecursion) {
+  for (std::uint32_t leaves = 1; leaves <= 64; ++leaves) {
+    std::vector<TreeNode> nodes;
+    for (std::uint32_t leaf = 0; leaf < leaves; ++leaf) nodes.push_back({leaf, leaf + 1});
+    EXPECT_EQ(evaluate(nodes, leaves), expression(0, leaves));
+  }
+  const std::vector<TreeNode> three{{0, 1}, {1, 2}, {2, 3}};
+  EXPECT_EQ(evaluate(three, 3), "((0+1)+2)");
+}
+
+TEST(CanonicalTree, MaximalNodesAreTheLargestOfOneOwner) {
+  for (std::uint32_t leaves = 1; leaves <= 64; ++leaves) {
+    std::vector<TreeNode> real;
+    all_nodes({0, leaves}, real);
+    for (const LeafOwners& owners : some_owners(leaves)) {
+      const auto one_owner = [&](TreeNode node) {
+        return std::all_of(owners.begin() + node.begin, owners.begin() + node.end,
+                           [&](int owner) { return owner == owners[node.begin]; });
+      };
+      const std::vector<TreeNode> nodes = maximal_nodes(owners);
+      std::uint32_t next_leaf = 0;
+      for (const TreeNode node : nodes) {
+        EXPECT_EQ(node.begin, next_leaf);
+        next_leaf = node.end;
+        EXPECT_TRUE(one_owner(node));
+        ASSERT_NE(std::find(real.begin(), real.end(), node), real.end());
+        for (const TreeNode& above : real) {
+          const bool contains = above.begin <= node.begin && node.end <= above.end;
+          EXPECT_FALSE(contains && above != node && one_owner(above));
+        }
+      }
+      EXPECT_EQ(next_leaf, leaves);
+      EXPECT_EQ(evaluate(nodes, leaves), expression(0, leaves));
+    }
+  }
+}
+
+TEST(CanonicalTree, OwnedNodesOfAllRanksAreTheMaximalNodes) {
+  for (const LeafOwners& owners : some_owners(37)) {
+    std::vector<TreeNode> together;
+    for (int rank = 0; rank < 9; ++rank) {
+      for (const TreeNode node : owned_nodes(owners, rank)) {
+        EXPECT_EQ(owners[node.begin], rank);
+        together.push_back(node);
+      }
+    }
+    std::sort(together.begin(), together.end(),
+              [](TreeNode a, TreeNode b) { return a.begin < b.begin; });
+    EXPECT_EQ(together, maximal_nodes(owners));
+  }
+}
+
+TEST(CanonicalTree, EvenOwnersAreContiguousRuns) {
+  EXPECT_THAT(even_owners(7, 3), ElementsAre(0, 0, 1, 1, 2, 2, 2));
+  EXPECT_THAT(even_owners(4, 4), ElementsAre(0, 1, 2, 3));
+  EXPECT_THAT(even_owners(2, 4), ElementsAre(1, 3));
+  EXPECT_TRUE(even_owners(0, 3).empty());
+  EXPECT_THAT(
+      maximal_nodes(even_owners(8, 3)),
+      ElementsAre(TreeNode{0, 2}, TreeNode{2, 4}, TreeNode{4, 5}, TreeNode{5, 6}, TreeNode{6, 8}));
+}
+
+TEST(CanonicalTree, NoLeavesNeedNoProgram) {
+  EXPECT_TRUE(maximal_nodes({}).empty());
+  EXPECT_TRUE(combine_program({}, 0).empty());
+  EXPECT_EQ(stack_depth({}), 0U);
+}
+
+TEST(CanonicalTreeDeathTest, NodesThatDoNotCoverTheTreeAreABug) {
+  const std::vector<TreeNode> hole{{0, 2}, {3, 4}};
+  EXPECT_DEATH(combine_program(hole, 4), "check failed");
+  const std::vector<TreeNode> not_a_node{{0, 1}, {1, 3}};
+  EXPECT_DEATH(combine_program(not_a_node, 3), "check failed");
+}
+
+}  // namespace
+}  // namespace lockstep
