@@ -20,9 +20,9 @@ def skip_reason(case):
         return " ".join(gtest.group(1).split())
     if case.get("status") == "disabled":
         return "disabled in the source"
-    # A script prints its reason last and exits with 77.
+    # A script ends with "skipped: reason" and exit code 77.
     if output and not gtest:
-        return output.splitlines()[-1]
+        return output.splitlines()[-1].removeprefix("skipped: ")
     return "no reason given"
 
 
@@ -30,13 +30,13 @@ def read_run(path):
     """(name, outcome, reason) of every test in one JUnit file."""
     for case in ElementTree.parse(path).iter("testcase"):
         name = f"{path.stem}: {case.get('name')}"
+        note = case.find("skipped")
         if case.get("status") == "run":
             yield name, "passed", ""
-        elif case.get("status") == "fail":
+        elif case.get("status") == "disabled" or (note is not None and note.get("message").startswith("SKIP_")):
+            yield name, "skipped", skip_reason(case)
+        else:  # failed, or could not be started
             yield name, "failed", ""
-        else:
-            missing = "Unable to find" in (case.find("skipped").get("message") if case.find("skipped") is not None else "")
-            yield name, "failed" if missing else "skipped", skip_reason(case)
 
 
 def main():
