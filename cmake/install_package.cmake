@@ -8,7 +8,6 @@ install(EXPORT lockstep-targets NAMESPACE lockstep:: DESTINATION ${package_dir})
 install(DIRECTORY ${CMAKE_SOURCE_DIR}/lockstep DESTINATION ${CMAKE_INSTALL_INCLUDEDIR}
   FILES_MATCHING PATTERN "*.h")
 
-set(package_needs_blake3 ${BLAKE3_FOUND})
 configure_package_config_file(${CMAKE_SOURCE_DIR}/cmake/lockstep-config.cmake.in
   ${CMAKE_BINARY_DIR}/lockstep-config.cmake INSTALL_DESTINATION ${package_dir})
 write_basic_package_version_file(${CMAKE_BINARY_DIR}/lockstep-config-version.cmake
