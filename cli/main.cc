@@ -1,6 +1,54 @@
 #include <cstdio>
+#include <exception>
 
-int main() {
-  std::puts("lockstep");
-  return 0;
+#include "cli/commands.h"
+#include "lockstep/base/error.h"
+#include "lockstep/base/log.h"
+
+namespace lockstep::cli {
+namespace {
+
+constexpr int kFailed = 1;
+constexpr int kWrongUsage = 2;
+constexpr int kHalted = 3;
+
+int exit_code(ErrorCode code) {
+  switch (code) {
+    case ErrorCode::kInvalidArgument: return kWrongUsage;
+    case ErrorCode::kNonFinite: return kHalted;
+    default: return kFailed;
+  }
+}
+
+int run(int argc, char** argv) {
+  CLI::App app{"Data-parallel training of transformer language models.", "lockstep"};
+  app.set_version_flag("--version", "lockstep " LOCKSTEP_VERSION);
+  Job job;
+
+  try {
+    app.parse(argc, argv);
+  } catch (const CLI::ParseError& error) {
+    return app.exit(error) == 0 ? 0 : kWrongUsage;  // --help and --version arrive here too
+  }
+  if (!job) {  // not require_subcommand(): that would hide which argument was wrong
+    std::fputs("a subcommand is required; --help lists them\n", stderr);
+    return kWrongUsage;
+  }
+  return job();
+}
+
+}  // namespace
+}  // namespace lockstep::cli
+
+int main(int argc, char** argv) {
+  using namespace lockstep;
+  try {
+    return cli::run(argc, argv);
+  } catch (const Error& error) {
+    log_line(LogLevel::kError, error.what());
+    return cli::exit_code(error.code());
+  } catch (const std::exception& error) {
+    log_line(LogLevel::kError, error.what());
+    return cli::kFailed;
+  }
 }

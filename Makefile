@@ -1,0 +1,36 @@
+# The front door. Each target works on its own on a bare Debian 12 or Ubuntu 24.04.
+
+JOBS ?= $(shell nproc)
+PREFIX ?= /usr/local
+# What `make lint` compares with.
+BASE ?= main
+
+.PHONY: build demo test bench install lint clean
+
+build:
+	@scripts/setup.sh build
+	@cmake --preset release
+	@cmake --build --preset release -j $(JOBS) --target lockstep
+
+demo: build
+	build/release/lockstep bench allreduce --transport tcp --ranks 2
+
+test:
+	@scripts/setup.sh test
+	@JOBS=$(JOBS) scripts/test.sh
+
+bench:
+	@scripts/setup.sh bench
+	@$(MAKE) --no-print-directory build
+	@bench/run.sh
+
+# To /usr/local as root; elsewhere with PREFIX=..., staged with DESTDIR=...
+install: build
+	cmake --install build/release --prefix $(PREFIX)
+
+lint:
+	@scripts/setup.sh lint
+	@scripts/lint.sh $(BASE)
+
+clean:
+	rm -rf build

@@ -1,0 +1,81 @@
+#!/usr/bin/env bash
+# Installs what is missing, from the distribution's packages only (Debian 12, Ubuntu 24.04).
+# usage: scripts/setup.sh [build|test|bench|lint]...    Silent when everything is there.
+set -euo pipefail
+export LC_ALL=C
+
+build="make g++ cmake ninja-build pkg-config libfmt-dev libsodium-dev libcli11-dev nlohmann-json3-dev"
+test="$build git ccache clang libgtest-dev libgmock-dev python3 iproute2"
+bench="$build libbenchmark-dev python3 iproute2"
+lint="$build git clang clang-format clang-tidy libgtest-dev libgmock-dev"
+# Done without, and said so, where the distribution has none.
+mpi="openmpi-bin libopenmpi-dev mpich libmpich-dev"
+optional_test="$mpi b3sum"
+optional_bench="$mpi libgloo-dev"
+
+required="" optional=""
+for group in "${@:-build}"; do
+  case $group in
+    build) required+=" $build" ;;
+    test) required+=" $test" optional+=" $optional_test" ;;
+    bench) required+=" $bench" optional+=" $optional_bench" ;;
+    lint) required+=" $lint" ;;
+    *) echo "setup.sh: unknown group '$group' (build, test, bench, lint)" >&2; exit 2 ;;
+  esac
+done
+
+if ! command -v dpkg-query apt-get >/dev/null; then
+  echo "setup.sh: not a Debian or Ubuntu machine; needed, under whatever name:$required" >&2
+  exit 0
+fi
+
+# The packages that are not installed.
+missing() {
+  local installed
+  installed=$(dpkg-query -W -f '${db:Status-Status} ${Package}\n' "$@" 2>/dev/null | sed -n 's/^installed //p')
+  comm -23 <(printf '%s\n' "$@" | sort -u) <(sort -u <<<"$installed")
+}
+
+# The packages that apt could install.
+offered() {
+  apt-cache policy "$@" 2>/dev/null | awk '/^[^ ]/ {name = $1} /Candidate: [^(]/ {sub(":$", "", name); print name}' | sort -u
+}
+
+# The runtime of the sanitizers and of libFuzzer carries the version of the distribution's clang.
+clang_runtime() {
+  [[ $required == *" clang "* ]] || return 0
+  { dpkg-query -W -f '${Depends}\n' clang 2>/dev/null || apt-cache depends clang 2>/dev/null; } |
+    sed -n 's/.*\<clang-\([0-9][0-9]*\)\>.*/libclang-rt-\1-dev/p' | head -n 1
+}
+
+wanted=$(missing $required $(clang_runtime))
+wished=$([ -z "$optional" ] || missing $optional)
+if [ -z "$wanted" ] && { [ -z "$wished" ] || [ -z "$(offered $wished)" ]; }; then
+  exit 0
+fi
+
+sudo=""
+if [ "$(id -u)" != 0 ]; then
+  sudo=sudo
+  if ! command -v sudo >/dev/null; then
+    echo "setup.sh: missing, and neither root nor sudo here to install it:" $wanted $wished >&2
+    exit 1
+  fi
+fi
+apt_get() {
+  $sudo env DEBIAN_FRONTEND=noninteractive apt-get -q -o Dpkg::Use-Pty=0 "$@"
+}
+
+echo "setup.sh: some packages are missing; asking apt${sudo:+ (with sudo)}"
+apt_get update
+wanted=$(missing $required $(clang_runtime))
+available=$(offered $wanted $wished)
+unknown=$(comm -23 <(printf '%s\n' $wanted) <(echo "$available"))
+if [ -n "$unknown" ]; then
+  echo "setup.sh: this distribution does not offer:" $unknown >&2
+  exit 1
+fi
+left_out=$(comm -23 <(printf '%s\n' $wished) <(echo "$available"))
+[ -z "$left_out" ] || echo "setup.sh: not offered here, done without:" $left_out
+echo "setup.sh: installing" $available
+apt_get install -y --no-install-recommends $available

@@ -1,0 +1,37 @@
+#!/usr/bin/env bash
+# All of `make test`: builds and tests every preset that counts, goes on after a failure, sums up.
+# JOBS: compile jobs. TEST_JOBS: tests at once. PRESETS: a shorter list while working.
+set -u
+cd "$(dirname "$0")/.."
+jobs=${JOBS:-$(nproc)}
+test_jobs=${TEST_JOBS:-2}
+presets=${PRESETS:-release asan tsan clang fuzz}
+results=build/test-results
+rm -rf "$results"
+mkdir -p "$results"
+failed=()
+started=$SECONDS
+
+# The thread sanitizer of gcc 12 cannot live with the widest address space randomisation.
+prefix_for() {
+  if [ "$1" = tsan ] && setarch -R true 2>/dev/null; then echo "setarch -R"; fi
+}
+
+for preset in $presets; do
+  echo "=== $preset"
+  prefix=$(prefix_for "$preset")
+  if ! cmake --preset "$preset" || ! $prefix cmake --build --preset "$preset" -j "$jobs"; then
+    failed+=(--failed-step "build $preset")
+    continue
+  fi
+  [ "$preset" != clang ] || continue  # one plain clang build: that it compiles is the test
+  $prefix ctest --preset "$preset" -j "$test_jobs" --output-junit "$PWD/$results/$preset.xml" \
+    --test-output-size-passed 65536 --test-output-size-failed 262144
+  case $? in
+    0 | 8) ;;  # 8: tests failed, and the results say which
+    *) failed+=(--failed-step "test run $preset") ;;
+  esac
+done
+
+echo "=== summary ($((SECONDS - started)) s)"
+python3 scripts/summarise_tests.py "$results" "${failed[@]}"

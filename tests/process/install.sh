@@ -1,0 +1,15 @@
+#!/usr/bin/env bash
+# An installed Lockstep serves a stranger's project: find_package, build, run.
+# ctest: TIMEOUT 300
+# builds: release
+set -eu
+work=$(mktemp -d)
+trap 'rm -rf "$work"' EXIT
+here=$(cd "$(dirname "$0")" && pwd)
+
+cmake --install "$LOCKSTEP_BUILD_DIR" --prefix "$work/prefix" >"$work/install.log"
+"$work/prefix/bin/lockstep" --version
+
+cmake -S "$here/consumer" -B "$work/build" -DCMAKE_PREFIX_PATH="$work/prefix" >"$work/configure.log"
+cmake --build "$work/build"
+[ "$("$work/build/consumer")" = "peer lost: rank 3 is gone" ]
