@@ -1,0 +1,209 @@
+#include "lockstep/comm/local_group.h"
+
+#include <fmt/format.h>
+#include <sched.h>
+
+#include <map>
+#include <mutex>
+#include <thread>
+
+#include "lockstep/comm/mesh_transport.h"
+#include "lockstep/comm/ring_stream.h"
+#include "lockstep/comm/shared_space.h"
+
+namespace lockstep {
+namespace {
+
+int available_cores() {
+  cpu_set_t set;
+  if (::sched_getaffinity(0, sizeof set, &set) != 0) return 1;
+  return CPU_COUNT(&set);
+}
+
+// One latch for all: threads of a process fail together, and nobody has to be told.
+class LocalSupervisor final : public Supervisor {
+ public:
+  FailureLatch& latch() override { return latch_; }
+  [[noreturn]] void fail(const Error& seen) override {
+    latch_.trip(seen);
+    throw *latch_.error();
+  }
+  void abort(const std::string& reason) override {
+    latch_.trip(Error(ErrorCode::kAborted, reason));
+  }
+
+ private:
+  FailureLatch latch_;
+};
+
+// Counts the operations of a rank and makes the chosen ones go wrong.
+class FaultPlan {
+ public:
+  explicit FaultPlan(const LocalFaults& faults) : faults_(faults) {}
+
+  // Called before an operation that would move bytes; true if what it writes shall be lost.
+  bool next() {
+    const std::size_t index = count_.fetch_add(1);
+    if (faults_.fail_at == index) throw Error(ErrorCode::kIo, "injected failure");
+    if (faults_.delay_at == index) std::this_thread::sleep_for(faults_.delay);
+    return faults_.drop_at && index >= *faults_.drop_at;
+  }
+
+ private:
+  const LocalFaults faults_;
+  std::atomic<std::size_t> count_{0};
+};
+
+class FaultyStream final : public Stream {
+ public:
+  FaultyStream(std::unique_ptr<Stream> inner, std::shared_ptr<FaultPlan> plan)
+      : inner_(std::move(inner)), plan_(std::move(plan)) {}
+
+  std::size_t write_some(std::span<const std::byte> head,
+                         std::span<const std::byte> body) override {
+    if (plan_->next()) return head.size() + body.size();
+    return inner_->write_some(head, body);
+  }
+  std::size_t read_some(std::span<std::byte> head, std::span<std::byte> body) override {
+    const std::size_t moved = inner_->read_some(head, body);
+    if (moved > 0) plan_->next();
+    return moved;
+  }
+  bool prepare_wait(Direction direction, std::vector<pollfd>& fds) override {
+    return inner_->prepare_wait(direction, fds);
+  }
+  void finish_wait(Direction direction) override { inner_->finish_wait(direction); }
+
+ private:
+  const std::unique_ptr<Stream> inner_;
+  const std::shared_ptr<FaultPlan> plan_;
+};
+
+// All of the process's memory is shared, so an address is its own published number.
+class LocalSpace final : public SharedSpace {
+ public:
+  explicit LocalSpace(int world_size) {
+    for (int r = 0; r < world_size; ++r) boards_.push_back(std::make_unique<Board>());
+  }
+  Board& board(int rank) override { return *boards_[static_cast<std::size_t>(rank)]; }
+  std::optional<std::uint64_t> publish(const std::byte* data, std::size_t) const override {
+    return reinterpret_cast<std::uint64_t>(data);
+  }
+  std::byte* locate(int, std::uint64_t published) const override {
+    return reinterpret_cast<std::byte*>(published);
+  }
+  Buffer allocate(std::size_t bytes) override { return Buffer::heap(bytes); }
+
+ private:
+  std::vector<std::unique_ptr<Board>> boards_;
+};
+
+// What the ranks of a group, and of the groups split from it, have in common.
+struct Group {
+  explicit Group(int n) : world_size(n), space(n) {}
+
+  const int world_size;
+  std::shared_ptr<LocalSupervisor> supervisor;
+  std::vector<std::shared_ptr<FaultPlan>> faults;  // per rank; null: none
+  bool shared_memory = true;
+  LocalSpace space;
+
+  std::mutex mutex;
+  // guarded by mutex: the end of (low, high) that `side` has not fetched yet
+  struct Pair {
+    std::shared_ptr<RingPair> memory;
+    RingBells bells[2];
+  };
+  std::map<std::pair<int, int>, Pair> pairs;
+  std::map<std::pair<std::uint32_t, std::vector<int>>, std::shared_ptr<Group>> children;
+
+  std::unique_ptr<Stream> connect(int from, int to) {
+    const std::lock_guard lock(mutex);
+    Pair& pair = pairs[{std::min(from, to), std::max(from, to)}];
+    if (pair.memory == nullptr) {
+      pair.memory = std::make_shared<RingPair>();
+      pair.bells[0] = make_ring_bells();
+      pair.bells[1] = make_ring_bells();
+    }
+    const int side = from < to ? 0 : 1;
+    auto stream = std::make_unique<RingStream>(pair.memory, side, duplicate(pair.bells[side]),
+                                               duplicate(pair.bells[1 - side]));
+    const std::shared_ptr<FaultPlan>& plan = faults[static_cast<std::size_t>(from)];
+    if (plan == nullptr) return stream;
+    return std::make_unique<FaultyStream>(std::move(stream), plan);
+  }
+
+  std::shared_ptr<Group> child(const std::vector<int>& members, std::uint32_t channel) {
+    const std::lock_guard lock(mutex);
+    std::shared_ptr<Group>& made = children[{channel, members}];
+    if (made == nullptr) {
+      made = std::make_shared<Group>(static_cast<int>(members.size()));
+      made->supervisor = supervisor;
+      made->shared_memory = shared_memory;
+      for (const int member : members) {
+        made->faults.push_back(faults[static_cast<std::size_t>(member)]);
+      }
+    }
+    return made;
+  }
+};
+
+class LocalLinks final : public Links {
+ public:
+  LocalLinks(std::shared_ptr<Group> group, int rank)
+      : group_(std::move(group)),
+        rank_(rank),
+        streams_(static_cast<std::size_t>(group_->world_size)),
+        oversubscribed_(group_->world_size > available_cores()) {}
+
+  Stream& to(int peer, Deadline) override {
+    const std::lock_guard lock(mutex_);
+    std::unique_ptr<Stream>& stream = streams_[static_cast<std::size_t>(peer)];
+    if (stream == nullptr) stream = group_->connect(rank_, peer);
+    return *stream;
+  }
+  std::string name_of(int rank) const override { return fmt::format("rank {} (thread)", rank); }
+  Supervisor& supervisor() override { return *group_->supervisor; }
+  SharedSpace* shared_space() override {
+    return group_->shared_memory ? &group_->space : nullptr;
+  }
+  bool oversubscribed() const override { return oversubscribed_; }
+  std::unique_ptr<Links> split(const std::vector<int>& members, int rank,
+                               std::uint32_t channel) override {
+    return std::make_unique<LocalLinks>(group_->child(members, channel), rank);
+  }
+
+ private:
+  const std::shared_ptr<Group> group_;
+  const int rank_;
+  std::mutex mutex_;
+  std::vector<std::unique_ptr<Stream>> streams_;  // guarded by mutex_
+  const bool oversubscribed_;
+};
+
+}  // namespace
+
+std::vector<std::unique_ptr<Transport>> make_local_group(int world_size,
+                                                         const LocalOptions& options) {
+  if (world_size < 1) {
+    throw Error(ErrorCode::kInvalidWorldSize,
+                fmt::format("a group needs at least one rank, not {}", world_size));
+  }
+  auto group = std::make_shared<Group>(world_size);
+  group->supervisor = std::make_shared<LocalSupervisor>();
+  group->shared_memory = options.shared_memory;
+  std::vector<std::unique_ptr<Transport>> transports;
+  for (int r = 0; r < world_size; ++r) {
+    const auto index = static_cast<std::size_t>(r);
+    group->faults.push_back(index < options.faults.size()
+                                ? std::make_shared<FaultPlan>(options.faults[index])
+                                : nullptr);
+  }
+  for (int r = 0; r < world_size; ++r) {
+    transports.push_back(std::make_unique<MeshTransport>(
+        r, world_size, 0, 0, std::make_unique<LocalLinks>(group, r)));
+  }
+  return transports;
+}
+
+}  // namespace lockstep
