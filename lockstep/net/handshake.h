@@ -37,6 +37,7 @@ struct Identity {
 };
 
 inline constexpr std::size_t kMaxJobName = 255;
+inline constexpr std::size_t kMaxHandshakeBody = 8192;  // of any of its messages
 
 struct PeerIdentity {
   MemberId id{};
