@@ -22,7 +22,8 @@ class FailureLatch {
   std::optional<Error> error() const;
   // Throws the error if there is one.
   void check() const {
-    if (tripped()) [[unlikely]] rethrow();
+    if (tripped()) [[unlikely]]
+      rethrow();
   }
   // Readable from the moment the latch trips, for poll(). Never read it.
   int fd() const { return event_.get(); }

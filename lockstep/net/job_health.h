@@ -1,0 +1,85 @@
+#pragma once
+
+#include <optional>
+#include <string>
+#include <vector>
+
+#include "lockstep/base/deadline.h"
+#include "lockstep/base/error.h"
+#include "lockstep/net/control_messages.h"
+#include "lockstep/net/supervisor.h"
+
+namespace lockstep {
+
+// Finds the one cause of a job's failure from what the centre hears. Events and the time go in, a
+// verdict comes out; no I/O. The first cause wins and later events change nothing.
+//
+// The hard part is the cascade: when a rank fails it closes its connections, and its neighbours
+// report *it*. So a report that accuses another rank waits a short grace for better evidence: that
+// a rank died, or that the accused itself accuses somebody else.
+class JobHealth {
+ public:
+  using Clock = Deadline::Clock;
+  using Time = Clock::time_point;
+
+  // `names[r]` is how messages call rank r. Silence for `timeout` means dead.
+  JobHealth(std::vector<std::string> names, Clock::duration timeout, Time now);
+
+  void heartbeat(int rank, std::vector<Progress> progress, Time now);
+  void report(int rank, const Report& report, Time now);
+  // It leaves in good order; its closing is no death.
+  void goodbye(int rank, std::vector<Progress> progress, Time now);
+  void closed(int rank, Time now);
+  // To be called at wake_at() at the latest, after all events that happened before.
+  void tick(Time now);
+  // Decides now what is still open: the centre leaves.
+  void settle();
+
+  Time wake_at() const;
+  // Whether every rank is to be asked for its progress; true once for each request.
+  bool take_ping();
+  const std::optional<Error>& verdict() const { return verdict_; }
+
+ private:
+  struct RankState {
+    std::string name;
+    Time last_heard;
+    bool departed = false;
+    std::vector<Progress> progress;
+    std::optional<Error> suspicion;  // whom it accused first
+  };
+  struct Overdue {  // a collective's deadline passed at a rank
+    int reporter;
+    Error error;
+    Time asked;
+    Time until;
+  };
+
+  void decide(ErrorCode code, std::string message, int rank);
+  void hear(int rank, std::vector<Progress> progress, Time now);
+  void check_mismatch(int rank);
+  void check_departed();
+  void suspect(int reporter, const Error& error, Time now);
+  void resolve_suspicion();
+  void resolve_overdue();
+  bool name_absent(int reporter, const Progress& at, const Error& error);
+  const Progress* find_progress(int rank, std::uint32_t channel) const;
+  bool valid(int rank) const { return rank >= 0 && rank < static_cast<int>(ranks_.size()); }
+  std::string seen_by(int reporter, const Error& error) const;
+
+  const Clock::duration timeout_;
+  std::vector<RankState> ranks_;
+  Time last_tick_;
+  std::vector<int> accusers_;  // in the order of their reports
+  Time grace_ends_{};
+  std::optional<Overdue> overdue_;
+  bool ping_ = false;
+  std::optional<Error> verdict_;
+};
+
+// "200ms", "30s"
+std::string format_duration(Deadline::Clock::duration duration);
+// The same words on the rank that aborts and on all that hear of it.
+Error aborted_error(const std::string& name, int rank, std::string_view reason);
+
+}  // namespace lockstep
