@@ -67,6 +67,7 @@ BoardSync::BoardSync(Transport& transport, SharedSpace& space, bool oversubscrib
 
 void BoardSync::begin(const MeshFrame& stamp, Deadline deadline) {
   transport_.supervisor().latch().check();
+  space_.connect(deadline);
   stamp_ = stamp;
   digest_ = digest_of(stamp);
   deadline_ = deadline;

@@ -1,24 +1,18 @@
 #include "lockstep/comm/local_group.h"
 
 #include <fmt/format.h>
-#include <sched.h>
 
 #include <map>
 #include <mutex>
 #include <thread>
 
+#include "lockstep/base/cores.h"
 #include "lockstep/comm/mesh_transport.h"
 #include "lockstep/comm/ring_stream.h"
 #include "lockstep/comm/shared_space.h"
 
 namespace lockstep {
 namespace {
-
-int available_cores() {
-  cpu_set_t set;
-  if (::sched_getaffinity(0, sizeof set, &set) != 0) return 1;
-  return CPU_COUNT(&set);
-}
 
 // One latch for all: threads of a process fail together, and nobody has to be told.
 class LocalSupervisor final : public Supervisor {
@@ -85,6 +79,7 @@ class LocalSpace final : public SharedSpace {
   explicit LocalSpace(int world_size) {
     for (int r = 0; r < world_size; ++r) boards_.push_back(std::make_unique<Board>());
   }
+  void connect(Deadline) override {}
   Board& board(int rank) override { return *boards_[static_cast<std::size_t>(rank)]; }
   std::optional<std::uint64_t> publish(const std::byte* data, std::size_t) const override {
     return reinterpret_cast<std::uint64_t>(data);

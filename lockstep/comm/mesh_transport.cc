@@ -1,7 +1,6 @@
 #include "lockstep/comm/mesh_transport.h"
 
 #include <fmt/format.h>
-#include <fmt/ranges.h>
 #include <sched.h>
 
 #include <algorithm>
@@ -198,18 +197,18 @@ void MeshTransport::wait(std::span<Active> active, Deadline deadline) {
 }
 
 void MeshTransport::fail_timeout(std::span<Active> active, const MeshFrame& stamp) {
-  std::vector<std::string> names;
+  std::string awaited;
   int first = -1;
   for (const Active& a : active) {
     if (a.complete() || !a.open()) continue;
-    std::string name = fmt::format("{} {}", a.receiving() ? "data from" : "room at",
-                                   name_of(a.transfer->peer));
-    if (std::find(names.begin(), names.end(), name) == names.end()) names.push_back(name);
     if (first < 0) first = a.transfer->peer;
+    if (!awaited.empty()) awaited += ", ";
+    awaited += a.receiving() ? "data from " : "room at ";
+    awaited += name_of(a.transfer->peer);
   }
   supervisor().fail(Error(ErrorCode::kTimeout,
                           fmt::format("{}: {} waited in vain for {}", describe(stamp),
-                                      name_of(rank_), fmt::join(names, ", ")),
+                                      name_of(rank_), awaited),
                           first));
 }
 

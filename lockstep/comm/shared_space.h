@@ -5,6 +5,7 @@
 #include <cstdint>
 #include <optional>
 
+#include "lockstep/base/deadline.h"
 #include "lockstep/comm/buffer.h"
 #include "lockstep/wire/mesh_frame.h"
 
@@ -43,6 +44,8 @@ class SharedSpace {
  public:
   virtual ~SharedSpace() = default;
 
+  // Opens what is not open yet; called before boards of others are used.
+  virtual void connect(Deadline deadline) = 0;
   virtual Board& board(int rank) = 0;
   // A number by which the other ranks find [data, data + bytes), or nothing if they cannot see it.
   virtual std::optional<std::uint64_t> publish(const std::byte* data, std::size_t bytes) const = 0;
