@@ -2,6 +2,9 @@
 
 #include <fmt/format.h>
 
+#include <algorithm>
+#include <functional>
+
 namespace lockstep {
 namespace {
 
@@ -15,37 +18,34 @@ class WordHash {
   std::uint64_t value_ = 0xcbf29ce484222325ULL;
 };
 
-std::uint64_t shape_of(const Call& call) {
-  switch (call.collective) {
-    case Collective::kBroadcast:
-    case Collective::kReduce:
-    case Collective::kGather:
-    case Collective::kScatter: {
-      if (call.counts.empty()) return static_cast<std::uint64_t>(call.root);
-      break;
-    }
-    default: break;
-  }
-  // All-to-all counts differ from rank to rank by design.
-  if (call.collective == Collective::kAllToAll) return 0;
-  if (call.counts.empty() && call.owners.empty()) return 0;
-  WordHash hash;
-  hash.add(static_cast<std::uint64_t>(call.root));
-  for (const std::size_t count : call.counts) hash.add(count);
-  for (const int owner : call.owners) hash.add(static_cast<std::uint64_t>(owner));
-  return hash.value();
+// MeshFrame::shape is the root, 16 bits, then a hash of what is uneven.
+constexpr int kHashBits = 48;
+constexpr std::uint64_t kHashMask = (std::uint64_t{1} << kHashBits) - 1;
+
+bool has_root(Collective collective) {
+  return collective == Collective::kBroadcast || collective == Collective::kReduce ||
+         collective == Collective::kGather || collective == Collective::kScatter;
 }
 
-// The number of elements as every rank must see it.
+bool all_equal(const std::vector<std::size_t>& counts) {
+  return std::adjacent_find(counts.begin(), counts.end(), std::not_equal_to<>()) == counts.end();
+}
+
+std::uint64_t shape_of(const Call& call) {
+  const std::uint64_t root =
+      has_root(call.collective) ? static_cast<std::uint64_t>(call.root) << kHashBits : 0;
+  // All-to-all counts differ from rank to rank by design.
+  if (call.collective == Collective::kAllToAll) return 0;
+  if (all_equal(call.counts) && call.owners.empty()) return root;
+  WordHash hash;
+  for (const std::size_t count : call.counts) hash.add(count);
+  for (const int owner : call.owners) hash.add(static_cast<std::uint64_t>(owner));
+  return root | (hash.value() & kHashMask);
+}
+
+// The number of elements as every rank must see it; of all-to-all, the messages' sizes tell.
 std::uint64_t count_of(const Call& call) {
-  switch (call.collective) {
-    case Collective::kReduceScatter:
-    case Collective::kReduce: return call.in.count();
-    case Collective::kGather:
-    case Collective::kScatter:
-    case Collective::kAllToAll: return 0;  // differ from rank to rank; the messages' sizes tell
-    default: return call.out.count();
-  }
+  return call.collective == Collective::kAllToAll ? 0 : call.total;
 }
 
 }  // namespace
@@ -97,10 +97,9 @@ std::string describe(const MeshFrame& stamp) {
     default:
       text += fmt::format(" {}", to_string(static_cast<DataType>(stamp.type)));
       if (stamp.count > 0) text += fmt::format(" x {}", stamp.count);
-      if (stamp.shape > 0xffffffffULL) {
-        text += fmt::format(", shape {:016x}", stamp.shape);
-      } else if (stamp.shape > 0) {
-        text += fmt::format(", root {}", stamp.shape);
+      if (has_root(collective)) text += fmt::format(", root {}", stamp.shape >> kHashBits);
+      if ((stamp.shape & kHashMask) != 0) {
+        text += fmt::format(", shape {:012x}", stamp.shape & kHashMask);
       }
       text += fmt::format(" ({})", to_string(static_cast<Algorithm>(stamp.algorithm)));
   }

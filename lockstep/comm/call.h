@@ -62,7 +62,7 @@ struct Call {
   CallOptions options;
 };
 
-// What all ranks must agree on, as a frame without payload.
+// What all ranks must agree on, as a frame without payload; of a completed call (calls.h).
 MeshFrame stamp_of(const Call& call);
 // "all_reduce sum f32 x 1000 (direct), step 3, bucket 2"
 std::string describe(const MeshFrame& stamp);

@@ -230,7 +230,7 @@ Outcome run_alone(const Call& call) {
   if (!call.owners.empty()) {
     // One rank owns every lane, so its one partial is the sum.
     std::memmove(call.out.data(), call.partials[0].data(), call.out.bytes());
-    if (call.op == ReduceOp::kMean) {
+    if (call.op == ReduceOp::kMean && call.owners.size() > 1) {
       finish_mean(call.out.type(), call.out.data(), call.out.count(),
                   static_cast<int>(call.owners.size()));
     }

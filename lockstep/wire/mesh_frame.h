@@ -20,7 +20,7 @@ struct MeshFrame {
   std::uint32_t channel = 0;   // communicator within the generation
   std::uint64_t sequence = 0;  // n-th collective of the channel
   std::uint64_t count = 0;     // elements, as called
-  std::uint64_t shape = 0;     // root, or a hash of uneven counts or of lane ownership
+  std::uint64_t shape = 0;     // root, and a hash of uneven counts or of lane ownership
   std::uint32_t step = 0;
   std::uint32_t bucket = 0;
   std::uint32_t part = 0;      // n-th message of the collective on this link; not compared with the caller's
