@@ -181,12 +181,14 @@ std::vector<SocketAddress> resolve(const HostPort& where, Deadline deadline) {
   }).detach();
 
   std::unique_lock lock(shared->mutex);
-  if (!shared->finished.wait_until(lock, deadline.time(), [&] { return shared->lookup.has_value(); })) {
+  if (!shared->finished.wait_until(lock, deadline.time(),
+                                   [&] { return shared->lookup.has_value(); })) {
     throw Error(ErrorCode::kTimeout, fmt::format("looking up the name {}", where.host));
   }
   if (shared->lookup->status != 0) {
-    throw Error(ErrorCode::kNoConnection, fmt::format("the name {} cannot be resolved: {}", where.host,
-                                                      ::gai_strerror(shared->lookup->status)));
+    throw Error(ErrorCode::kNoConnection,
+                fmt::format("the name {} cannot be resolved: {}", where.host,
+                            ::gai_strerror(shared->lookup->status)));
   }
   return std::move(shared->lookup->addresses);
 }

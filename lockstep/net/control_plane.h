@@ -35,7 +35,7 @@ class ControlPlane final : public Supervisor {
   ControlPlane(const ControlPlane&) = delete;
   ControlPlane& operator=(const ControlPlane&) = delete;
 
-  // Hands over the link on which this rank has joined. Once.
+  // Hands over the link on which this rank has joined. Once, before other threads use this.
   void attach(Link link, const MemberOptions& options);
 
   FailureLatch& latch() override { return latch_; }
@@ -43,13 +43,15 @@ class ControlPlane final : public Supervisor {
   [[noreturn]] void fail(const Error& seen) override;
   void abort(const std::string& reason) override;
 
-  // Called from the control thread; it must not block. When set_progress_source({}) has returned,
-  // the old source is not running and will not be called again.
+  // Called from the control thread; it must not block. A new source replaces the old one, which is
+  // asked a last time: when set_progress_source({}) has returned it will not be called again, and
+  // what it said then stands as this rank's progress.
   void set_progress_source(ProgressSource source);
 
  private:
   FailureLatch latch_;
-  std::unique_ptr<ControlLoop> loop_;  // null while alone
+  std::unique_ptr<const MemberOptions> member_;  // constant once attached
+  std::unique_ptr<ControlLoop> loop_;            // null while alone
 };
 
 }  // namespace lockstep

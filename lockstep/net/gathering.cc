@@ -1,12 +1,12 @@
 #include "lockstep/net/gathering.h"
 
 #include <fmt/format.h>
-#include <fmt/ranges.h>
 
 #include <algorithm>
 #include <utility>
 
 #include "lockstep/base/check.h"
+#include "lockstep/net/text.h"
 
 namespace lockstep {
 
@@ -40,10 +40,11 @@ std::optional<Error> Gathering::add(const Card& card, Time gives_up) {
   const auto [entry, added] = present_.try_emplace(card.rank, card);
   if (!added) {
     const Card& other = entry->second;
-    return Error(ErrorCode::kInvalidRank,
-                 fmt::format("rank {} was started twice: on {}, pid {}, and on {}, pid {}", card.rank,
-                             other.host.hostname, other.pid, card.host.hostname, card.pid),
-                 card.rank);
+    return Error(
+        ErrorCode::kInvalidRank,
+        fmt::format("rank {} was started twice: on {}, pid {}, and on {}, pid {}", card.rank,
+                    other.host.hostname, other.pid, card.host.hostname, card.pid),
+        card.rank);
   }
   went_away_.erase(card.rank);
   deadline_ = std::min(deadline_, gives_up);
@@ -72,8 +73,9 @@ Error Gathering::missing() const {
     if (present_.contains(rank)) continue;
     if (first < 0) first = rank;
     const auto gone = went_away_.find(rank);
-    names.push_back(gone == went_away_.end() ? fmt::format("rank {}", rank)
-                                             : fmt::format("{}, which came and went", gone->second));
+    names.push_back(gone == went_away_.end()
+                        ? fmt::format("rank {}", rank)
+                        : fmt::format("{}, which came and went", gone->second));
   }
   const std::size_t missing = names.size();
   if (missing > kNamed) {
@@ -82,7 +84,7 @@ Error Gathering::missing() const {
   }
   return Error(ErrorCode::kTimeout,
                fmt::format("{} of {} ranks did not come to the rendezvous in time: {}", missing,
-                           world_size_, fmt::join(names, ", ")),
+                           world_size_, list_of(names, ", ")),
                first);
 }
 

@@ -1,7 +1,6 @@
 #include "lockstep/net/interface.h"
 
 #include <fmt/format.h>
-#include <fmt/ranges.h>
 #include <ifaddrs.h>
 #include <net/if.h>
 
@@ -14,6 +13,7 @@
 
 #include "lockstep/base/descriptor.h"
 #include "lockstep/base/error.h"
+#include "lockstep/net/text.h"
 
 namespace lockstep {
 namespace {
@@ -52,8 +52,8 @@ SocketAddress local_address_toward(const SocketAddress& peer) {
   // Connecting a UDP socket only asks the routing table. Port 0 is no destination.
   const SocketAddress target = peer.port() == 0 ? peer.with_port(9) : peer;
   if (::connect(probe.get(), target.data(), target.size()) != 0) {
-    throw Error(ErrorCode::kNoConnection,
-                fmt::format("no route to {}: {}", peer.host(), std::generic_category().message(errno)));
+    throw Error(ErrorCode::kNoConnection, fmt::format("no route to {}: {}", peer.host(),
+                                                      std::generic_category().message(errno)));
   }
   sockaddr_storage storage{};
   socklen_t size = sizeof(storage);
@@ -76,15 +76,16 @@ SocketAddress interface_address(const std::string& interface, int family) {
   if (other_family) return *other_family;
   throw Error(ErrorCode::kInvalidArgument,
               fmt::format("no interface {} with an address; there are: {}", interface,
-                          fmt::join(there_are, ", ")));
+                          list_of(there_are, ", ")));
 }
 
 void require_token_for(const SocketAddress& address, const std::string& token) {
   if (!token.empty() || address.is_loopback()) return;
-  throw Error(ErrorCode::kAuthentication,
-              fmt::format("{} can be reached from other hosts, so the job needs a token: give every "
-                          "rank the same one (--token-file FILE), or stay on 127.0.0.1",
-                          address.is_any() ? "a socket on all interfaces" : address.host()));
+  throw Error(
+      ErrorCode::kAuthentication,
+      fmt::format("{} can be reached from other hosts, so the job needs a token: give every "
+                  "rank the same one (--token-file FILE), or stay on 127.0.0.1",
+                  address.is_any() ? "a socket on all interfaces" : address.host()));
 }
 
 }  // namespace lockstep

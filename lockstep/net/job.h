@@ -21,6 +21,7 @@ struct JobOptions {
   std::uint16_t master_port = 0;
   bool served_elsewhere = false;
 
+  std::string version;  // of the program; all ranks must say the same
   std::string job = "lockstep";
   std::uint32_t generation = 0;
   std::string token;      // empty: loopback only

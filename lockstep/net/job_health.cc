@@ -1,11 +1,12 @@
 #include "lockstep/net/job_health.h"
 
 #include <fmt/format.h>
-#include <fmt/ranges.h>
 
 #include <algorithm>
 #include <limits>
 #include <utility>
+
+#include "lockstep/net/text.h"
 
 namespace lockstep {
 namespace {
@@ -27,11 +28,6 @@ std::string describe(const Progress& progress) {
 }
 
 }  // namespace
-
-std::string format_duration(Deadline::Clock::duration duration) {
-  const auto count = std::chrono::duration_cast<milliseconds>(duration).count();
-  return count % 1000 == 0 ? fmt::format("{}s", count / 1000) : fmt::format("{}ms", count);
-}
 
 Error aborted_error(const std::string& name, int rank, std::string_view reason) {
   return Error(ErrorCode::kAborted, fmt::format("{} aborted: {}", name, reason), rank);
@@ -218,7 +214,7 @@ bool JobHealth::name_absent(int reporter, const Progress& at, const Error& error
     names.push_back(ranks_[rank].name + (ranks_[rank].departed ? ", which has left the job," : ""));
   }
   decide(ErrorCode::kTimeout,
-         fmt::format("{} {} not entered {}; last seen {}", fmt::join(names, ", "),
+         fmt::format("{} {} not entered {}; last seen {}", list_of(names, ", "),
                      absent.size() == 1 ? "has" : "have", describe(at),
                      lowest == 0 ? "before the first" : fmt::format("after collective {}", lowest)),
          absent.front());

@@ -77,8 +77,6 @@ class JobHealth {
   std::optional<Error> verdict_;
 };
 
-// "200ms", "30s"
-std::string format_duration(Deadline::Clock::duration duration);
 // The same words on the rank that aborts and on all that hear of it.
 Error aborted_error(const std::string& name, int rank, std::string_view reason);
 

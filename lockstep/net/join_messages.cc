@@ -49,8 +49,8 @@ std::string name_of(const CentreCard& centre) {
 
 std::vector<std::byte> encode(const Join& join) {
   ByteWriter writer;
-  writer.u32(static_cast<std::uint32_t>(
-      std::clamp<std::int64_t>(join.patience.count(), 0, UINT32_MAX)));
+  writer.u32(
+      static_cast<std::uint32_t>(std::clamp<std::int64_t>(join.patience.count(), 0, UINT32_MAX)));
   write_card(writer, join.card);
   return std::move(writer).take();
 }

@@ -85,8 +85,8 @@ Message Link::receive(Deadline deadline) {
   while (true) {
     if (auto message = next()) return std::move(*message);
     if (failure_) throw Error(*failure_);
-    wait_for(socket_.fd(), POLLIN, deadline, nullptr,
-             fmt::format("waiting for {}", socket_.peer()), socket_.peer_rank());
+    wait_for(socket_.fd(), POLLIN, deadline, nullptr, fmt::format("waiting for {}", socket_.peer()),
+             socket_.peer_rank());
     pump();
   }
 }

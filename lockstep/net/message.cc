@@ -47,8 +47,7 @@ MessageHeader parse_header(std::span<const std::byte, kMessageHeaderBytes> bytes
   const std::uint8_t zero = reader.u8();
   const std::uint32_t length = reader.u32();
   if (magic != kMessageMagic) {
-    throw Error(ErrorCode::kUnexpectedMessage,
-                fmt::format("{} does not speak our protocol", peer));
+    throw Error(ErrorCode::kUnexpectedMessage, fmt::format("{} does not speak our protocol", peer));
   }
   if (version != kProtocolVersion) {
     throw Error(ErrorCode::kVersionMismatch,

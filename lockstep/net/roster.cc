@@ -1,9 +1,9 @@
 #include "lockstep/net/roster.h"
 
 #include <fmt/format.h>
-#include <fmt/ranges.h>
 
 #include "lockstep/base/error.h"
+#include "lockstep/net/text.h"
 
 namespace lockstep {
 
@@ -33,9 +33,10 @@ std::string fingerprint_warning(const Roster& roster) {
     }
   }
   if (others.empty()) return {};
-  return fmt::format("ranks run on different platforms, so bits may differ between world sizes: "
-                     "{}: {}; {}",
-                     name_of(roster.front()), roster.front().fingerprint, fmt::join(others, "; "));
+  return fmt::format(
+      "ranks run on different platforms, so bits may differ between world sizes: "
+      "{}: {}; {}",
+      name_of(roster.front()), roster.front().fingerprint, list_of(others, "; "));
 }
 
 }  // namespace lockstep

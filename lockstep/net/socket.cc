@@ -14,9 +14,7 @@ namespace {
 
 using std::chrono::milliseconds;
 
-std::string error_text(int error_number) {
-  return std::generic_category().message(error_number);
-}
+std::string error_text(int error_number) { return std::generic_category().message(error_number); }
 
 bool is_closed(int error_number) {
   return error_number == ECONNRESET || error_number == EPIPE || error_number == ENOTCONN;
@@ -41,7 +39,8 @@ bool is_unreachable(int error_number) {
 
 [[noreturn]] void throw_unreachable(const SocketAddress& address, int error_number) {
   const ErrorCode code = is_unreachable(error_number) ? ErrorCode::kNoConnection : ErrorCode::kIo;
-  throw Error(code, fmt::format("connecting to {}: {}", to_string(address), error_text(error_number)));
+  throw Error(code,
+              fmt::format("connecting to {}: {}", to_string(address), error_text(error_number)));
 }
 
 [[noreturn]] void throw_transfer(const Socket& socket, std::string_view verb, int error_number) {
@@ -52,7 +51,8 @@ bool is_unreachable(int error_number) {
   }
   if (error_number == ETIMEDOUT) {  // keepalive or TCP_USER_TIMEOUT gave up
     throw Error(ErrorCode::kPeerLost,
-                fmt::format("{} {}: it no longer answers", verb, socket.peer()), socket.peer_rank());
+                fmt::format("{} {}: it no longer answers", verb, socket.peer()),
+                socket.peer_rank());
   }
   throw_io(fmt::format("{} {}", verb, socket.peer()), error_number, socket.peer_rank());
 }
@@ -235,7 +235,8 @@ Socket connect_with_retry(const HostPort& where, Deadline deadline, const Failur
           return connect_tcp(address, earlier(deadline, Deadline::after(kOneAttempt)), latch);
         } catch (const Error& error) {
           if (latch != nullptr) latch->check();
-          if (error.code() != ErrorCode::kNoConnection && error.code() != ErrorCode::kTimeout) throw;
+          if (error.code() != ErrorCode::kNoConnection && error.code() != ErrorCode::kTimeout)
+            throw;
           cause = error.message();
         }
       }
@@ -264,8 +265,8 @@ void tune_tcp(const Socket& socket, Deadline::Clock::duration timeout) {
   set_option(fd, IPPROTO_TCP, TCP_USER_TIMEOUT, static_cast<int>(limit.count()),
              "setting TCP_USER_TIMEOUT");
   // Probes find a silent peer that we send nothing to; whole seconds is what the system offers.
-  const int interval = static_cast<int>(
-      std::max<std::int64_t>(1, std::chrono::duration_cast<std::chrono::seconds>(limit).count() / 4));
+  const int interval = static_cast<int>(std::max<std::int64_t>(
+      1, std::chrono::duration_cast<std::chrono::seconds>(limit).count() / 4));
   set_option(fd, IPPROTO_TCP, TCP_KEEPIDLE, interval, "setting TCP_KEEPIDLE");
   set_option(fd, IPPROTO_TCP, TCP_KEEPINTVL, interval, "setting TCP_KEEPINTVL");
   set_option(fd, IPPROTO_TCP, TCP_KEEPCNT, 4, "setting TCP_KEEPCNT");
