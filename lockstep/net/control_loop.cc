@@ -92,13 +92,17 @@ void ControlLoop::run() noexcept {
 }
 
 bool ControlLoop::take_orders() {
-  const std::lock_guard lock(mutex_);
-  if (joining_) member_ = std::move(joining_);
-  if (member_) {
-    for (const Error& error : reports_) member_->report(error);
-    reports_.clear();
+  std::vector<Error> reports;
+  bool stop;
+  {
+    const std::lock_guard lock(mutex_);
+    if (joining_) member_ = std::move(joining_);
+    if (member_) reports.swap(reports_);
+    stop = stop_;
   }
-  return !stop_;
+  // Without the lock: a report asks for progress, whose source may have locks of its own.
+  for (const Error& error : reports) member_->report(error);
+  return !stop;
 }
 
 void ControlLoop::poll_once() {
