@@ -1,5 +1,7 @@
 #pragma once
 
+#include <time.h>
+
 #include <algorithm>
 #include <chrono>
 
@@ -15,6 +17,17 @@ class Deadline {
     const auto now = Clock::now();
     if (duration > Clock::time_point::max() - now) return Deadline(Clock::time_point::max());
     return Deadline(now + duration);
+  }
+  // The same from a clock that is cheaper to read and up to a few milliseconds late: for limits of
+  // seconds on calls that may take less than a microsecond.
+  static Deadline roughly_after(Clock::duration duration) {
+    timespec now{};
+    ::clock_gettime(CLOCK_MONOTONIC_COARSE, &now);
+    const auto since_boot =
+        std::chrono::seconds(now.tv_sec) + std::chrono::nanoseconds(now.tv_nsec);
+    const Clock::time_point point{since_boot};
+    if (duration > Clock::time_point::max() - point) return Deadline(Clock::time_point::max());
+    return Deadline(point + duration);
   }
   static Deadline at(Clock::time_point time) { return Deadline(time); }
 

@@ -2,10 +2,13 @@
 
 #include <fmt/format.h>
 #include <linux/futex.h>
+#include <linux/membarrier.h>
 #include <sched.h>
 #include <sys/syscall.h>
 #include <unistd.h>
 
+#include <algorithm>
+#include <cerrno>
 #include <climits>
 
 #include "lockstep/comm/call.h"
@@ -43,6 +46,15 @@ void futex_wake_all(std::atomic<std::uint32_t>& word) {
   ::syscall(SYS_futex, &word, FUTEX_WAKE, INT_MAX, nullptr, nullptr, 0);
 }
 
+// Makes every processor that runs a rank execute a full fence.
+void fence_all() { ::syscall(SYS_membarrier, MEMBARRIER_CMD_GLOBAL_EXPEDITED, 0, 0); }
+
+void register_for_barriers() {
+  if (::syscall(SYS_membarrier, MEMBARRIER_CMD_REGISTER_GLOBAL_EXPEDITED, 0, 0) != 0) {
+    throw_io("membarrier", errno);
+  }
+}
+
 std::uint64_t digest_of(const MeshFrame& s) {
   const auto mix = [](std::uint64_t hash, std::uint64_t word) {
     hash = (hash ^ word) * 0x9e3779b97f4a7c15ULL;
@@ -63,11 +75,19 @@ BoardSync::BoardSync(Transport& transport, SharedSpace& space, bool oversubscrib
     : transport_(transport),
       space_(space),
       own_(space.board(transport.rank())),
-      oversubscribed_(oversubscribed) {}
+      latch_(transport.supervisor().latch()),
+      rank_(transport.rank()),
+      world_size_(transport.world_size()),
+      oversubscribed_(oversubscribed) {
+  register_for_barriers();
+}
 
 void BoardSync::begin(const MeshFrame& stamp, Deadline deadline) {
-  transport_.supervisor().latch().check();
-  space_.connect(deadline);
+  latch_.check();
+  if (boards_.empty()) [[unlikely]] {
+    space_.connect(deadline);
+    for (int r = 0; r < world_size_; ++r) boards_.push_back(&space_.board(r));
+  }
   stamp_ = stamp;
   digest_ = digest_of(stamp);
   deadline_ = deadline;
@@ -75,9 +95,11 @@ void BoardSync::begin(const MeshFrame& stamp, Deadline deadline) {
 }
 
 void BoardSync::store(std::atomic<std::uint64_t>& word, std::uint64_t value) {
-  // Sequentially consistent, as is the sleeper's count: one of the two sees the other.
-  word.store(value, std::memory_order_seq_cst);
-  if (own_.sleepers.load(std::memory_order_seq_cst) != 0) [[unlikely]] {
+  word.store(value, std::memory_order_release);
+  // No fence, which would wait for the cache line: whoever goes to sleep makes this processor
+  // execute one (fence_all), so that either we see the sleeper or it sees the value.
+  std::atomic_signal_fence(std::memory_order_seq_cst);
+  if (own_.sleepers.load(std::memory_order_relaxed) != 0) [[unlikely]] {
     own_.bell.fetch_add(1, std::memory_order_seq_cst);
     futex_wake_all(own_.bell);
   }
@@ -85,16 +107,15 @@ void BoardSync::store(std::atomic<std::uint64_t>& word, std::uint64_t value) {
 
 void BoardSync::exchange_slots() {
   own_.stamps[parity()] = stamp_;
-  Board::Slot& mine = slot(transport_.rank());
+  Board::Slot& mine = slot(rank_);
   mine.digest = digest_;
   store(mine.sequence, sequence_);
-  const int n = transport_.world_size();
-  for (int i = 1; i < n; ++i) {
-    const int peer = (transport_.rank() + i) % n;
+  for (int i = 1; i < world_size_; ++i) {
+    const int peer = rank_ + i < world_size_ ? rank_ + i : rank_ + i - world_size_;
     const Board::Slot& theirs = slot(peer);
-    wait_for(peer,
-             [&] { return theirs.sequence.load(std::memory_order_acquire) == sequence_; });
-    if (theirs.digest != digest_) [[unlikely]] fail_mismatch(peer);
+    wait_for(peer, [&] { return theirs.sequence.load(std::memory_order_acquire) == sequence_; });
+    if (theirs.digest != digest_) [[unlikely]]
+      fail_mismatch(peer);
   }
 }
 
@@ -103,10 +124,9 @@ void BoardSync::signal(std::atomic<std::uint64_t> Board::*counter, std::uint64_t
 }
 
 void BoardSync::await(std::atomic<std::uint64_t> Board::*counter, std::uint64_t value) {
-  const int n = transport_.world_size();
-  for (int i = 1; i < n; ++i) {
-    const int peer = (transport_.rank() + i) % n;
-    const std::atomic<std::uint64_t>& word = space_.board(peer).*counter;
+  for (int i = 1; i < world_size_; ++i) {
+    const int peer = rank_ + i < world_size_ ? rank_ + i : rank_ + i - world_size_;
+    const std::atomic<std::uint64_t>& word = board(peer).*counter;
     wait_for(peer, [&] { return word.load(std::memory_order_acquire) >= value; });
   }
 }
@@ -127,34 +147,34 @@ void BoardSync::wait_for(int peer, const Ready& ready) {
 
 template <typename Ready>
 void BoardSync::wait_long(int peer, const Ready& ready) {
-  FailureLatch& latch = transport_.supervisor().latch();
-  Board& board = space_.board(peer);
+  Board& peer_board = board(peer);
   const auto start = Deadline::Clock::now();
   const auto yield_time = oversubscribed_ ? kYieldTimeOversubscribed : kYieldTime;
   while (!ready()) {
-    latch.check();
+    latch_.check();
     const auto now = Deadline::Clock::now();
     if (now >= deadline_.time()) fail_timeout(peer);
     if (now - start < yield_time) {
       sched_yield();
       continue;
     }
-    board.sleepers.fetch_add(1, std::memory_order_seq_cst);
-    const std::uint32_t seen = board.bell.load(std::memory_order_seq_cst);
+    peer_board.sleepers.fetch_add(1, std::memory_order_seq_cst);
+    fence_all();
+    const std::uint32_t seen = peer_board.bell.load(std::memory_order_seq_cst);
     if (!ready()) {
-      futex_wait(board.bell, seen, std::min<std::chrono::nanoseconds>(kNap, deadline_.time() - now));
+      futex_wait(peer_board.bell, seen,
+                 std::min<std::chrono::nanoseconds>(kNap, deadline_.time() - now));
     }
-    board.sleepers.fetch_sub(1, std::memory_order_seq_cst);
+    peer_board.sleepers.fetch_sub(1, std::memory_order_seq_cst);
   }
 }
 
 void BoardSync::fail_mismatch(int peer) {
-  const MeshFrame& theirs = space_.board(peer).stamps[parity()];
+  const MeshFrame& theirs = board(peer).stamps[parity()];
   transport_.supervisor().fail(Error(
       ErrorCode::kCollectiveMismatch,
       fmt::format("{} called {}, {} called {}, as collective {}", transport_.name_of(peer),
-                  describe(theirs), transport_.name_of(transport_.rank()), describe(stamp_),
-                  stamp_.sequence),
+                  describe(theirs), transport_.name_of(rank_), describe(stamp_), stamp_.sequence),
       peer));
 }
 
@@ -162,8 +182,7 @@ void BoardSync::fail_timeout(int peer) {
   transport_.supervisor().fail(
       Error(ErrorCode::kTimeout,
             fmt::format("collective {}, {}: {} waited in vain for {}", stamp_.sequence,
-                        describe(stamp_), transport_.name_of(transport_.rank()),
-                        transport_.name_of(peer)),
+                        describe(stamp_), transport_.name_of(rank_), transport_.name_of(peer)),
             peer));
 }
 

@@ -18,7 +18,8 @@ class BoardSync {
 
   // Enters the next collective; afterwards slot(rank) is the one to fill.
   void begin(const MeshFrame& stamp, Deadline deadline);
-  Board::Slot& slot(int rank) const { return space_.board(rank).slots[sequence_ & 1]; }
+  Board& board(int rank) const { return *boards_[static_cast<std::size_t>(rank)]; }
+  Board::Slot& slot(int rank) const { return board(rank).slots[sequence_ & 1]; }
   std::size_t parity() const { return sequence_ & 1; }
 
   // Shows the own slot to all, then waits for everybody's, which must carry the same stamp.
@@ -40,7 +41,11 @@ class BoardSync {
   Transport& transport_;
   SharedSpace& space_;
   Board& own_;
+  FailureLatch& latch_;
+  const int rank_;
+  const int world_size_;
   const bool oversubscribed_;
+  std::vector<Board*> boards_;  // of all ranks, once connected
 
   std::uint64_t sequence_ = 0;
   MeshFrame stamp_;

@@ -28,7 +28,8 @@ Communicator::~Communicator() {
 }
 
 Deadline Communicator::deadline_of(const Call& call) const {
-  return call.options.deadline.value_or(Deadline::after(10 * timeout_));
+  if (call.options.deadline) return *call.options.deadline;
+  return Deadline::roughly_after(10 * timeout_);
 }
 
 Outcome Communicator::run(Call call) {

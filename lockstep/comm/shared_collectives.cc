@@ -43,8 +43,11 @@ Outcome SharedCollectives::run(const Call& call, const MeshFrame& stamp, Deadlin
   first_non_finite_ = kNone;
   std::size_t brought = job_.inputs->most_rows * job_.count * job_.element;
   if (!job_.reduce) {
+    cut_pieces(call);
     brought = 0;
     for (const Piece& p : job_.pieces) brought = std::max(brought, p.count * job_.element);
+  } else if (!job_.gather || brought > kSlotData) {
+    cut_pieces(call);
   }
   const bool small =
       brought <= kSlotData && brought * static_cast<std::size_t>(world_size_) <= kSmallTotal;
@@ -85,19 +88,6 @@ void SharedCollectives::describe_job(const Call& call) {
     default: LOCKSTEP_CHECK(!"a collective that shared memory does not serve");
   }
 
-  job.pieces.resize(static_cast<std::size_t>(world_size_));
-  std::size_t begin = 0;
-  for (int r = 0; r < world_size_; ++r) {
-    Piece& p = job.pieces[static_cast<std::size_t>(r)];
-    if (call.collective == Collective::kBroadcast) {
-      p = {0, r == call.root ? job.count : 0};
-    } else if (call.counts.empty()) {
-      p = chunk_of(job.count, world_size_, r);
-    } else {
-      p = {begin, call.counts[static_cast<std::size_t>(r)]};
-      begin += p.count;
-    }
-  }
   job.inputs = &ranks_;
   if (call.owners.empty()) return;
   nodes_ = TreeInputs::nodes(call.owners, world_size_);
@@ -106,11 +96,25 @@ void SharedCollectives::describe_job(const Call& call) {
   for (const ConstBufferView& partial : call.partials) job.rows.push_back(partial.data());
 }
 
+void SharedCollectives::cut_pieces(const Call& call) {
+  if (call.collective != Collective::kBroadcast) {
+    job_.pieces = pieces_of(call.counts, job_.count, world_size_);
+    return;
+  }
+  job_.pieces.assign(static_cast<std::size_t>(world_size_), {});
+  job_.pieces[static_cast<std::size_t>(call.root)].count = job_.count;
+}
+
 // Combines `count` elements of `inputs_`, which are elements `begin` and on of the result.
 void SharedCollectives::combine_piece(std::span<void* const> outputs, std::size_t begin,
                                       std::size_t count) {
   if (count == 0) return;
-  reduce_tree({job_.op, job_.type, job_.inputs->program, job_.inputs->leaves}, inputs_, outputs, count);
+  if (inputs_.size() == 2 && outputs.size() == 1 && job_.op != ReduceOp::kMean) {
+    combine(job_.op, job_.type, outputs[0], inputs_[0], inputs_[1], count);
+  } else {
+    reduce_tree({job_.op, job_.type, job_.inputs->program, job_.inputs->leaves}, inputs_, outputs,
+                count);
+  }
   if (job_.check_finite) note_non_finite(outputs[0], begin, count);
 }
 
@@ -122,8 +126,7 @@ void SharedCollectives::note_non_finite(const void* data, std::size_t begin, std
 void SharedCollectives::run_small() {
   const Job& job = job_;
   const std::size_t vector_bytes = job.count * job.element;
-  const Piece own = piece(rank_);
-  const std::size_t row_bytes = job.reduce ? vector_bytes : own.count * job.element;
+  const std::size_t row_bytes = job.reduce ? vector_bytes : piece(rank_).count * job.element;
   std::byte* at = sync_.slot(rank_).data;
   for (const std::byte* row : job.rows) {
     copy_bytes(at, row, row_bytes);
@@ -132,18 +135,20 @@ void SharedCollectives::run_small() {
   sync_.exchange_slots();
 
   if (job.reduce && (!job.gather || job.gathers(rank_))) {
-    const Piece wanted = job.gather ? Piece{0, job.count} : own;
+    const Piece wanted = job.gather ? Piece{0, job.count} : piece(rank_);
     inputs_.clear();
     for (const TreeInputs::Source& source : job.inputs->sources) {
-      inputs_.push_back(sync_.slot(source.rank).data + source.row * vector_bytes +
-                        wanted.begin * job.element);
+      const std::byte* row = source.rank == rank_
+                                 ? job.rows[source.row]
+                                 : sync_.slot(source.rank).data + source.row * vector_bytes;
+      inputs_.push_back(row + wanted.begin * job.element);
     }
     void* const out = job.out;
     combine_piece({&out, 1}, 0, wanted.count);
   } else if (job.gathers(rank_)) {
     for (int r = 0; r < world_size_; ++r) {
       copy_bytes(job.out + piece(r).begin * job.element, sync_.slot(r).data,
-           piece(r).count * job.element);
+                 piece(r).count * job.element);
     }
     if (job.check_finite) note_non_finite(job.out, 0, job.count);
   }
@@ -195,7 +200,7 @@ void SharedCollectives::run_window() {
       const int r = (rank_ + i) % world_size_;
       if (piece(r).count == 0) continue;
       copy_bytes(job.out + piece(r).begin * job.element, r == rank_ ? job.rows[0] : shown(r, 1),
-           piece(r).count * job.element);
+                 piece(r).count * job.element);
     }
     if (job.check_finite) note_non_finite(job.out, 0, job.count);
   }
@@ -221,7 +226,7 @@ void SharedCollectives::stage_rows(std::size_t parity, std::size_t segment, std:
     for (std::size_t row = 0; row < job.rows.size(); ++row) {
       const std::size_t place = static_cast<std::size_t>(r) * job.inputs->most_rows + row;
       copy_bytes(own_.stage_in[parity] + place * segment * job.element,
-           job.rows[row] + part.begin * job.element, part.count * job.element);
+                 job.rows[row] + part.begin * job.element, part.count * job.element);
     }
   }
 }
@@ -249,9 +254,10 @@ void SharedCollectives::run_staged() {
       sync_.await(&Board::staged, turn);
       inputs_.clear();
       for (const TreeInputs::Source& source : job.inputs->sources) {
-        const std::size_t place = static_cast<std::size_t>(rank_) * job.inputs->most_rows + source.row;
+        const std::size_t place =
+            static_cast<std::size_t>(rank_) * job.inputs->most_rows + source.row;
         inputs_.push_back(source.rank == rank_ ? job.rows[source.row] + own.begin * job.element
-                                               : space_.board(source.rank).stage_in[parity] +
+                                               : sync_.board(source.rank).stage_in[parity] +
                                                      place * segment * job.element);
       }
       outputs_.clear();
@@ -276,8 +282,8 @@ void SharedCollectives::run_staged() {
     for (int i = 1; i < world_size_; ++i) {
       const int r = (rank_ + i) % world_size_;
       const Piece part = segment_of(r, segment, round);
-      copy_bytes(job.out + part.begin * job.element, space_.board(r).stage_out[parity],
-           part.count * job.element);
+      copy_bytes(job.out + part.begin * job.element, sync_.board(r).stage_out[parity],
+                 part.count * job.element);
     }
   }
   if (!job.reduce && job.check_finite && job.gathers(rank_)) {
@@ -291,7 +297,7 @@ Outcome SharedCollectives::outcome(bool in_parts) const {
   if (job_.check_finite && in_parts && job_.reduce && job_.gather) {
     if (!job_.gathers(rank_)) return {};
     for (int r = 0; r < world_size_; ++r) {
-      first = std::min(first, space_.board(r).first_non_finite[sync_.parity()]);
+      first = std::min(first, sync_.board(r).first_non_finite[sync_.parity()]);
     }
   }
   if (first == kNone) return {};

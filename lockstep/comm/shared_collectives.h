@@ -32,7 +32,7 @@ class SharedCollectives {
     DataType type = DataType::kU8;
     std::size_t element = 1;  // bytes
     std::size_t count = 0;    // elements of the whole vector
-    std::vector<Piece> pieces;
+    std::vector<Piece> pieces;  // unless it is small and whole on every rank
     // reduce: the vectors this rank brings, whole; otherwise its own piece.
     std::vector<const std::byte*> rows;
     const TreeInputs* inputs = nullptr;
@@ -44,6 +44,7 @@ class SharedCollectives {
   };
 
   void describe_job(const Call& call);
+  void cut_pieces(const Call& call);
   bool show_windows();
   void run_small();
   void run_window();

@@ -61,10 +61,10 @@ void Centre::add_poll(std::vector<pollfd>& entries) const {
     entries.push_back({link.socket().fd(), events, 0});
   };
   entries.push_back({accepting_ ? listener_.fd() : -1, POLLIN, 0});
-  for (const Guest& guest : guests_) add(guest.link);
   for (const auto& link : ranks_) {
     if (link) add(*link);
   }
+  for (const Guest& guest : guests_) add(guest.link);
 }
 
 Centre::Clock::time_point Centre::wake_at() const {
@@ -81,21 +81,15 @@ Centre::Clock::time_point Centre::wake_at() const {
 
 void Centre::serve(std::span<const pollfd> entries) {
   const auto now = Clock::now();
-  // Look at everybody who has something to say before judging silence. The order is add_poll()'s;
-  // handlers only mark guests, so that it stays true.
-  std::size_t index = 1;
-  for (Guest& guest : guests_) {
-    if (entries[index++].revents != 0) serve_guest(guest, now);
-  }
-  std::vector<int> ready;
+  // In the order of add_poll(): a link that a handler drops or moves has had its turn. All are
+  // heard before silence is judged.
+  auto entry = entries.begin() + 1;
   for (int rank = 0; rank < options_.world_size; ++rank) {
-    // A guest that joined just now has its link here already, and no entry.
-    if (ranks_[rank] && index < entries.size() &&
-        entries[index].fd == ranks_[rank]->socket().fd()) {
-      if (entries[index++].revents != 0) ready.push_back(rank);
-    }
+    if (ranks_[rank] && (entry++)->revents != 0) serve_rank(rank, now);
   }
-  for (const int rank : ready) serve_rank(rank, now);
+  for (Guest& guest : guests_) {
+    if ((entry++)->revents != 0) serve_guest(guest, now);
+  }
   accepting_ = true;
   if (entries.front().revents != 0) accept_guests(now);
   decide(now);

@@ -3,7 +3,8 @@
 #include <fmt/format.h>
 
 #include <algorithm>
-#include <limits>
+#include <map>
+#include <string_view>
 #include <utility>
 
 #include "lockstep/net/text.h"
@@ -50,7 +51,7 @@ void JobHealth::decide(ErrorCode code, std::string message, int rank) {
 void JobHealth::hear(int rank, std::vector<Progress> progress, Time now) {
   ranks_[rank].last_heard = now;
   ranks_[rank].progress = std::move(progress);
-  check_mismatch(rank);
+  check_mismatch(rank, now);
 }
 
 void JobHealth::heartbeat(int rank, std::vector<Progress> progress, Time now) {
@@ -79,11 +80,8 @@ void JobHealth::report(int rank, const Report& report, Time now) {
     return;
   }
   if (error.code() == ErrorCode::kTimeout && is_inside(report.progress)) {
-    if (overdue_) return;
-    // Heartbeats may be old; ask where everybody is now before blaming anybody.
-    const auto patience = std::min<Clock::duration>(timeout_ / 5, milliseconds(500));
-    overdue_ = Overdue{rank, error, now, now + patience};
-    ping_ = true;
+    if (!overdue_) overdue_ = Overdue{rank, error};
+    ask_around(now);
     return;
   }
   if (is_accusation(error.code()) && valid(error.rank()) && error.rank() != rank) {
@@ -128,38 +126,50 @@ void JobHealth::resolve_suspicion() {
   }
 }
 
-void JobHealth::check_mismatch(int rank) {
+void JobHealth::ask_around(Time now) {
+  if (question_) return;
+  question_ = Question{now, now + std::min<Clock::duration>(timeout_ / 5, milliseconds(500))};
+  ping_ = true;
+}
+
+bool JobHealth::all_answered() const {
+  return std::ranges::all_of(ranks_, [&](const RankState& state) {
+    return state.departed || state.last_heard > question_->asked;
+  });
+}
+
+void JobHealth::check_mismatch(int rank, Time now) {
+  if (mismatch_) return;
   for (const Progress& own : ranks_[rank].progress) {
-    if (own.sequence == 0) continue;
-    const auto same_place = [&](const Progress& entry) {
-      return entry.channel == own.channel && entry.sequence == own.sequence;
-    };
-    int other = -1;
-    int agree = 0;
-    int differ = 0;
-    const Progress* theirs = nullptr;
-    for (int peer = 0; peer < static_cast<int>(ranks_.size()); ++peer) {
-      const auto entry = std::ranges::find_if(ranks_[peer].progress, same_place);
-      if (entry == ranks_[peer].progress.end()) continue;
-      if (entry->description == own.description) {
-        ++agree;
-      } else if (++differ; other < 0) {
-        other = peer;
-        theirs = &*entry;
-      }
+    if (const auto error = find_mismatch(own.channel, own.sequence)) {
+      // The rest of the ranks will tell who is the odd one out.
+      mismatch_ = Mismatch{own.channel, own.sequence, *error};
+      ask_around(now);
+      return;
     }
-    if (other < 0) continue;
-    // The odd one out is to blame; between equals, the higher rank.
-    const bool own_fault = agree < differ || (agree == differ && rank > other);
-    const int fault = own_fault ? rank : other;
-    const int right = own_fault ? other : rank;
-    decide(ErrorCode::kCollectiveMismatch,
-           fmt::format("{} called {}, {} called {}, as collective {}", ranks_[fault].name,
-                       own_fault ? own.description : theirs->description, ranks_[right].name,
-                       own_fault ? theirs->description : own.description, own.sequence),
-           fault);
-    return;
   }
+}
+
+std::optional<Error> JobHealth::find_mismatch(std::uint32_t channel, std::uint64_t sequence) const {
+  if (sequence == 0) return std::nullopt;
+  std::map<std::string_view, std::vector<int>> callers;
+  for (int rank = 0; rank < static_cast<int>(ranks_.size()); ++rank) {
+    const Progress* entry = find_progress(rank, channel);
+    if (entry != nullptr && entry->sequence == sequence) {
+      callers[entry->description].push_back(rank);
+    }
+  }
+  if (callers.size() < 2) return std::nullopt;
+  // The fewest are to blame; between equals, the higher ranks.
+  const auto weight = [](const auto& group) {
+    return std::pair(group.second.size(), -group.second.front());
+  };
+  const auto [few, many] = std::ranges::minmax_element(callers, {}, weight);
+  const int fault = few->second.front();
+  return Error(ErrorCode::kCollectiveMismatch,
+               fmt::format("{} called {}, {} called {}, as collective {}", ranks_[fault].name,
+                           few->first, ranks_[many->second.front()].name, many->first, sequence),
+               fault);
 }
 
 // A rank inside a collective that somebody left the job without entering waits in vain.
@@ -182,13 +192,19 @@ void JobHealth::check_departed() {
   }
 }
 
-void JobHealth::resolve_overdue() {
-  const Overdue overdue = *std::exchange(overdue_, std::nullopt);
-  for (const Progress& at : ranks_[overdue.reporter].progress) {
-    if (at.inside && name_absent(overdue.reporter, at, overdue.error)) return;
+void JobHealth::resolve_question() {
+  question_.reset();
+  if (mismatch_) {
+    const Error& first_view = mismatch_->first_view;
+    verdict_ = find_mismatch(mismatch_->channel, mismatch_->sequence).value_or(first_view);
+    return;
   }
-  decide(ErrorCode::kTimeout, seen_by(overdue.reporter, overdue.error),
-         valid(overdue.error.rank()) ? overdue.error.rank() : overdue.reporter);
+  const auto& [reporter, error] = *overdue_;
+  for (const Progress& at : ranks_[reporter].progress) {
+    if (at.inside && name_absent(reporter, at, error)) return;
+  }
+  decide(ErrorCode::kTimeout, seen_by(reporter, error),
+         valid(error.rank()) ? error.rank() : reporter);
 }
 
 bool JobHealth::name_absent(int reporter, const Progress& at, const Error& error) {
@@ -245,13 +261,7 @@ void JobHealth::tick(Time now) {
   if (verdict_) return;
 
   if (!accusers_.empty() && now >= grace_ends_) resolve_suspicion();
-  if (overdue_) {
-    const bool all_answered = std::ranges::all_of(ranks_, [&](const RankState& state) {
-      return state.departed || state.last_heard > overdue_->asked ||
-             &state == &ranks_[overdue_->reporter];
-    });
-    if (all_answered || now >= overdue_->until) resolve_overdue();
-  }
+  if (!verdict_ && question_ && (all_answered() || now >= question_->until)) resolve_question();
   for (int rank = 0; rank < static_cast<int>(ranks_.size()); ++rank) {
     const RankState& state = ranks_[rank];
     if (state.departed || now - state.last_heard < timeout_) continue;
@@ -263,8 +273,8 @@ void JobHealth::tick(Time now) {
 }
 
 void JobHealth::settle() {
-  if (!accusers_.empty()) resolve_suspicion();
-  if (overdue_) resolve_overdue();
+  if (!verdict_ && question_) resolve_question();
+  if (!verdict_ && !accusers_.empty()) resolve_suspicion();
 }
 
 JobHealth::Time JobHealth::wake_at() const {
@@ -274,7 +284,7 @@ JobHealth::Time JobHealth::wake_at() const {
     if (!state.departed) wake = std::min(wake, state.last_heard + timeout_);
   }
   if (!accusers_.empty()) wake = std::min(wake, grace_ends_);
-  if (overdue_) wake = std::min(wake, overdue_->until);
+  if (question_) wake = std::min(wake, question_->until);
   return wake;
 }
 

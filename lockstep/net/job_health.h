@@ -48,20 +48,31 @@ class JobHealth {
     std::vector<Progress> progress;
     std::optional<Error> suspicion;  // whom it accused first
   };
+  // Heartbeats may be old: before blaming anybody, all ranks are asked where they are now.
+  struct Question {
+    Time asked;
+    Time until;
+  };
   struct Overdue {  // a collective's deadline passed at a rank
     int reporter;
     Error error;
-    Time asked;
-    Time until;
+  };
+  struct Mismatch {
+    std::uint32_t channel;
+    std::uint64_t sequence;
+    Error first_view;
   };
 
   void decide(ErrorCode code, std::string message, int rank);
   void hear(int rank, std::vector<Progress> progress, Time now);
-  void check_mismatch(int rank);
+  void ask_around(Time now);
+  bool all_answered() const;
+  void check_mismatch(int rank, Time now);
+  std::optional<Error> find_mismatch(std::uint32_t channel, std::uint64_t sequence) const;
   void check_departed();
   void suspect(int reporter, const Error& error, Time now);
   void resolve_suspicion();
-  void resolve_overdue();
+  void resolve_question();
   bool name_absent(int reporter, const Progress& at, const Error& error);
   const Progress* find_progress(int rank, std::uint32_t channel) const;
   bool valid(int rank) const { return rank >= 0 && rank < static_cast<int>(ranks_.size()); }
@@ -72,7 +83,9 @@ class JobHealth {
   Time last_tick_;
   std::vector<int> accusers_;  // in the order of their reports
   Time grace_ends_{};
-  std::optional<Overdue> overdue_;
+  std::optional<Question> question_;
+  std::optional<Overdue> overdue_;    // with a question
+  std::optional<Mismatch> mismatch_;  // with a question
   bool ping_ = false;
   std::optional<Error> verdict_;
 };

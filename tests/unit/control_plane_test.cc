@@ -1,0 +1,342 @@
+#include "lockstep/net/control_plane.h"
+
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+#include "lockstep/net/control_messages.h"
+#include "lockstep/net/job.h"
+#include "lockstep/net/member.h"
+#include "lockstep/net/unix_socket.h"
+#include "tests/support/ranks.h"
+
+namespace lockstep {
+namespace {
+
+using ::testing::HasSubstr;
+using namespace testing;
+
+// A job whose last rank is played by hand; the others are real.
+struct WithRankByHand {
+  WithRankByHand(int world_size, std::chrono::milliseconds timeout) : setup(world_size, timeout) {
+    jobs.resize(world_size - 1);
+    const auto errors = run_ranks(world_size, [&](int rank) {
+      if (rank < world_size - 1) {
+        jobs[rank] = setup.join(rank);
+      } else {
+        last.emplace(setup, rank);
+        last->join();
+      }
+    });
+    for (const auto& error : errors) EXPECT_FALSE(error) << error->what();
+  }
+
+  LoopbackJob setup;
+  std::vector<Job> jobs;
+  std::optional<RankByHand> last;
+};
+
+void expect_all(std::vector<Job>& jobs, ErrorCode code, int rank, const std::string& text) {
+  for (Job& job : jobs) {
+    const Error error = wait_for_failure(job.control->latch());
+    EXPECT_EQ(error.code(), code) << error.what();
+    EXPECT_EQ(error.rank(), rank) << error.what();
+    EXPECT_THAT(error.what(), HasSubstr(text));
+    EXPECT_STREQ(error.what(), jobs[0].control->latch().error()->what());
+  }
+}
+
+TEST(ControlPlane, ADeadRankIsNamedToAll) {
+  WithRankByHand world(4, 10s);
+  world.last.reset();
+  expect_all(world.jobs, ErrorCode::kPeerLost, 3, "died: its connection closed");
+}
+
+TEST(ControlPlane, ASilentRankIsNamedToAllAfterTheTimeout) {
+  WithRankByHand world(3, 300ms);
+  const auto start = Deadline::Clock::now();
+  expect_all(world.jobs, ErrorCode::kPeerLost, 2, "has been silent for 300ms");
+  EXPECT_GE(Deadline::Clock::now() - start, 200ms);
+}
+
+TEST(ControlPlane, ALivingJobStaysAlive) {
+  LoopbackJob setup(3, 200ms);
+  auto jobs = setup.join_all();
+  // Several timeouts long, nobody may be declared dead.
+  pollfd entry{jobs[1].control->latch().fd(), POLLIN, 0};
+  EXPECT_EQ(::poll(&entry, 1, 1000), 0);
+  for (Job& job : jobs) EXPECT_FALSE(job.control->latch().tripped());
+}
+
+TEST(ControlPlane, AMalformedMessageIsBlamedOnItsSender) {
+  WithRankByHand world(3, 10s);
+  world.last->link.send(MessageKind::kReport, {}, soon());
+  expect_all(world.jobs, ErrorCode::kUnexpectedMessage, 2, "sent a malformed report");
+}
+
+TEST(ControlPlane, BytesThatAreNotOursAreBlamedOnTheirSender) {
+  WithRankByHand world(3, 10s);
+  const std::vector<std::byte> garbage(100);
+  world.last->link.socket().send_all(garbage, soon());
+  expect_all(world.jobs, ErrorCode::kPeerLost, 2, "rank 2");
+}
+
+TEST(ControlPlane, AbortEndsAllWithTheSameWords) {
+  LoopbackJob setup(3);
+  auto jobs = setup.join_all();
+  jobs[1].control->abort("enough");
+  EXPECT_TRUE(jobs[1].control->latch().tripped());
+  expect_all(jobs, ErrorCode::kAborted, 1, "aborted: enough");
+}
+
+TEST(ControlPlane, AbortIsHeardEvenIfTheRankEndsAtOnce) {
+  LoopbackJob setup(3);
+  auto jobs = setup.join_all();
+  jobs[2].control->abort("enough");
+  jobs.pop_back();
+  expect_all(jobs, ErrorCode::kAborted, 2, "aborted: enough");
+}
+
+TEST(ControlPlane, AFailureOfOnesOwnIsTheCauseForAll) {
+  LoopbackJob setup(3);
+  auto jobs = setup.join_all();
+  const Error error =
+      error_of([&] { jobs[1].control->fail(Error(ErrorCode::kNonFinite, "NaN in bucket 7")); });
+  EXPECT_EQ(error.code(), ErrorCode::kNonFinite);
+  expect_all(jobs, ErrorCode::kNonFinite, 1, "NaN in bucket 7");
+}
+
+TEST(ControlPlane, ACascadeEndsWithItsRootOnAllRanks) {
+  WithRankByHand world(4, 10s);
+  // Rank 3 dies; rank 2 loses it, fails and closes; ranks 1 and 0 see only their neighbours close.
+  const auto errors = run_ranks(4, [&](int rank) {
+    if (rank == 3) {
+      world.last.reset();
+    } else {
+      world.jobs[rank].control->fail(Error(ErrorCode::kChannelClosed, "closed", rank + 1));
+    }
+  });
+  for (int rank = 0; rank < 3; ++rank) {
+    ASSERT_TRUE(errors[rank]);
+    EXPECT_EQ(errors[rank]->rank(), 3) << errors[rank]->what();
+  }
+  expect_all(world.jobs, ErrorCode::kPeerLost, 3, "rank 3");
+}
+
+TEST(ControlPlane, LeavingInOrderHarmsNobodyUntilSomebodyWaits) {
+  LoopbackJob setup(3);
+  auto jobs = setup.join_all();
+  jobs.pop_back();
+  for (Job& job : jobs) EXPECT_FALSE(job.control->latch().tripped());
+  const Error error =
+      error_of([&] { jobs[1].control->fail(Error(ErrorCode::kChannelClosed, "closed", 2)); });
+  EXPECT_EQ(error.rank(), 2);
+  expect_all(jobs, ErrorCode::kPeerLost, 2, "has left the job");
+}
+
+TEST(ControlPlane, GoesOnWithoutACentreThatLeft) {
+  LoopbackJob setup(3, 1s);
+  auto jobs = setup.join_all();
+  jobs.erase(jobs.begin());
+  // Whoever waits for it learns so; the rest fall back on what they saw.
+  const Error left = error_of([&] {
+    while (true) {  // the farewell may still be on its way
+      jobs[0].control->fail(Error(ErrorCode::kChannelClosed, "closed", 0));
+    }
+  });
+  EXPECT_EQ(left.rank(), 0);
+  EXPECT_THAT(left.what(), HasSubstr("has left the job"));
+  EXPECT_FALSE(jobs[1].control->latch().tripped());
+  const Error own =
+      error_of([&] { jobs[1].control->fail(Error(ErrorCode::kChannelClosed, "closed", 1)); });
+  EXPECT_EQ(own.rank(), 1);
+  EXPECT_EQ(own.message(), "closed");
+}
+
+TEST(ControlPlane, ACentreThatLeftWhileOthersWaitForItIsNamed) {
+  LoopbackJob setup(2, 500ms);
+  auto jobs = setup.join_all();
+  const auto at = [](std::uint64_t sequence, bool inside) {
+    return [=] { return std::vector<Progress>{{0, sequence, inside, "barrier"}}; };
+  };
+  jobs[0].control->set_progress_source(at(4, false));
+  jobs[0].control->set_progress_source({});
+  jobs[0] = Job();
+  jobs.erase(jobs.begin());
+  jobs[0].control->set_progress_source(at(5, true));
+  expect_all(jobs, ErrorCode::kPeerLost, 0, "has left the job after collective 4");
+}
+
+TEST(ControlPlane, DifferentCollectivesAreFoundByHeartbeats) {
+  LoopbackJob setup(3, 1s);
+  auto jobs = setup.join_all();
+  for (int rank = 0; rank < 3; ++rank) {
+    const std::string what = rank == 1 ? "all_reduce sum f32 x 100" : "all_reduce sum f32 x 101";
+    jobs[rank].control->set_progress_source([what] {
+      return std::vector<Progress>{{0, 17, true, what}};
+    });
+  }
+  expect_all(jobs, ErrorCode::kCollectiveMismatch, 1, "called all_reduce sum f32 x 100");
+  EXPECT_THAT(jobs[0].control->latch().error()->what(),
+              HasSubstr("called all_reduce sum f32 x 101, as collective 17"));
+}
+
+TEST(ControlPlane, AnOverdueCollectiveNamesTheAbsentRank) {
+  LoopbackJob setup(3);
+  auto jobs = setup.join_all();
+  for (int rank = 0; rank < 3; ++rank) {
+    const std::uint64_t sequence = rank == 2 ? 16 : 17;
+    jobs[rank].control->set_progress_source([=] {
+      return std::vector<Progress>{{0, sequence, sequence == 17, "all_reduce"}};
+    });
+  }
+  error_of([&] { jobs[0].control->fail(Error(ErrorCode::kTimeout, "waiting for rank 1", 1)); });
+  expect_all(jobs, ErrorCode::kTimeout, 2, "has not entered collective 17 (all_reduce)");
+}
+
+// A centre by hand: it lets rank 1 in; what it says then is up to the test.
+struct WithCentreByHand {
+  WithCentreByHand() {
+    const Socket listener = listen_tcp(SocketAddress::loopback_v4());
+    JobOptions options;
+    options.rank = 1;
+    options.world_size = 2;
+    options.master_port = listener.local_address().port();
+    options.timeout = 300ms;
+    const auto errors = run_ranks(2, [&](int rank) {
+      if (rank == 1) {
+        job = join_job(options);
+        return;
+      }
+      link.emplace(accept(listener, soon()), kMaxJoinBody);
+      const Identity identity{"lockstep", 0, random_member_id(), 0, ""};
+      server_handshake(link->socket(), identity, Purpose::kRendezvous, soon());
+      const auto join = decode_join(link->receive(soon()).body);
+      ASSERT_TRUE(join);
+      RosterMessage roster;
+      roster.centre.rank = 0;
+      roster.centre.hostname = "node0";
+      roster.roster = {join->card, join->card};
+      roster.roster[0].rank = 0;
+      link->send(MessageKind::kRoster, encode(roster), soon());
+    });
+    for (const auto& error : errors) EXPECT_FALSE(error) << error->what();
+  }
+  Error failure() { return wait_for_failure(job.control->latch()); }
+
+  std::optional<Link> link;
+  Job job;
+};
+
+TEST(ControlPlane, ASilentCentreIsNamed) {
+  WithCentreByHand world;
+  const Error error = world.failure();
+  EXPECT_EQ(error.code(), ErrorCode::kPeerLost);
+  EXPECT_EQ(error.rank(), 0);
+  EXPECT_THAT(error.what(), HasSubstr("rank 0 (node0, pid 0) has been silent for 300ms"));
+  // The rank's last word to the centre says so too, in case that it wakes.
+  std::optional<Report> report;
+  while (!report) {
+    const Message message = world.link->receive(soon());
+    if (message.kind == MessageKind::kReport) report = decode_report(message.body);
+  }
+  EXPECT_EQ(report->error.rank(), 0);
+}
+
+TEST(ControlPlane, ADeadCentreIsNamedAtOnce) {
+  WithCentreByHand world;
+  world.link.reset();
+  EXPECT_EQ(world.failure().rank(), 0);
+  EXPECT_THAT(world.failure().what(), HasSubstr("rank 0 (node0, pid 0) died"));
+}
+
+TEST(ControlPlane, AMalformedVerdictIsBlamedOnTheCentre) {
+  WithCentreByHand world;
+  world.link->send(MessageKind::kVerdict, {}, soon());
+  EXPECT_EQ(world.failure().rank(), 0);
+  EXPECT_THAT(world.failure().what(), HasSubstr("sent a malformed verdict"));
+}
+
+TEST(ControlPlane, APingIsAnsweredWithProgress) {
+  WithCentreByHand world;
+  const std::vector<Progress> progress = {{3, 9, true, "barrier"}};
+  world.job.control->set_progress_source([&] { return progress; });
+  world.link->send(MessageKind::kPing, {}, soon());
+  while (decode_progress(world.link->receive(soon()).body) != progress) {
+  }
+  world.job.control->set_progress_source({});
+}
+
+TEST(ControlPlane, ALauncherAtTheCentreRelaysVerdicts) {
+  LoopbackJob setup(3);
+  CentreOptions centre;
+  centre.identity = {"lockstep", 0, random_member_id(), -1, setup.token};
+  centre.world_size = 3;
+  centre.version = "1.0";
+  centre.timeout = 10s;
+  const RendezvousServer server(std::move(setup.listener), centre);
+  std::vector<Job> jobs(3);
+  run_ranks(3, [&](int rank) {
+    JobOptions options = setup.options(rank);
+    options.served_elsewhere = true;
+    jobs[rank] = join_job(options);
+  });
+  jobs[0].control->abort("enough");
+  expect_all(jobs, ErrorCode::kAborted, 0, "aborted: enough");
+}
+
+TEST(ControlPlane, WithoutAVerdictFailFallsBackOnWhatItSaw) {
+  // The centre hears the report but never decides: the wait ends at the timeout.
+  auto [near, far] = unix_socket_pair();
+  ControlPlane control;
+  MemberOptions options;
+  options.rank = 1;
+  options.name = "rank 1";
+  options.centre.rank = 0;
+  options.timeout = 200ms;
+  control.attach(Link(std::move(near), kMaxControlBody), options);
+  const Error error = error_of([&] { control.fail(Error(ErrorCode::kIo, "as I saw it", 3)); });
+  // Either its own view or, as late, the silence of the centre.
+  EXPECT_TRUE(error.rank() == 3 || error.rank() == 0) << error.what();
+}
+
+TEST(ControlPlane, FailFromManyThreadsEndsAllWithOneError) {
+  LoopbackJob setup(2);
+  auto jobs = setup.join_all();
+  const auto errors = run_ranks(8, [&](int thread) {
+    jobs[thread % 2].control->fail(
+        Error(ErrorCode::kIo, "thread " + std::to_string(thread), thread % 2));
+  });
+  for (const auto& error : errors) {
+    ASSERT_TRUE(error);
+    EXPECT_STREQ(error->what(), errors[0]->what());
+  }
+}
+
+TEST(ControlPlane, ASourceThatWasReplacedIsNotCalledAgain) {
+  LoopbackJob setup(2, 200ms);
+  auto jobs = setup.join_all();
+  for (int i = 0; i < 100; ++i) {
+    auto alive = std::make_unique<int>(i);
+    jobs[1].control->set_progress_source([&alive] {
+      EXPECT_TRUE(alive);
+      return std::vector<Progress>{};
+    });
+    jobs[1].control->set_progress_source({});
+    alive.reset();
+  }
+}
+
+TEST(ControlPlane, ManyJobsLeaveNoDescriptorBehind) {
+  const Descriptor before(::dup(STDERR_FILENO));
+  for (int i = 0; i < 300; ++i) {
+    LoopbackJob setup(2);
+    auto jobs = setup.join_all();
+    if (i % 3 == 0) jobs[i % 2].control->abort("enough");
+    if (i % 3 == 1) jobs.erase(jobs.begin());
+  }
+  const Descriptor after(::dup(STDERR_FILENO));
+  EXPECT_EQ(after.get(), before.get() + 1);
+}
+
+}  // namespace
+}  // namespace lockstep
