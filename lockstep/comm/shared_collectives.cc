@@ -46,11 +46,11 @@ Outcome SharedCollectives::run(const Call& call, const MeshFrame& stamp, Deadlin
     cut_pieces(call);
     brought = 0;
     for (const Piece& p : job_.pieces) brought = std::max(brought, p.count * job_.element);
-  } else if (!job_.gather || brought > kSlotData) {
-    cut_pieces(call);
   }
   const bool small =
       brought <= kSlotData && brought * static_cast<std::size_t>(world_size_) <= kSmallTotal;
+  // A small reduction that is wanted whole needs no pieces.
+  if (job_.reduce && !(small && job_.gather)) cut_pieces(call);
   if (small) {
     run_small();
   } else if (show_windows()) {
