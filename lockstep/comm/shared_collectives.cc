@@ -49,8 +49,8 @@ Outcome SharedCollectives::run(const Call& call, const MeshFrame& stamp, Deadlin
   }
   const bool small =
       brought <= kSlotData && brought * static_cast<std::size_t>(world_size_) <= kSmallTotal;
-  const bool whole_everywhere = job_.reduce && job_.gather;
-  if (job_.reduce && !(small && whole_everywhere)) cut_pieces(call);
+  // A small reduction that is wanted whole needs no pieces.
+  if (job_.reduce && !(small && job_.gather)) cut_pieces(call);
   if (small) {
     run_small();
   } else if (show_windows()) {

@@ -1,12 +1,41 @@
 #include "tests/support/job_groups.h"
 
+#include "lockstep/comm/mesh.h"
+#include "lockstep/net/job.h"
 #include "tests/support/groups.h"
 
 namespace lockstep::test {
+namespace {
 
-Rendezvous::Rendezvous(const GroupOptions&) { (void)port_; }
-std::unique_ptr<Transport> Rendezvous::join(const GroupOptions&, int) {
-  throw Error(ErrorCode::kNoConnection, "not yet");
+JobOptions job_options(const GroupOptions& options) {
+  JobOptions job;
+  job.world_size = options.world_size;
+  job.master_host = options.medium == GroupMedium::kTcpV6 ? "::1" : "127.0.0.1";
+  job.timeout = options.timeout;
+  return job;
+}
+
+Medium medium_of(GroupMedium medium) {
+  switch (medium) {
+    case GroupMedium::kShm: return Medium::kShared;
+    case GroupMedium::kAuto: return Medium::kAuto;
+    default: return Medium::kTcp;
+  }
+}
+
+}  // namespace
+
+Rendezvous::Rendezvous(const GroupOptions& options)
+    : listener_(listen_for_rendezvous(job_options(options))),
+      port_(listener_.local_address().port()) {}
+
+std::unique_ptr<Transport> Rendezvous::join(const GroupOptions& options, int rank) {
+  JobOptions job = job_options(options);
+  job.rank = rank;
+  job.master_port = port_;
+  std::optional<Socket> listener;
+  if (rank == 0) listener = std::move(listener_);
+  return make_mesh(join_job(job, std::move(listener)), medium_of(options.medium), options.timeout);
 }
 
 }  // namespace lockstep::test
