@@ -39,9 +39,9 @@ bool started_by_mpi();
 std::unique_ptr<Transport> make_mpi_transport(const MpiOptions& options = {});
 
 // MPI's own collectives (Algorithm::kNative). Order-free: the order of additions, overflow and the
-// treatment of NaN and -0 in min and max are MPI's choice, except that f16 and bf16 are combined
-// with our kernels. reduce_nodes adds a rank's own partials first. Every call is preceded by a
-// reduction of 32 bytes in which the ranks compare what they are about to do.
+// treatment of NaN and -0 in min and max are MPI's choice, except that f16, bf16 and u8 are
+// combined by our kernels. reduce_nodes adds a rank's own partials first. Every call is preceded by
+// a reduction of 32 bytes in which the ranks compare what they are about to do.
 std::unique_ptr<Engine> make_mpi_engine(const MpiOptions& options = {});
 
 // The control links under both, for set_progress_source().

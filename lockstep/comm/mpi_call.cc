@@ -48,19 +48,19 @@ bool test(MPI_Request& request) {
   return done != 0;
 }
 
-bool await(MPI_Request& request, std::size_t bytes, const FailureLatch* latch, Deadline deadline) {
+bool await(MPI_Request& request, const Patience& patience) {
   const auto start = Deadline::Clock::now();
-  const auto spin = kSpinTime + bytes * kSlowestByte;
+  const auto spin = kSpinTime + patience.bytes * kSlowestByte;
   while (!test(request)) {
-    if (latch != nullptr) latch->check();
+    if (patience.latch != nullptr) patience.latch->check();
     const auto now = Deadline::Clock::now();
-    if (now >= deadline.time()) return false;
+    if (now >= patience.deadline.time()) return false;
     const auto waited = now - start;
-    if (waited < spin) {
-      ::sched_yield();
-    } else {
+    if (waited > spin) {
       std::this_thread::sleep_for(
           std::clamp<std::chrono::nanoseconds>((waited - spin) / 16, kShortestNap, kLongestNap));
+    } else if (patience.oversubscribed) {
+      ::sched_yield();
     }
   }
   return true;

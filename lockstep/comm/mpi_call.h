@@ -21,9 +21,17 @@ void check_mpi(int code, const char* call);
 // Whether `request` has ended; gives MPI the chance to make progress.
 bool test(MPI_Request& request);
 
+struct Patience {
+  Deadline deadline;
+  const FailureLatch* latch = nullptr;
+  // MPI moves data only while it is called, so the wait does not sleep for as long as moving this
+  // many bytes may take.
+  std::size_t bytes = 0;
+  bool oversubscribed = false;  // then it gives way to other processes all the time
+};
+
 // Tests until `request` has ended (true) or the deadline has passed (false). Throws the latch's
-// error when it trips; it may be null. MPI moves data only while it is called, so the wait does not
-// sleep for as long as moving `bytes` may take.
-bool await(MPI_Request& request, std::size_t bytes, const FailureLatch* latch, Deadline deadline);
+// error when it trips.
+bool await(MPI_Request& request, const Patience& patience);
 
 }  // namespace lockstep

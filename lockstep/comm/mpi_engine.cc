@@ -138,8 +138,10 @@ void MpiEngine::complete(const Running& running, const char* operation, const St
       const auto lock = mpi_lock();
       check_mpi(start(&request), operation);
     }
-    const std::size_t bytes = running.call.total * running.element();
-    if (await(request, bytes, &supervisor().latch(), running.deadline)) return;
+    const Patience patience{running.deadline, &supervisor().latch(),
+                            running.call.total * running.element(),
+                            group_->world().oversubscribed()};
+    if (await(request, patience)) return;
   } catch (const Error& error) {
     supervisor().fail(
         Error(error.code(),

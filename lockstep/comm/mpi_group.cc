@@ -54,9 +54,9 @@ std::unique_ptr<MpiGroup> MpiGroup::split(const std::vector<int>& members,
   while (created.wait_for(1ms) != std::future_status::ready) {
     control().latch().check();
     if (deadline.expired()) {
-      control().fail(Error(ErrorCode::kTimeout,
-                           fmt::format("split: {} waited in vain for the other {} ranks",
-                                       name_of(rank_), members.size() - 1)));
+      control().fail(
+          Error(ErrorCode::kTimeout, fmt::format("split: {} waited in vain for the other {} ranks",
+                                                 name_of(rank_), members.size() - 1)));
     }
   }
   try {

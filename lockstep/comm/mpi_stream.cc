@@ -53,7 +53,7 @@ std::size_t MpiStream::write_some(std::span<const std::byte> head,
   } else {
     moved = write_direct(body);
   }
-  if (moved > 0) timers_[index_of(Direction::kSend)].nap = {};
+  if (moved > 0) timers_[index_of(Direction::kSend)].reset();
   return moved;
 }
 
@@ -98,7 +98,7 @@ std::size_t MpiStream::read_some(std::span<std::byte> head, std::span<std::byte>
       moved = take_incoming(head, body);
     }
   }
-  if (moved > 0) timers_[index_of(Direction::kRecv)].nap = {};
+  if (moved > 0) timers_[index_of(Direction::kRecv)].reset();
   return moved;
 }
 
@@ -138,17 +138,30 @@ std::size_t MpiStream::take_incoming(std::span<std::byte> head, std::span<std::b
 
 bool MpiStream::prepare_wait(Direction direction, std::vector<pollfd>& fds) {
   const Flow& flow = direction == Direction::kSend ? sending_ : receiving_;
-  if (flow.active() && Deadline::Clock::now() - flow.started < kFlowTime) {
-    ::sched_yield();
+  const auto now = Deadline::Clock::now();
+  if (flow.active() && now - flow.started < kFlowTime) {
+    if (group_.world().oversubscribed()) ::sched_yield();
     return false;
   }
+  if (direction == Direction::kRecv && !flow.active() && chunk_is_there()) return false;
   Timer& timer = timers_[index_of(direction)];
-  timer.nap = std::clamp(2 * timer.nap, kShortestNap, kLongestNap);
+  // Longer naps only once the last one was slept through.
+  if (now >= timer.rings) timer.nap = std::clamp(2 * timer.nap, kShortestNap, kLongestNap);
+  timer.rings = now + timer.nap;
   itimerspec setting{};
   setting.it_value.tv_nsec = timer.nap.count();
   ::timerfd_settime(timer.fd.get(), 0, &setting, nullptr);
   fds.push_back({timer.fd.get(), POLLIN, 0});
   return true;
+}
+
+// MPI_Improbe may look first and make progress then, so what it has just found is seen only now.
+bool MpiStream::chunk_is_there() const {
+  const auto lock = mpi_lock();
+  int found = 0;
+  // An error is for read_some() to meet.
+  return MPI_Iprobe(peer_, kTag, group_.comm(), &found, MPI_STATUS_IGNORE) != MPI_SUCCESS ||
+         found != 0;
 }
 
 }  // namespace lockstep

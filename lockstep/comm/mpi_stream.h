@@ -42,11 +42,18 @@ class MpiStream final : public Stream {
   struct Timer {
     Descriptor fd;
     std::chrono::nanoseconds nap{0};
+    Deadline::Clock::time_point rings;
+
+    void reset() {
+      nap = {};
+      rings = {};
+    }
   };
 
   std::size_t write_staged(std::span<const std::byte> head, std::span<const std::byte> body);
   std::size_t write_direct(std::span<const std::byte> body);
   bool receive_next(std::span<std::byte> head, std::span<std::byte> body);
+  bool chunk_is_there() const;
   std::size_t take_incoming(std::span<std::byte> head, std::span<std::byte> body);
 
   const MpiGroup& group_;

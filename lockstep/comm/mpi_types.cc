@@ -14,29 +14,51 @@ void combine_into(void* in, void* inout, int* count, MPI_Datatype*) {
   combine(kOp, kType, inout, in, inout, static_cast<std::size_t>(*count));
 }
 
-// A 16-bit type as MPI sees it; lives as long as MPI.
-struct HalfType {
-  MPI_Datatype type = MPI_DATATYPE_NULL;
-  MPI_Op sum = MPI_OP_NULL;
-  MPI_Op min = MPI_OP_NULL;
-  MPI_Op max = MPI_OP_NULL;
-  MPI_Op product = MPI_OP_NULL;
+// A type as MPI sees it, with the operations on it.
+struct MpiType {
+  MPI_Datatype type;
+  MPI_Op sum;
+  MPI_Op min;
+  MPI_Op max;
+  MPI_Op product;
 };
 
+MPI_Op make_op(MPI_User_function* function) {
+  constexpr int kCommutes = 1;
+  MPI_Op op = MPI_OP_NULL;
+  MPI_Op_create(function, kCommutes, &op);
+  return op;
+}
+
+MpiType native(MPI_Datatype type) { return {type, MPI_SUM, MPI_MIN, MPI_MAX, MPI_PROD}; }
+
+// Combined by our kernels. Lives as long as MPI.
 template <DataType kType>
-const HalfType& half_type() {
-  static const HalfType half = [] {
-    constexpr int kCommutes = 1;
-    HalfType made;
-    MPI_Type_contiguous(2, MPI_BYTE, &made.type);
-    MPI_Type_commit(&made.type);
-    MPI_Op_create(combine_into<ReduceOp::kSum, kType>, kCommutes, &made.sum);
-    MPI_Op_create(combine_into<ReduceOp::kMin, kType>, kCommutes, &made.min);
-    MPI_Op_create(combine_into<ReduceOp::kMax, kType>, kCommutes, &made.max);
-    MPI_Op_create(combine_into<ReduceOp::kProduct, kType>, kCommutes, &made.product);
-    return made;
+MpiType ours() {
+  static const MpiType made = [] {
+    MPI_Datatype type = MPI_DATATYPE_NULL;
+    MPI_Type_contiguous(static_cast<int>(size_of(kType)), MPI_BYTE, &type);
+    MPI_Type_commit(&type);
+    return MpiType{type, make_op(combine_into<ReduceOp::kSum, kType>),
+                   make_op(combine_into<ReduceOp::kMin, kType>),
+                   make_op(combine_into<ReduceOp::kMax, kType>),
+                   make_op(combine_into<ReduceOp::kProduct, kType>)};
   }();
-  return half;
+  return made;
+}
+
+MpiType describe_type(DataType type) {
+  switch (type) {
+    case DataType::kF32: return native(MPI_FLOAT);
+    case DataType::kF64: return native(MPI_DOUBLE);
+    case DataType::kI32: return native(MPI_INT32_T);
+    case DataType::kI64: return native(MPI_INT64_T);
+    case DataType::kF16: return ours<DataType::kF16>();
+    case DataType::kBf16: return ours<DataType::kBf16>();
+    // Open MPI 4.1 saturates sums of MPI_UINT8_T, MPICH 4.0 takes its minimum as if it had a sign.
+    case DataType::kU8: return ours<DataType::kU8>();
+  }
+  return native(MPI_DATATYPE_NULL);
 }
 
 template <typename T>
@@ -71,32 +93,16 @@ std::uint16_t neutral_half(ReduceOp op, std::uint16_t infinity, std::uint16_t on
 
 }  // namespace
 
-MPI_Datatype mpi_type(DataType type) {
-  switch (type) {
-    case DataType::kF32: return MPI_FLOAT;
-    case DataType::kF64: return MPI_DOUBLE;
-    case DataType::kF16: return half_type<DataType::kF16>().type;
-    case DataType::kBf16: return half_type<DataType::kBf16>().type;
-    case DataType::kI32: return MPI_INT32_T;
-    case DataType::kI64: return MPI_INT64_T;
-    case DataType::kU8: return MPI_UINT8_T;
-  }
-  return MPI_DATATYPE_NULL;
-}
+MPI_Datatype mpi_type(DataType type) { return describe_type(type).type; }
 
 MPI_Op mpi_op(ReduceOp op, DataType type) {
-  const bool f16 = type == DataType::kF16;
-  const bool half = f16 || type == DataType::kBf16;
-  const HalfType native{MPI_DATATYPE_NULL, MPI_SUM, MPI_MIN, MPI_MAX, MPI_PROD};
-  const HalfType& ops = !half ? native
-                        : f16 ? half_type<DataType::kF16>()
-                              : half_type<DataType::kBf16>();
+  const MpiType t = describe_type(type);
   switch (op) {
     case ReduceOp::kSum:
-    case ReduceOp::kMean: return ops.sum;
-    case ReduceOp::kMin: return ops.min;
-    case ReduceOp::kMax: return ops.max;
-    case ReduceOp::kProduct: return ops.product;
+    case ReduceOp::kMean: return t.sum;
+    case ReduceOp::kMin: return t.min;
+    case ReduceOp::kMax: return t.max;
+    case ReduceOp::kProduct: return t.product;
   }
   return MPI_OP_NULL;
 }

@@ -55,7 +55,7 @@ MpiWorld::~MpiWorld() = default;
 
 void MpiWorld::meet(MPI_Request& request, const FailureLatch* latch, Deadline deadline,
                     const char* step) const {
-  if (await(request, 0, latch, deadline)) return;
+  if (await(request, {.deadline = deadline, .latch = latch})) return;
   throw Error(ErrorCode::kTimeout,
               fmt::format("joining the MPI world: rank {} of {} waited in vain for the others ({})",
                           rank_, world_size_, step));
@@ -152,7 +152,7 @@ void MpiWorld::leave() {
     check_mpi(MPI_Ibarrier(comm_, &request), "MPI_Ibarrier");
   }
   // The same patience as with any collective.
-  if (!await(request, 0, &control().latch(), Deadline::after(10 * timeout_))) {
+  if (!await(request, {.deadline = Deadline::after(10 * timeout_), .latch = &control().latch()})) {
     control().fail(Error(ErrorCode::kTimeout,
                          fmt::format("{} waited in vain at exit for the others", name_of(rank_))));
   }

@@ -53,7 +53,8 @@ void run_split(Communicator& comm, bool native) {
   if (half->rank() != half->world_size() - 1 - rank / 2) {
     throw std::runtime_error(fmt::format("rank {} became {}", rank, half->rank()));
   }
-  std::vector<Case> cases = native ? native_cases(half->world_size()) : some_cases(half->world_size());
+  std::vector<Case> cases =
+      native ? native_cases(half->world_size()) : some_cases(half->world_size());
   cases.resize(cases.size() / 4);
   run_all(*half, cases);
 }
