@@ -18,6 +18,7 @@ class MpiLinks final : public Links {
     if (stream == nullptr) stream = std::make_unique<MpiStream>(*group_, peer);
     return *stream;
   }
+  int job_rank(int rank) const override { return group_->job_rank(rank); }
   std::string name_of(int rank) const override { return group_->name_of(rank); }
   Supervisor& supervisor() override { return group_->control(); }
   std::unique_ptr<Links> split(const std::vector<int>& members, int,

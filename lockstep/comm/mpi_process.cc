@@ -119,8 +119,4 @@ std::string mpi_library() {
   return name;
 }
 
-ControlPlane& mpi_control_plane(const MpiOptions& options) {
-  return MpiWorld::join(options).control();
-}
-
 }  // namespace lockstep

@@ -14,6 +14,5 @@ namespace {
 std::string mpi_library() { return ""; }
 std::unique_ptr<Transport> make_mpi_transport(const MpiOptions&) { refuse(); }
 std::unique_ptr<Engine> make_mpi_engine(const MpiOptions&) { refuse(); }
-ControlPlane& mpi_control_plane(const MpiOptions&) { refuse(); }
 
 }  // namespace lockstep

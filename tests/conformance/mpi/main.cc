@@ -68,9 +68,9 @@ std::unique_ptr<Engine> make_engine(const MpiOptions& options, bool native) {
 void run_cases(const MpiOptions& options) {
   MpiOptions in_rounds = options;
   in_rounds.most_elements = 1000;
-  Communicator planned(make_engine(options, false), options.timeout);
-  Communicator native(make_engine(options, true), options.timeout);
-  Communicator native_in_rounds(make_engine(in_rounds, true), options.timeout);
+  Communicator planned(make_engine(options, false), options.timeout, /*channel=*/0);
+  Communicator native(make_engine(options, true), options.timeout, /*channel=*/1);
+  Communicator native_in_rounds(make_engine(in_rounds, true), options.timeout, /*channel=*/2);
   const int n = planned.world_size();
   run_all(planned, some_cases(n));
   run_all(native, native_cases(n));
@@ -126,12 +126,6 @@ void run_absent(Communicator& comm, std::chrono::nanoseconds timeout) {
 void run(std::string_view what, const MpiOptions& options, bool native) {
   if (what == "cases") return run_cases(options);
   Communicator comm(make_engine(options, native), options.timeout);
-  ControlPlane& control = mpi_control_plane();
-  control.set_progress_source([&] { return std::vector{comm.progress()}; });
-  struct Reset {
-    ControlPlane& control;
-    ~Reset() { control.set_progress_source({}); }
-  } const reset{control};
   if (what == "for_ever") run_for_ever(comm);
   if (what == "mismatch") return run_mismatch(comm);
   if (what == "wrong_counts") return run_wrong_counts(comm);
