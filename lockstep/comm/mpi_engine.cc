@@ -68,7 +68,7 @@ Outcome MpiEngine::run(const Call& call, const MeshFrame& stamp, Deadline deadli
     case Collective::kGather: gather(running); break;
     case Collective::kScatter: scatter(running); break;
     case Collective::kAllToAll: all_to_all(running); break;
-    case Collective::kPointToPoint: LOCKSTEP_CHECK(!"no collective");
+    case Collective::kPointToPoint: LOCKSTEP_CHECK(call.collective != Collective::kPointToPoint);
   }
   if (!call.options.check_finite || !has_result(call, rank())) return {};
   const std::size_t found = find_non_finite(call.out.type(), call.out.data(), call.out.count());

@@ -103,13 +103,12 @@ def run_cases(flavour, ranks):
     job.expect("all right")
 
 
-def run_fault(flavour, ranks, what, engine, harm, message):
-    """Does `harm` to a rank that is inside; the job must end in time and say `message`."""
+def run_fault(flavour, ranks, what, engine, harm, message, victim=1):
+    """Does `harm` to the victim when it is inside; the job must end in time and say `message`."""
     job = Job(flavour, ranks, what, TIMEOUT, engine)
     if harm is not None:
         job.wait_until_inside()
-        victim = job.inside[1]
-        os.kill(victim, harm)
+        os.kill(job.inside[victim], harm)
     start = time.monotonic()
     status = job.end(TIMEOUT + GRACE)
     if status == 0:
@@ -133,6 +132,7 @@ def main():
         for engine in ("planned", "native"):
             run_fault(flavour, 2, "for_ever", engine, signal.SIGKILL, None)  # MPI may be first
             run_fault(flavour, 3, "for_ever", engine, signal.SIGSTOP, r"failed: peer lost: rank 1 .*silent")
+            run_fault(flavour, 2, "for_ever", engine, signal.SIGSTOP, r"failed: peer lost: rank 0 .*silent", victim=0)
             run_fault(flavour, 3, "mismatch", engine, None, r"failed: collective mismatch: .*rank 1 .*all_reduce min")
             run_fault(flavour, 2, "wrong_counts", engine, None, r"failed: size mismatch: .*rank 1 ")
             run_fault(flavour, 3, "absent", engine, None, r"failed: timeout: .*rank 1 ")

@@ -18,7 +18,7 @@
 namespace lockstep::test {
 namespace {
 
-constexpr std::size_t kCases = 300;
+constexpr std::size_t kCases = 900;
 
 // Some of all cases for this world size, the same on every rank.
 std::vector<Case> some_cases(int world_size) {
