@@ -193,7 +193,8 @@ class LocalLinks final : public Links {
       : group_(std::move(group)),
         rank_(rank),
         streams_(static_cast<std::size_t>(group_->world_size)),
-        oversubscribed_(group_->world_size > available_cores()) {}
+        oversubscribed_(group_->world_size > available_cores()),
+        spare_cores_(available_cores() >= 2 * group_->world_size) {}
 
   Stream& to(int peer, Deadline) override {
     const std::lock_guard lock(mutex_);
@@ -210,6 +211,7 @@ class LocalLinks final : public Links {
   }
   SharedSpace* shared_space() override { return group_->shared_memory ? &group_->space : nullptr; }
   bool oversubscribed() const override { return oversubscribed_; }
+  bool spare_cores() const override { return spare_cores_; }
   std::unique_ptr<Links> split(const std::vector<int>& members, int rank,
                                std::uint32_t channel) override {
     return std::make_unique<LocalLinks>(group_->child(members, channel), rank);
@@ -221,6 +223,7 @@ class LocalLinks final : public Links {
   std::mutex mutex_;
   std::vector<std::unique_ptr<Stream>> streams_;  // guarded by mutex_
   const bool oversubscribed_;
+  const bool spare_cores_;
 };
 
 }  // namespace

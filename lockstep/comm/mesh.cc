@@ -74,7 +74,8 @@ class MeshSpace final : public SharedSpace {
   void set_connector(std::function<void(Deadline)> connector) { connector_ = std::move(connector); }
 
   void connect(Deadline deadline) override {
-    if (open_.load(std::memory_order_acquire) < boards_.size()) [[unlikely]] connector_(deadline);
+    if (open_.load(std::memory_order_acquire) < boards_.size()) [[unlikely]]
+      connector_(deadline);
   }
   Board& board(int rank) override {
     return *reinterpret_cast<Board*>(boards_[static_cast<std::size_t>(rank)]->data());
@@ -107,9 +108,9 @@ class MeshLinks final : public Links {
       slots_.push_back(std::make_unique<Slot>());
     }
     const bool all_shared =
-        members_.size() > 1 &&
-        std::all_of(members_.begin(), members_.end(),
-                    [&](int member) { return hub_->shares_memory_with(member); });
+        members_.size() > 1 && std::all_of(members_.begin(), members_.end(), [&](int member) {
+          return hub_->shares_memory_with(member);
+        });
     if (all_shared) {
       space_ = std::make_unique<MeshSpace>(hub_->arena(), rank_, static_cast<int>(members_.size()));
       space_->set_connector([this](Deadline deadline) {
@@ -120,11 +121,11 @@ class MeshLinks final : public Links {
     } else if (hub_->medium == Medium::kShared && members_.size() > 1) {
       refuse_remote_ranks();
     }
-    const auto here = std::count_if(hub_->job.roster.begin(), hub_->job.roster.end(),
-                                    [&](const Card& card) {
-                                      return same_host(card.host, hub_->own_card().host);
-                                    });
+    const auto here = std::count_if(
+        hub_->job.roster.begin(), hub_->job.roster.end(),
+        [&](const Card& card) { return same_host(card.host, hub_->own_card().host); });
     oversubscribed_ = here > available_cores();
+    spare_cores_ = available_cores() >= 2 * here;
   }
 
   Stream& to(int peer, Deadline deadline) override {
@@ -138,6 +139,7 @@ class MeshLinks final : public Links {
   Supervisor& supervisor() override { return *hub_->job.control; }
   SharedSpace* shared_space() override { return space_.get(); }
   bool oversubscribed() const override { return oversubscribed_; }
+  bool spare_cores() const override { return spare_cores_; }
   std::unique_ptr<Links> split(const std::vector<int>& members, int rank,
                                std::uint32_t channel) override {
     std::vector<int> job_ranks;
@@ -156,11 +158,12 @@ class MeshLinks final : public Links {
   void refuse_remote_ranks() const {
     for (std::size_t i = 0; i < members_.size(); ++i) {
       if (hub_->shares_memory_with(members_[i])) continue;
-      throw Error(ErrorCode::kNoConnection,
-                  fmt::format("{} cannot share memory with {}: they are on different hosts; use the "
-                              "transport auto or tcp",
-                              lockstep::name_of(hub_->own_card()), name_of(static_cast<int>(i))),
-                  members_[i]);
+      throw Error(
+          ErrorCode::kNoConnection,
+          fmt::format("{} cannot share memory with {}: they are on different hosts; use the "
+                      "transport auto or tcp",
+                      lockstep::name_of(hub_->own_card()), name_of(static_cast<int>(i))),
+          members_[i]);
     }
   }
 
@@ -189,7 +192,8 @@ class MeshLinks final : public Links {
     return std::make_unique<TcpStream>(std::move(socket));
   }
 
-  // The connecting side brings the rings; both show board and arena when the whole group shares memory.
+  // The connecting side brings the rings; both show board and arena when the whole group shares
+  // memory.
   std::unique_ptr<Stream> share_memory(int peer, const Socket& socket, Deadline deadline) {
     const FailureLatch* latch = &hub_->job.control->latch();
     const bool connects = hub_->job.rank() > job_rank(peer);
@@ -228,6 +232,7 @@ class MeshLinks final : public Links {
   const int rank_;
   const std::uint32_t channel_;
   bool oversubscribed_ = false;
+  bool spare_cores_ = false;
   std::unique_ptr<MeshSpace> space_;  // null unless the whole group shares memory
   std::vector<std::unique_ptr<Slot>> slots_;
 };
