@@ -39,14 +39,16 @@ void ProgressBook::remove(const void* owner) {
   const std::lock_guard lock(mutex_);
   const auto found = sources_.find(owner);
   if (found == sources_.end()) return;
-  ended_.push_back(found->second());
+  ended_.push_front(found->second());
+  if (ended_.size() > kMaxEnded) ended_.pop_back();
   sources_.erase(found);
 }
 
 std::vector<Progress> ProgressBook::all() const {
   const std::lock_guard lock(mutex_);
-  std::vector<Progress> progress = ended_;
+  std::vector<Progress> progress;
   for (const auto& [owner, source] : sources_) progress.push_back(source());
+  progress.insert(progress.end(), ended_.begin(), ended_.end());
   return progress;
 }
 

@@ -2,6 +2,7 @@
 
 #include <atomic>
 #include <cstdint>
+#include <deque>
 #include <functional>
 #include <map>
 #include <mutex>
@@ -59,12 +60,15 @@ class ProgressBook {
   // When it returns, the source is not running and will not be called again. What it said last
   // stands as that communicator's progress.
   void remove(const void* owner);
+  // First those that live, then those that ended last.
   std::vector<Progress> all() const;
 
  private:
+  static constexpr std::size_t kMaxEnded = 32;  // a job may make and end any number
+
   mutable std::mutex mutex_;
   std::map<const void*, Source> sources_;  // guarded by mutex_
-  std::vector<Progress> ended_;            // guarded by mutex_
+  std::deque<Progress> ended_;             // guarded by mutex_; newest first
 };
 
 // How a transport learns that the job has failed, and tells it. Thread-safe.

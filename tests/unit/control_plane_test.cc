@@ -305,6 +305,19 @@ TEST(ControlPlane, WithoutAVerdictFailFallsBackOnWhatItSaw) {
   EXPECT_TRUE(error.rank() == 3 || error.rank() == 0) << error.what();
 }
 
+TEST(ProgressBook, ListsTheLivingFirstAndForgetsTheLongGone) {
+  ProgressBook book;
+  for (std::uint32_t channel = 0; channel < 1000; ++channel) {
+    book.add(&channel, [=] { return Progress{channel, 1, false, ""}; });
+    book.remove(&channel);
+  }
+  book.add(&book, [] { return Progress{7777, 1, true, ""}; });
+  const auto all = book.all();
+  ASSERT_LE(all.size(), std::size_t{kMaxChannels});
+  EXPECT_EQ(all[0].channel, 7777u);
+  EXPECT_EQ(all[1].channel, 999u);
+}
+
 TEST(ControlPlane, FailFromManyThreadsEndsAllWithOneError) {
   LoopbackJob setup(2);
   auto jobs = setup.join_all();
