@@ -24,6 +24,8 @@ int run(int argc, char** argv) {
   CLI::App app{"Data-parallel training of transformer language models.", "lockstep"};
   app.set_version_flag("--version", "lockstep " LOCKSTEP_VERSION);
   Job job;
+  const std::vector<std::string> arguments(argv + 1, argv + argc);
+  add_bench(app, arguments, job);
 
   try {
     app.parse(argc, argv);

@@ -166,6 +166,7 @@ void BoardSync::wait_long(int peer, const Ready& ready) {
                  std::min<std::chrono::nanoseconds>(kNap, deadline_.time() - now));
     }
     peer_board.sleepers.fetch_sub(1, std::memory_order_seq_cst);
+    transport_.supervisor().look_around();
   }
 }
 

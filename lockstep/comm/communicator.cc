@@ -13,7 +13,11 @@ struct Communicator::Pending {
 
 Communicator::Communicator(std::unique_ptr<Engine> engine, std::chrono::nanoseconds timeout,
                            std::uint32_t channel)
-    : engine_(std::move(engine)), timeout_(timeout), channel_(channel) {}
+    : engine_(std::move(engine)), timeout_(timeout), channel_(channel) {
+  if (world_size() > 1) {
+    engine_->supervisor().progress_book().add(this, [this] { return progress(); });
+  }
+}
 
 Communicator::~Communicator() {
   {
@@ -25,6 +29,7 @@ Communicator::~Communicator() {
   }
   queue_changed_.notify_all();
   if (thread_.joinable()) thread_.join();
+  engine_->supervisor().progress_book().remove(this);
 }
 
 Deadline Communicator::deadline_of(const Call& call) const {
@@ -133,8 +138,12 @@ std::unique_ptr<Communicator> Communicator::split(int color, int key) {
   std::stable_sort(members.begin(), members.end(), [&](int a, int b) {
     return all[2 * static_cast<std::size_t>(a) + 1] < all[2 * static_cast<std::size_t>(b) + 1];
   });
-  // Tells the groups of a job apart; those of one split have different members.
-  const std::uint32_t channel = (channel_ + child) * 0x9e3779b1U;
+  // Tells all groups of a job apart: by parent, split and first member.
+  std::uint32_t channel = channel_;
+  for (const auto word : {child, static_cast<std::uint32_t>(members[0]) + 1}) {
+    channel = (channel ^ word) * 0x9e3779b1U;
+    channel ^= channel >> 15;
+  }
   return std::make_unique<Communicator>(engine_->split(members, channel), timeout_, channel);
 }
 

@@ -9,7 +9,8 @@
 namespace lockstep {
 
 // The arithmetic of reductions. An element's result depends on its operands alone: not on its place
-// in the range, the length, the alignment (any will do) or the instruction set the processor offers.
+// in the range, the length, the alignment (any will do) or the instruction set the processor
+// offers.
 //
 // f16 and bf16: computed in f32, rounded to nearest even at every node. A NaN that is computed is
 // the canonical one, whatever NaNs went in: 0x7fc00000 in f32, 0x7ff8000000000000 in f64, 0x7e00 in
@@ -20,7 +21,8 @@ namespace lockstep {
 void combine(ReduceOp op, DataType type, void* dst, const void* lhs, const void* rhs,
              std::size_t count);
 
-// data[i] = data[i] / n, n > 0: floating point multiplies by the rounded reciprocal of n, integers floor.
+// data[i] = data[i] / n, n > 0: floating point multiplies by the rounded reciprocal of n, integers
+// floor.
 void finish_mean(DataType type, void* data, std::size_t count, int n);
 
 // Index of the first NaN or infinity, or `count`. Integers are always finite.

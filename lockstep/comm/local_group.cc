@@ -10,24 +10,64 @@
 #include "lockstep/comm/mesh_transport.h"
 #include "lockstep/comm/ring_stream.h"
 #include "lockstep/comm/shared_space.h"
+#include "lockstep/net/job_health.h"
 
 namespace lockstep {
 namespace {
 
-// One latch for all: threads of a process fail together, and nobody has to be told.
+std::string thread_name(int rank) { return fmt::format("rank {} (thread)", rank); }
+
+// What the supervisors of all ranks share. One latch for all: threads of a process fail together,
+// and nobody has to be told.
+struct LocalJob {
+  explicit LocalJob(int world_size) : books(static_cast<std::size_t>(world_size)) {}
+
+  // What JobHealth makes of where everybody is, and of one rank's complaint.
+  std::optional<Error> judge(int reporter, const std::optional<Error>& seen) const {
+    std::vector<std::string> names;
+    for (std::size_t r = 0; r < books.size(); ++r)
+      names.push_back(thread_name(static_cast<int>(r)));
+    const auto now = Deadline::Clock::now();
+    JobHealth health(names, std::chrono::hours(1), now);
+    const auto tell = [&] {
+      for (std::size_t r = 0; r < books.size(); ++r) {
+        health.heartbeat(static_cast<int>(r), books[r].all(), now);
+      }
+    };
+    tell();
+    if (seen)
+      health.report(reporter, {*seen, books[static_cast<std::size_t>(reporter)].all()}, now);
+    tell();  // the answer to the questions that it may have
+    health.settle();
+    return health.verdict();
+  }
+
+  FailureLatch latch;
+  std::vector<ProgressBook> books;  // per rank
+};
+
 class LocalSupervisor final : public Supervisor {
  public:
-  FailureLatch& latch() override { return latch_; }
+  LocalSupervisor(std::shared_ptr<LocalJob> job, int rank) : job_(std::move(job)), rank_(rank) {}
+
+  FailureLatch& latch() override { return job_->latch; }
   [[noreturn]] void fail(const Error& seen) override {
-    latch_.trip(seen);
-    throw *latch_.error();
+    job_->latch.check();
+    const bool ask = seen.code() == ErrorCode::kTimeout;
+    job_->latch.trip(ask ? job_->judge(rank_, seen).value_or(seen) : seen);
+    throw Error(*job_->latch.error());
   }
   void abort(const std::string& reason) override {
-    latch_.trip(Error(ErrorCode::kAborted, reason));
+    job_->latch.trip(aborted_error(thread_name(rank_), rank_, reason));
+  }
+  ProgressBook& progress_book() override { return job_->books[static_cast<std::size_t>(rank_)]; }
+  void look_around() override {
+    if (const std::optional<Error> cause = job_->judge(rank_, {})) job_->latch.trip(*cause);
   }
 
  private:
-  FailureLatch latch_;
+  const std::shared_ptr<LocalJob> job_;
+  const int rank_;
 };
 
 // Counts the operations of a rank and makes the chosen ones go wrong.
@@ -98,8 +138,10 @@ struct Group {
   explicit Group(int n) : world_size(n), space(n) {}
 
   const int world_size;
-  std::shared_ptr<LocalSupervisor> supervisor;
-  std::vector<std::shared_ptr<FaultPlan>> faults;  // per rank; null: none
+  // Per rank of this group.
+  std::vector<int> job_ranks;
+  std::vector<std::shared_ptr<LocalSupervisor>> supervisors;
+  std::vector<std::shared_ptr<FaultPlan>> faults;  // null: none
   bool shared_memory = true;
   LocalSpace space;
 
@@ -133,10 +175,12 @@ struct Group {
     std::shared_ptr<Group>& made = children[{channel, members}];
     if (made == nullptr) {
       made = std::make_shared<Group>(static_cast<int>(members.size()));
-      made->supervisor = supervisor;
       made->shared_memory = shared_memory;
       for (const int member : members) {
-        made->faults.push_back(faults[static_cast<std::size_t>(member)]);
+        const auto index = static_cast<std::size_t>(member);
+        made->job_ranks.push_back(job_ranks[index]);
+        made->supervisors.push_back(supervisors[index]);
+        made->faults.push_back(faults[index]);
       }
     }
     return made;
@@ -157,11 +201,14 @@ class LocalLinks final : public Links {
     if (stream == nullptr) stream = group_->connect(rank_, peer);
     return *stream;
   }
-  std::string name_of(int rank) const override { return fmt::format("rank {} (thread)", rank); }
-  Supervisor& supervisor() override { return *group_->supervisor; }
-  SharedSpace* shared_space() override {
-    return group_->shared_memory ? &group_->space : nullptr;
+  std::string name_of(int rank) const override { return thread_name(job_rank(rank)); }
+  int job_rank(int rank) const override {
+    return group_->job_ranks[static_cast<std::size_t>(rank)];
   }
+  Supervisor& supervisor() override {
+    return *group_->supervisors[static_cast<std::size_t>(rank_)];
+  }
+  SharedSpace* shared_space() override { return group_->shared_memory ? &group_->space : nullptr; }
   bool oversubscribed() const override { return oversubscribed_; }
   std::unique_ptr<Links> split(const std::vector<int>& members, int rank,
                                std::uint32_t channel) override {
@@ -185,18 +232,20 @@ std::vector<std::unique_ptr<Transport>> make_local_group(int world_size,
                 fmt::format("a group needs at least one rank, not {}", world_size));
   }
   auto group = std::make_shared<Group>(world_size);
-  group->supervisor = std::make_shared<LocalSupervisor>();
+  const auto job = std::make_shared<LocalJob>(world_size);
   group->shared_memory = options.shared_memory;
   std::vector<std::unique_ptr<Transport>> transports;
   for (int r = 0; r < world_size; ++r) {
     const auto index = static_cast<std::size_t>(r);
+    group->job_ranks.push_back(r);
+    group->supervisors.push_back(std::make_shared<LocalSupervisor>(job, r));
     group->faults.push_back(index < options.faults.size()
                                 ? std::make_shared<FaultPlan>(options.faults[index])
                                 : nullptr);
   }
   for (int r = 0; r < world_size; ++r) {
-    transports.push_back(std::make_unique<MeshTransport>(
-        r, world_size, 0, 0, std::make_unique<LocalLinks>(group, r)));
+    transports.push_back(std::make_unique<MeshTransport>(r, world_size, 0, 0,
+                                                         std::make_unique<LocalLinks>(group, r)));
   }
   return transports;
 }

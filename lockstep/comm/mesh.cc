@@ -134,6 +134,7 @@ class MeshLinks final : public Links {
     return *slot.stream;
   }
   std::string name_of(int rank) const override { return lockstep::name_of(card(rank)); }
+  int job_rank(int rank) const override { return members_[static_cast<std::size_t>(rank)]; }
   Supervisor& supervisor() override { return *hub_->job.control; }
   SharedSpace* shared_space() override { return space_.get(); }
   bool oversubscribed() const override { return oversubscribed_; }
@@ -150,7 +151,6 @@ class MeshLinks final : public Links {
     std::unique_ptr<Stream> stream;  // guarded by mutex
   };
 
-  int job_rank(int rank) const { return members_[static_cast<std::size_t>(rank)]; }
   const Card& card(int rank) const { return hub_->card(job_rank(rank)); }
 
   void refuse_remote_ranks() const {

@@ -18,6 +18,9 @@ using namespace std::chrono_literals;
 constexpr auto kSpinTime = 50us;
 constexpr unsigned kYieldsWhenOversubscribed = 4;
 
+// How often a sleeping rank looks after the job.
+constexpr auto kLookAround = 100ms;
+
 // Bytes of one message moved before the next one gets its turn.
 constexpr std::size_t kTurnBytes = 512 * 1024;
 
@@ -142,10 +145,11 @@ bool MeshTransport::advance(Active& a) {
   try {
     moved = a.receiving() ? a.stream->read_some(head, body) : a.stream->write_some(head, body);
   } catch (const Error& error) {
-    supervisor().fail(Error(error.code(),
-                            fmt::format("{} {}: {}", a.receiving() ? "receiving from" : "sending to",
-                                        name_of(t.peer), error.message()),
-                            t.peer));
+    supervisor().fail(
+        Error(error.code(),
+              fmt::format("{} {}: {}", a.receiving() ? "receiving from" : "sending to",
+                          name_of(t.peer), error.message()),
+              job_rank(t.peer)));
   }
   const std::size_t in_head = std::min(moved, head.size());
   a.head_done += in_head;
@@ -158,7 +162,8 @@ void MeshTransport::check_frame(Active& a, const MeshFrame& stamp) {
   const std::optional<MeshFrame> got = decode_mesh_frame(std::span(a.head));
   if (!got) {
     supervisor().fail(Error(ErrorCode::kUnexpectedMessage,
-                            fmt::format("{} sent bytes that are no frame", name_of(peer)), peer));
+                            fmt::format("{} sent bytes that are no frame", name_of(peer)),
+                            job_rank(peer)));
   }
   MeshFrame expected = stamp;
   expected.part = a.part;
@@ -168,18 +173,17 @@ void MeshTransport::check_frame(Active& a, const MeshFrame& stamp) {
   MeshFrame same_size = *got;
   same_size.payload = expected.payload;
   if (same_size == expected) {
-    supervisor().fail(Error(ErrorCode::kSizeMismatch,
-                            fmt::format("{} sent {} bytes where {} were expected, in {}",
-                                        name_of(peer), got->payload, expected.payload,
-                                        describe(expected)),
-                            peer));
+    supervisor().fail(
+        Error(ErrorCode::kSizeMismatch,
+              fmt::format("{} sent {} bytes where {} were expected, in {}", name_of(peer),
+                          got->payload, expected.payload, describe(expected)),
+              job_rank(peer)));
   }
-  supervisor().fail(Error(
-      ErrorCode::kCollectiveMismatch,
-      fmt::format("{} is in collective {}: {}; {} is in collective {}: {}", name_of(peer),
-                  got->sequence, describe(*got), name_of(rank_), expected.sequence,
-                  describe(expected)),
-      peer));
+  supervisor().fail(Error(ErrorCode::kCollectiveMismatch,
+                          fmt::format("{} is in collective {}: {}; {} is in collective {}: {}",
+                                      name_of(peer), got->sequence, describe(*got), name_of(rank_),
+                                      expected.sequence, describe(expected)),
+                          job_rank(peer)));
 }
 
 void MeshTransport::wait(std::span<Active> active, Deadline deadline) {
@@ -190,7 +194,9 @@ void MeshTransport::wait(std::span<Active> active, Deadline deadline) {
     if (a.complete() || !a.open()) continue;
     if (!a.stream->prepare_wait(a.transfer->direction, fds)) sleep = false;
   }
-  if (sleep) ::poll(fds.data(), fds.size(), deadline.poll_timeout());
+  if (sleep && ::poll(fds.data(), fds.size(), deadline.poll_timeout(kLookAround)) == 0) {
+    supervisor().look_around();
+  }
   for (Active& a : active) {
     if (!a.complete() && a.open()) a.stream->finish_wait(a.transfer->direction);
   }
@@ -201,15 +207,15 @@ void MeshTransport::fail_timeout(std::span<Active> active, const MeshFrame& stam
   int first = -1;
   for (const Active& a : active) {
     if (a.complete() || !a.open()) continue;
-    if (first < 0) first = a.transfer->peer;
+    if (first < 0) first = job_rank(a.transfer->peer);
     if (!awaited.empty()) awaited += ", ";
     awaited += a.receiving() ? "data from " : "room at ";
     awaited += name_of(a.transfer->peer);
   }
-  supervisor().fail(Error(ErrorCode::kTimeout,
-                          fmt::format("{}: {} waited in vain for {}", describe(stamp),
-                                      name_of(rank_), awaited),
-                          first));
+  supervisor().fail(
+      Error(ErrorCode::kTimeout,
+            fmt::format("{}: {} waited in vain for {}", describe(stamp), name_of(rank_), awaited),
+            first));
 }
 
 std::unique_ptr<Transport> MeshTransport::split(const std::vector<int>& members,

@@ -17,6 +17,8 @@ class Links {
   // The stream to `peer`, opened on first use.
   virtual Stream& to(int peer, Deadline deadline) = 0;
   virtual std::string name_of(int rank) const = 0;
+  // The rank in the whole job, by which errors blame it.
+  virtual int job_rank(int rank) const = 0;
   virtual Supervisor& supervisor() = 0;
   virtual std::unique_ptr<Links> split(const std::vector<int>& members, int rank,
                                        std::uint32_t channel) = 0;
@@ -35,6 +37,7 @@ class MeshTransport final : public Transport {
   int rank() const override { return rank_; }
   int world_size() const override { return world_size_; }
   std::string name_of(int rank) const override { return links_->name_of(rank); }
+  int job_rank(int rank) const override { return links_->job_rank(rank); }
   Supervisor& supervisor() override { return links_->supervisor(); }
   SharedSpace* shared_space() override { return links_->shared_space(); }
   bool oversubscribed() const override { return links_->oversubscribed(); }

@@ -61,6 +61,8 @@ class Transport {
   virtual int world_size() const = 0;
   // "rank 2 (10.0.0.3:4711)", for messages to people.
   virtual std::string name_of(int rank) const = 0;
+  // The rank in the whole job, by which errors blame it.
+  virtual int job_rank(int rank) const = 0;
   virtual Supervisor& supervisor() = 0;
   // The memory that all ranks of the group share, or null.
   virtual SharedSpace* shared_space() = 0;

@@ -19,6 +19,14 @@ constexpr std::size_t kMaxGuests = 1024;
 constexpr std::chrono::seconds kLongestHandshake{10};
 constexpr std::chrono::milliseconds kAcceptPause{100};
 
+bool is_from_loopback(const Socket& socket) {
+  try {
+    return socket.peer_address().is_loopback();
+  } catch (const Error&) {  // it is gone already
+    return false;
+  }
+}
+
 Link::Bytes shared_frame(MessageKind kind, std::span<const std::byte> body) {
   return std::make_shared<const std::vector<std::byte>>(frame(kind, body));
 }
@@ -109,28 +117,31 @@ void Centre::accept_guests(Clock::time_point now) {
     std::optional<Socket> socket;
     try {
       socket = try_accept(listener_);
-      if (!socket) return;
-      // Without a token the handshake proves nothing, so strangers stay out by their address.
-      if (options_.identity.token.empty() && !socket->peer_address().is_loopback()) continue;
     } catch (const Error& error) {
       // Most likely no descriptors are left. Make room, then breathe before the next attempt.
-      if (warnings_left_ > 0) {
-        --warnings_left_;
-        log(LogLevel::kWarning, "rendezvous: {}", error.what());
-      }
-      if (!guests_.empty()) guests_.front().limit = now;
+      warn(error.message());
+      drop_oldest_stranger(now);
       accepting_ = false;
       return;
     }
-    if (guests_.size() >= kMaxGuests) {
-      const auto oldest =
-          std::ranges::find_if(guests_, [&](const Guest& g) { return g.limit > now; });
-      if (oldest != guests_.end()) oldest->limit = now;
-    }
+    if (!socket) return;
+    // Without a token the handshake proves nothing, so strangers stay out by their address.
+    if (options_.identity.token.empty() && !is_from_loopback(*socket)) continue;
+    if (guests_.size() >= kMaxGuests) drop_oldest_stranger(now);
     guests_.push_back({Link(std::move(*socket), kMaxHandshakeBody),
                        Handshake(Handshake::Role::kServer, options_.identity, Purpose::kRendezvous),
                        /*admitted=*/false, now + patience});
   }
+}
+
+void Centre::drop_oldest_stranger(Clock::time_point now) {
+  const auto oldest = std::ranges::find_if(
+      guests_, [&](const Guest& guest) { return !guest.admitted && guest.limit > now; });
+  if (oldest != guests_.end()) oldest->limit = now;
+}
+
+void Centre::warn(std::string_view text) {
+  if (warnings_left_-- > 0) log(LogLevel::kWarning, "rendezvous: {}", text);
 }
 
 void Centre::serve_guest(Guest& guest, Clock::time_point now) {
@@ -161,11 +172,7 @@ void Centre::shake_hands(Guest& guest, const Message& message) {
     guest.link.queue(std::make_shared<const std::vector<std::byte>>(std::move(step.reply)));
   }
   if (step.failure) {
-    if (warnings_left_ > 0) {
-      --warnings_left_;
-      log(LogLevel::kWarning, "rendezvous: turned {} away: {}", guest.link.socket().peer(),
-          step.failure->message());
-    }
+    warn(fmt::format("turned {} away: {}", guest.link.socket().peer(), step.failure->message()));
     guest.leaving = true;
   }
   guest.admitted = guest.handshake.done();

@@ -7,6 +7,7 @@
 #include <optional>
 #include <span>
 #include <string>
+#include <string_view>
 #include <vector>
 
 #include "lockstep/base/deadline.h"
@@ -60,6 +61,8 @@ class Centre {
   };
 
   void accept_guests(Clock::time_point now);
+  void drop_oldest_stranger(Clock::time_point now);
+  void warn(std::string_view text);
   void serve_guest(Guest& guest, Clock::time_point now);
   void shake_hands(Guest& guest, const Message& message);
   void join(Guest& guest, const Message& message, Clock::time_point now);
@@ -78,7 +81,7 @@ class Centre {
   Socket listener_;
 
   bool accepting_ = true;
-  int warnings_left_ = 20;  // strangers must not fill the log
+  std::int64_t warnings_left_ = 20;  // strangers must not fill the log
   std::list<Guest> guests_;
   std::vector<std::unique_ptr<Link>> ranks_;  // null: not there
   Gathering gathering_;

@@ -34,8 +34,12 @@ class SignalsBlocked {
 
 }  // namespace
 
-ControlLoop::ControlLoop(FailureLatch& latch, std::unique_ptr<Centre> centre)
-    : latch_(latch), wake_(::eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK)), centre_(std::move(centre)) {
+ControlLoop::ControlLoop(FailureLatch& latch, const ProgressBook& book,
+                         std::unique_ptr<Centre> centre)
+    : latch_(latch),
+      book_(book),
+      wake_(::eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK)),
+      centre_(std::move(centre)) {
   if (!wake_) throw_io("eventfd", errno);
   const SignalsBlocked blocked;
   thread_ = std::thread([this] { run(); });
@@ -52,7 +56,7 @@ ControlLoop::~ControlLoop() {
 
 void ControlLoop::attach(Link link, const MemberOptions& options) {
   auto member =
-      std::make_unique<Member>(std::move(link), options, latch_, [this] { return progress(); });
+      std::make_unique<Member>(std::move(link), options, latch_, [this] { return book_.all(); });
   {
     const std::lock_guard lock(mutex_);
     joining_ = std::move(member);
@@ -71,21 +75,10 @@ bool ControlLoop::report(const Error& error) {
   return true;
 }
 
-void ControlLoop::set_progress_source(ProgressSource source) {
-  const std::lock_guard lock(progress_mutex_);
-  if (progress_source_) last_progress_ = progress_source_();
-  progress_source_ = std::move(source);
-}
-
-std::vector<Progress> ControlLoop::progress() {
-  const std::lock_guard lock(progress_mutex_);
-  return progress_source_ ? progress_source_() : last_progress_;
-}
-
 void ControlLoop::run() noexcept {
   try {
     while (take_orders()) poll_once();
-    const std::vector<Progress> last = progress();
+    const std::vector<Progress> last = book_.all();
     if (member_) member_->leave();
     if (centre_) centre_->leave(last);
   } catch (const Error& error) {
@@ -99,13 +92,17 @@ void ControlLoop::run() noexcept {
 }
 
 bool ControlLoop::take_orders() {
-  const std::lock_guard lock(mutex_);
-  if (joining_) member_ = std::move(joining_);
-  if (member_) {
-    for (const Error& error : reports_) member_->report(error);
-    reports_.clear();
+  std::vector<Error> reports;
+  bool stop;
+  {
+    const std::lock_guard lock(mutex_);
+    if (joining_) member_ = std::move(joining_);
+    if (member_) reports.swap(reports_);
+    stop = stop_;
   }
-  return !stop_;
+  // Without the lock: a report asks for progress, whose source may have locks of its own.
+  for (const Error& error : reports) member_->report(error);
+  return !stop;
 }
 
 void ControlLoop::poll_once() {

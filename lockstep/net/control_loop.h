@@ -1,7 +1,6 @@
 #pragma once
 
 #include <atomic>
-#include <functional>
 #include <memory>
 #include <mutex>
 #include <thread>
@@ -17,10 +16,8 @@ namespace lockstep {
 // member, once it has joined. The destructor takes leave for both and does not wait for peers.
 class ControlLoop {
  public:
-  using ProgressSource = std::function<std::vector<Progress>()>;
-
-  // `centre` may be null. The latch must outlive the loop.
-  ControlLoop(FailureLatch& latch, std::unique_ptr<Centre> centre);
+  // `centre` may be null. Latch and book must outlive the loop.
+  ControlLoop(FailureLatch& latch, const ProgressBook& book, std::unique_ptr<Centre> centre);
   ~ControlLoop();
   ControlLoop(const ControlLoop&) = delete;
   ControlLoop& operator=(const ControlLoop&) = delete;
@@ -28,7 +25,6 @@ class ControlLoop {
   void attach(Link link, const MemberOptions& options);
   // To the centre; false if there is none to tell.
   bool report(const Error& error);
-  void set_progress_source(ProgressSource source);
 
   bool centre_left() const { return centre_left_.load(std::memory_order_acquire); }
 
@@ -37,14 +33,10 @@ class ControlLoop {
   void poll_once();
   // Takes over what other threads have handed in; returns whether to go on.
   bool take_orders();
-  std::vector<Progress> progress();
 
   FailureLatch& latch_;
+  const ProgressBook& book_;
   Descriptor wake_;  // constant after construction
-
-  std::mutex progress_mutex_;
-  ProgressSource progress_source_;       // guarded by progress_mutex_
-  std::vector<Progress> last_progress_;  // guarded by progress_mutex_; while there is no source
 
   std::mutex mutex_;
   std::vector<Error> reports_;       // guarded by mutex_

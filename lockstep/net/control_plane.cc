@@ -14,14 +14,14 @@ namespace lockstep {
 ControlPlane::ControlPlane() = default;
 
 ControlPlane::ControlPlane(std::unique_ptr<Centre> centre)
-    : loop_(std::make_unique<ControlLoop>(latch_, std::move(centre))) {}
+    : loop_(std::make_unique<ControlLoop>(latch_, progress_book_, std::move(centre))) {}
 
 ControlPlane::~ControlPlane() = default;
 
 void ControlPlane::attach(Link link, const MemberOptions& options) {
   LOCKSTEP_CHECK(!member_);
   member_ = std::make_unique<const MemberOptions>(options);
-  if (!loop_) loop_ = std::make_unique<ControlLoop>(latch_, nullptr);
+  if (!loop_) loop_ = std::make_unique<ControlLoop>(latch_, progress_book_, nullptr);
   loop_->attach(std::move(link), options);
 }
 
@@ -48,10 +48,6 @@ void ControlPlane::abort(const std::string& reason) {
   if (latch_.trip(aborted_error(name, rank, reason)) && loop_) {
     loop_->report(Error(ErrorCode::kAborted, reason, rank));
   }
-}
-
-void ControlPlane::set_progress_source(ProgressSource source) {
-  if (loop_) loop_->set_progress_source(std::move(source));
 }
 
 }  // namespace lockstep

@@ -23,10 +23,6 @@ struct MemberOptions;
 // on without control: fail() then falls back on what the rank itself saw.
 class ControlPlane final : public Supervisor {
  public:
-  // Which collective this rank entered last, one entry for each communicator. A channel must mean
-  // the same communicator on every rank, and all its members must describe a collective alike.
-  using ProgressSource = std::function<std::vector<Progress>()>;
-
   // Alone in the world: no thread, no socket.
   ControlPlane();
   // Serves the star from now on, before this rank itself has joined.
@@ -43,13 +39,13 @@ class ControlPlane final : public Supervisor {
   [[noreturn]] void fail(const Error& seen) override;
   void abort(const std::string& reason) override;
 
-  // Called from the control thread; it must not block. A new source replaces the old one, which is
-  // asked a last time: when set_progress_source({}) has returned it will not be called again, and
-  // what it said then stands as this rank's progress.
-  void set_progress_source(ProgressSource source);
+  // Asked from the control thread with every heartbeat.
+  ProgressBook& progress_book() override { return progress_book_; }
+  void look_around() override {}
 
  private:
   FailureLatch latch_;
+  ProgressBook progress_book_;
   std::unique_ptr<const MemberOptions> member_;  // constant once attached
   std::unique_ptr<ControlLoop> loop_;            // null while alone
 };

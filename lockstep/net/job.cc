@@ -21,8 +21,8 @@ void validate(const JobOptions& options) {
     throw Error(ErrorCode::kInvalidRank,
                 fmt::format("rank {} in a world of {}", options.rank, options.world_size));
   }
-  if (options.timeout <= Deadline::Clock::duration::zero()) {
-    throw Error(ErrorCode::kInvalidArgument, "the timeout must be positive");
+  if (options.timeout < std::chrono::milliseconds(1) || options.timeout > std::chrono::hours(24)) {
+    throw Error(ErrorCode::kInvalidArgument, "the timeout must be between a millisecond and a day");
   }
 }
 

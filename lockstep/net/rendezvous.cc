@@ -11,7 +11,7 @@
 namespace lockstep {
 
 RendezvousServer::RendezvousServer(Socket listener, CentreOptions options)
-    : loop_(latch_, std::make_unique<Centre>(std::move(listener), std::move(options))) {}
+    : loop_(latch_, book_, std::make_unique<Centre>(std::move(listener), std::move(options))) {}
 
 Socket connect_to_rendezvous(const HostPort& where, const Identity& identity, Deadline deadline) {
   while (true) {

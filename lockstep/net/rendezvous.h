@@ -17,6 +17,7 @@ class RendezvousServer {
 
  private:
   FailureLatch latch_;
+  ProgressBook book_;  // empty: it runs no collectives
   ControlLoop loop_;
 };
 

@@ -30,4 +30,24 @@ std::optional<Error> FailureLatch::error() const {
 
 void FailureLatch::rethrow() const { throw Error(*error()); }
 
+void ProgressBook::add(const void* owner, Source source) {
+  const std::lock_guard lock(mutex_);
+  sources_[owner] = std::move(source);
+}
+
+void ProgressBook::remove(const void* owner) {
+  const std::lock_guard lock(mutex_);
+  const auto found = sources_.find(owner);
+  if (found == sources_.end()) return;
+  ended_.push_back(found->second());
+  sources_.erase(found);
+}
+
+std::vector<Progress> ProgressBook::all() const {
+  const std::lock_guard lock(mutex_);
+  std::vector<Progress> progress = ended_;
+  for (const auto& [owner, source] : sources_) progress.push_back(source());
+  return progress;
+}
+
 }  // namespace lockstep

@@ -2,9 +2,12 @@
 
 #include <atomic>
 #include <cstdint>
+#include <functional>
+#include <map>
 #include <mutex>
 #include <optional>
 #include <string>
+#include <vector>
 
 #include "lockstep/base/descriptor.h"
 #include "lockstep/base/error.h"
@@ -47,6 +50,23 @@ struct Progress {
   bool operator==(const Progress&) const = default;
 };
 
+// Where to ask what the communicators of a rank are doing. Thread-safe.
+class ProgressBook {
+ public:
+  using Source = std::function<Progress()>;
+
+  void add(const void* owner, Source source);
+  // When it returns, the source is not running and will not be called again. What it said last
+  // stands as that communicator's progress.
+  void remove(const void* owner);
+  std::vector<Progress> all() const;
+
+ private:
+  mutable std::mutex mutex_;
+  std::map<const void*, Source> sources_;  // guarded by mutex_
+  std::vector<Progress> ended_;            // guarded by mutex_
+};
+
 // How a transport learns that the job has failed, and tells it. Thread-safe.
 class Supervisor {
  public:
@@ -60,6 +80,13 @@ class Supervisor {
 
   // Ends the job on every rank at once. Does not block on peers.
   virtual void abort(const std::string& reason) = 0;
+
+  // Every communicator of this rank enters itself here. A channel means the same communicator on
+  // every rank, and all its members describe a collective alike.
+  virtual ProgressBook& progress_book() = 0;
+
+  // Called now and then by a rank that waits, for supervisors that have no thread of their own.
+  virtual void look_around() = 0;
 };
 
 }  // namespace lockstep

@@ -156,13 +156,13 @@ TEST(ControlPlane, ACentreThatLeftWhileOthersWaitForItIsNamed) {
   LoopbackJob setup(2, 500ms);
   auto jobs = setup.join_all();
   const auto at = [](std::uint64_t sequence, bool inside) {
-    return [=] { return std::vector<Progress>{{0, sequence, inside, "barrier"}}; };
+    return [=] { return Progress{0, sequence, inside, "barrier"}; };
   };
-  jobs[0].control->set_progress_source(at(4, false));
-  jobs[0].control->set_progress_source({});
+  jobs[0].control->progress_book().add(&setup, at(4, false));
+  jobs[0].control->progress_book().remove(&setup);
   jobs[0] = Job();
   jobs.erase(jobs.begin());
-  jobs[0].control->set_progress_source(at(5, true));
+  jobs[0].control->progress_book().add(&setup, at(5, true));
   expect_all(jobs, ErrorCode::kPeerLost, 0, "has left the job after collective 4");
 }
 
@@ -171,8 +171,8 @@ TEST(ControlPlane, DifferentCollectivesAreFoundByHeartbeats) {
   auto jobs = setup.join_all();
   for (int rank = 0; rank < 3; ++rank) {
     const std::string what = rank == 1 ? "all_reduce sum f32 x 100" : "all_reduce sum f32 x 101";
-    jobs[rank].control->set_progress_source([what] {
-      return std::vector<Progress>{{0, 17, true, what}};
+    jobs[rank].control->progress_book().add(&setup, [what] {
+      return Progress{0, 17, true, what};
     });
   }
   expect_all(jobs, ErrorCode::kCollectiveMismatch, 1, "called all_reduce sum f32 x 100");
@@ -185,8 +185,8 @@ TEST(ControlPlane, AnOverdueCollectiveNamesTheAbsentRank) {
   auto jobs = setup.join_all();
   for (int rank = 0; rank < 3; ++rank) {
     const std::uint64_t sequence = rank == 2 ? 16 : 17;
-    jobs[rank].control->set_progress_source([=] {
-      return std::vector<Progress>{{0, sequence, sequence == 17, "all_reduce"}};
+    jobs[rank].control->progress_book().add(&setup, [=] {
+      return Progress{0, sequence, sequence == 17, "all_reduce"};
     });
   }
   error_of([&] { jobs[0].control->fail(Error(ErrorCode::kTimeout, "waiting for rank 1", 1)); });
@@ -259,11 +259,11 @@ TEST(ControlPlane, AMalformedVerdictIsBlamedOnTheCentre) {
 TEST(ControlPlane, APingIsAnsweredWithProgress) {
   WithCentreByHand world;
   const std::vector<Progress> progress = {{3, 9, true, "barrier"}};
-  world.job.control->set_progress_source([&] { return progress; });
+  world.job.control->progress_book().add(&world, [&] { return progress[0]; });
   world.link->send(MessageKind::kPing, {}, soon());
   while (decode_progress(world.link->receive(soon()).body) != progress) {
   }
-  world.job.control->set_progress_source({});
+  world.job.control->progress_book().remove(&world);
 }
 
 TEST(ControlPlane, ALauncherAtTheCentreRelaysVerdicts) {
@@ -312,16 +312,16 @@ TEST(ControlPlane, FailFromManyThreadsEndsAllWithOneError) {
   }
 }
 
-TEST(ControlPlane, ASourceThatWasReplacedIsNotCalledAgain) {
+TEST(ControlPlane, ASourceThatWasRemovedIsNotCalledAgain) {
   LoopbackJob setup(2, 200ms);
   auto jobs = setup.join_all();
   for (int i = 0; i < 100; ++i) {
     auto alive = std::make_unique<int>(i);
-    jobs[1].control->set_progress_source([&alive] {
+    jobs[1].control->progress_book().add(&alive, [&alive] {
       EXPECT_TRUE(alive);
-      return std::vector<Progress>{};
+      return Progress{};
     });
-    jobs[1].control->set_progress_source({});
+    jobs[1].control->progress_book().remove(&alive);
     alive.reset();
   }
 }

@@ -1,0 +1,264 @@
+#include "cli/launch.h"
+
+#include <fcntl.h>
+#include <fmt/format.h>
+#include <poll.h>
+#include <sys/prctl.h>
+#include <sys/signalfd.h>
+#include <sys/wait.h>
+#include <unistd.h>
+
+#include <array>
+#include <cerrno>
+#include <csignal>
+#include <cstring>
+#include <optional>
+#include <string_view>
+#include <utility>
+
+#include "cli/rank_environment.h"
+#include "lockstep/base/deadline.h"
+#include "lockstep/base/descriptor.h"
+#include "lockstep/base/error.h"
+#include "lockstep/base/log.h"
+#include "lockstep/net/socket.h"
+
+extern char** environ;
+
+namespace lockstep::cli {
+namespace {
+
+// Blocks the signals that the launcher reads from a descriptor; undone when it goes.
+class BlockedSignals {
+ public:
+  BlockedSignals() {
+    sigset_t set;
+    sigemptyset(&set);
+    for (const int number : {SIGCHLD, SIGINT, SIGTERM, SIGHUP}) sigaddset(&set, number);
+    ::sigprocmask(SIG_BLOCK, &set, &before_);
+    descriptor_ = Descriptor(::signalfd(-1, &set, SFD_CLOEXEC | SFD_NONBLOCK));
+    if (!descriptor_) throw_io("signalfd", errno);
+  }
+  ~BlockedSignals() { ::sigprocmask(SIG_SETMASK, &before_, nullptr); }
+  BlockedSignals(const BlockedSignals&) = delete;
+  BlockedSignals& operator=(const BlockedSignals&) = delete;
+
+  int fd() const { return descriptor_.get(); }
+  const sigset_t& before() const { return before_; }
+  std::optional<signalfd_siginfo> next() const {
+    signalfd_siginfo info{};
+    if (::read(fd(), &info, sizeof info) != sizeof info) return std::nullopt;
+    return info;
+  }
+
+ private:
+  sigset_t before_{};
+  Descriptor descriptor_;
+};
+
+struct Child {
+  int rank = 0;
+  pid_t pid = -1;
+  bool running = true;
+  int status = 0;       // as waitpid gives it
+  Descriptor messages;  // the read end of its stderr
+  std::string line;     // the beginning of a line that has not ended
+  std::string last_line;
+};
+
+// Strings as execve wants them.
+std::vector<char*> pointers_to(std::vector<std::string>& strings) {
+  std::vector<char*> pointers;
+  for (std::string& string : strings) pointers.push_back(string.data());
+  pointers.push_back(nullptr);
+  return pointers;
+}
+
+std::vector<std::string> environment_for(int rank, int ranks, const Socket& listener) {
+  std::vector<std::string> variables = {fmt::format("{}={}", kRankVariable, rank),
+                                        fmt::format("{}={}", kWorldSizeVariable, ranks)};
+  if (listener) {
+    variables.push_back(fmt::format("{}=127.0.0.1", kMasterHostVariable));
+    variables.push_back(fmt::format("{}={}", kMasterPortVariable, listener.local_address().port()));
+    if (rank == 0) variables.push_back(fmt::format("{}={}", kListenerVariable, listener.fd()));
+  }
+  for (char** variable = environ; *variable != nullptr; ++variable) {
+    const std::string_view text(*variable);
+    const std::string_view name = text.substr(0, text.find('='));
+    if (name == kMasterHostVariable || name == kMasterPortVariable) continue;
+    variables.emplace_back(text);
+  }
+  return variables;
+}
+
+// Between fork and exec: system calls only.
+[[noreturn]] void become_rank(int rank, pid_t parent, const sigset_t& signals, int messages,
+                              int listener, char* const* arguments, char* const* environment) {
+  ::prctl(PR_SET_PDEATHSIG, SIGKILL);
+  if (::getppid() != parent) ::_exit(1);  // it ended before we asked to end with it
+  ::sigprocmask(SIG_SETMASK, &signals, nullptr);
+  ::dup2(messages, STDERR_FILENO);
+  if (rank == 0) {
+    if (listener >= 0) ::fcntl(listener, F_SETFD, 0);
+  } else {
+    const int nothing = ::open("/dev/null", O_RDONLY);
+    ::dup2(nothing, STDIN_FILENO);
+    ::close(nothing);
+  }
+  ::execve("/proc/self/exe", arguments, environment);
+  constexpr std::string_view kText = "this program could not be started again\n";
+  [[maybe_unused]] const ssize_t written = ::write(STDERR_FILENO, kText.data(), kText.size());
+  ::_exit(1);
+}
+
+class Launcher {
+ public:
+  explicit Launcher(const LaunchOptions& options) : options_(options) {}
+  ~Launcher() { kill_and_reap(); }  // only after an exception is there anything left to do
+  Launcher(const Launcher&) = delete;
+  Launcher& operator=(const Launcher&) = delete;
+
+  int run() {
+    start();
+    while (running() > 0) {
+      wait();
+      if (stop_at_ && stop_at_->expired()) end_the_rest();
+    }
+    for (Child& child : children_) forward(child);
+    return conclude();
+  }
+
+ private:
+  void start() {
+    Socket listener;
+    if (options_.ranks > 1) listener = listen_tcp(SocketAddress::loopback_v4());
+    std::vector<std::string> arguments = options_.arguments;
+    arguments.insert(arguments.begin(), "lockstep");
+    const pid_t parent = ::getpid();
+    for (int rank = 0; rank < options_.ranks; ++rank) {
+      std::array<int, 2> pipe{};
+      if (::pipe2(pipe.data(), O_CLOEXEC) != 0) throw_io("pipe", errno);
+      Child child;
+      child.rank = rank;
+      child.messages = Descriptor(pipe[0]);
+      const Descriptor write_end(pipe[1]);
+      ::fcntl(pipe[0], F_SETFL, O_NONBLOCK);
+      std::vector<std::string> environment = environment_for(rank, options_.ranks, listener);
+      const std::vector<char*> argv = pointers_to(arguments);
+      const std::vector<char*> envp = pointers_to(environment);
+      child.pid = ::fork();
+      if (child.pid < 0) throw_io("fork", errno);
+      if (child.pid == 0) {
+        become_rank(rank, parent, signals_.before(), write_end.get(), listener.fd(), argv.data(),
+                    envp.data());
+      }
+      children_.push_back(std::move(child));
+    }
+  }
+
+  int running() const {
+    int count = 0;
+    for (const Child& child : children_) count += child.running ? 1 : 0;
+    return count;
+  }
+
+  // Until something happens: a message, a signal, the end of a rank or of somebody's time.
+  void wait() {
+    std::vector<pollfd> polled = {{signals_.fd(), POLLIN, 0}};
+    for (const Child& child : children_) polled.push_back({child.messages.get(), POLLIN, 0});
+    ::poll(polled.data(), polled.size(), stop_at_ ? stop_at_->poll_timeout() : -1);
+    for (Child& child : children_) forward(child);
+    while (const auto signal = signals_.next()) {
+      if (signal->ssi_signo == SIGCHLD) continue;
+      stopped_by_ = static_cast<int>(signal->ssi_signo);
+      // A terminal has sent it to the ranks already.
+      if (signal->ssi_code != SI_KERNEL) send_to_running(stopped_by_);
+      if (!stop_at_) stop_at_ = Deadline::after(options_.grace);
+    }
+    reap(WNOHANG);
+  }
+
+  // Passes on what a rank has written to stderr, whole lines at a time.
+  void forward(Child& child) {
+    std::array<char, 4096> bytes{};
+    while (child.messages) {
+      const ssize_t count = ::read(child.messages.get(), bytes.data(), bytes.size());
+      if (count < 0 && errno == EINTR) continue;
+      if (count < 0) return;
+      if (count == 0) {
+        child.messages.reset();
+        if (!child.line.empty()) child.line += '\n';
+      }
+      child.line.append(bytes.data(), static_cast<std::size_t>(count));
+      const std::size_t whole = child.line.rfind('\n') + 1;  // 0 if there is none
+      if (whole == 0) continue;
+      const std::string_view text(child.line.data(), whole);
+      [[maybe_unused]] const ssize_t written = ::write(STDERR_FILENO, text.data(), text.size());
+      const std::size_t before = text.rfind('\n', whole - 2);
+      child.last_line = text.substr(before + 1, whole - before - 2);
+      child.line.erase(0, whole);
+    }
+  }
+
+  void reap(int flags) {
+    for (Child& child : children_) {
+      if (!child.running || ::waitpid(child.pid, &child.status, flags) != child.pid) continue;
+      child.running = false;
+      if (child.status == 0 || stop_at_) continue;
+      first_failed_ = child.rank;
+      stop_at_ = Deadline::after(options_.grace);
+    }
+  }
+
+  void send_to_running(int signal) {
+    for (const Child& child : children_) {
+      if (child.running) ::kill(child.pid, signal);
+    }
+  }
+
+  // First asks, then makes them.
+  void end_the_rest() {
+    if (std::exchange(asked_to_stop_, true)) {
+      send_to_running(SIGKILL);
+    } else {
+      send_to_running(SIGTERM);
+    }
+    stop_at_ = Deadline::after(options_.grace / 4);
+  }
+
+  void kill_and_reap() {
+    send_to_running(SIGKILL);
+    reap(0);
+  }
+
+  int conclude() const {
+    if (first_failed_) {
+      const Child& child = children_[static_cast<std::size_t>(*first_failed_)];
+      if (WIFSIGNALED(child.status)) {
+        const int signal = WTERMSIG(child.status);
+        log(LogLevel::kError, "rank {} (pid {}) was killed by signal {} ({})", child.rank,
+            child.pid, signal, strsignal(signal));
+        return 1;
+      }
+      const int code = WEXITSTATUS(child.status);
+      log(LogLevel::kError, "rank {} (pid {}) failed first, with exit code {}: {}", child.rank,
+          child.pid, code, child.last_line.empty() ? "it said nothing" : child.last_line);
+      return code;
+    }
+    return stopped_by_ == 0 ? 0 : 128 + stopped_by_;
+  }
+
+  const LaunchOptions options_;
+  const BlockedSignals signals_;
+  std::vector<Child> children_;
+  std::optional<int> first_failed_;
+  std::optional<Deadline> stop_at_;  // set once somebody failed or we were told to stop
+  bool asked_to_stop_ = false;
+  int stopped_by_ = 0;
+};
+
+}  // namespace
+
+int launch_ranks(const LaunchOptions& options) { return Launcher(options).run(); }
+
+}  // namespace lockstep::cli

@@ -1,0 +1,27 @@
+#pragma once
+
+#include <chrono>
+#include <string>
+#include <vector>
+
+namespace lockstep::cli {
+
+struct LaunchOptions {
+  int ranks = 1;
+  // Of this program, for every rank; without its name.
+  std::vector<std::string> arguments;
+  // How long the others may take to report what they saw when one has failed, and to stop when
+  // told.
+  std::chrono::milliseconds grace{600};
+};
+
+// Runs this program once for every rank, as child processes that find their rank in the environment
+// (rank_environment.h), and waits for all of them. Rank 0 has our standard input; what the ranks
+// print is passed on as it is. SIGINT, SIGTERM and SIGHUP are passed on to the ranks.
+//
+// Returns 0 if all succeeded. When one fails the rest are ended and reaped, the last line on stderr
+// tells which rank failed first and how, and its exit code is returned (1 if a signal killed it).
+// After a signal to ourselves: 128 + its number. No rank outlives this process, however it ends.
+int launch_ranks(const LaunchOptions& options);
+
+}  // namespace lockstep::cli

@@ -1,0 +1,31 @@
+#pragma once
+
+#include <cstdint>
+#include <optional>
+#include <string>
+
+namespace lockstep::cli {
+
+// How a launcher tells a process which rank it is: RANK, WORLD_SIZE, MASTER_ADDR and MASTER_PORT as
+// torchrun sets them; under mpirun the first two may come from it.
+inline constexpr const char* kRankVariable = "RANK";
+inline constexpr const char* kWorldSizeVariable = "WORLD_SIZE";
+inline constexpr const char* kMasterHostVariable = "MASTER_ADDR";
+inline constexpr const char* kMasterPortVariable = "MASTER_PORT";
+// Our own launcher hands rank 0 the listening socket of the rendezvous under this number, so that
+// nobody can take the port in between.
+inline constexpr const char* kListenerVariable = "LOCKSTEP_RENDEZVOUS_FD";
+
+struct RankEnvironment {
+  int rank = 0;
+  int world_size = 1;
+  std::string master_host;
+  std::uint16_t master_port = 0;
+  std::optional<int> listener;  // owned by whoever takes it
+};
+
+// Nothing if no launcher started this process. Throws Error{kInvalidArgument} that names the
+// variable which is missing or makes no sense.
+std::optional<RankEnvironment> rank_environment();
+
+}  // namespace lockstep::cli

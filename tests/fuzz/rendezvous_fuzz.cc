@@ -1,0 +1,80 @@
+// Decodes arbitrary bodies of every rendezvous and control message; the first byte is the kind.
+// What decodes must encode to the same bytes, and may go on to the code that decides.
+#include <cstdint>
+#include <cstdlib>
+
+#include "lockstep/net/control_messages.h"
+#include "lockstep/net/gathering.h"
+#include "lockstep/net/job_health.h"
+#include "lockstep/net/join_messages.h"
+#include "lockstep/net/message.h"
+#include "lockstep/net/wire_error.h"
+
+using namespace lockstep;
+
+namespace {
+
+void require(bool condition) {
+  if (!condition) std::abort();
+}
+
+template <typename T>
+void require_same(std::span<const std::byte> body, const T& decoded) {
+  const std::vector<std::byte> again = encode(decoded);
+  require(std::equal(again.begin(), again.end(), body.begin(), body.end()));
+}
+
+JobHealth make_health() { return {{"a", "b", "c"}, std::chrono::seconds(10), JobHealth::Time{}}; }
+
+}  // namespace
+
+extern "C" int LLVMFuzzerTestOneInput(const std::uint8_t* data, std::size_t size) {
+  if (size == 0) return 0;
+  const auto body = std::as_bytes(std::span(data, size)).subspan(1);
+  switch (static_cast<MessageKind>(data[0])) {
+    case MessageKind::kJoin:
+      if (const auto join = decode_join(body)) {
+        require_same(body, *join);
+        Gathering gathering(3, join->card.version, {});
+        static_cast<void>(gathering.add(join->card, {}));
+        static_cast<void>(gathering.missing());
+      }
+      break;
+    case MessageKind::kRoster:
+      if (const auto roster = decode_roster(body)) {
+        require_same(body, *roster);
+        static_cast<void>(check_reachable(roster->roster));
+        static_cast<void>(fingerprint_warning(roster->roster));
+      }
+      break;
+    case MessageKind::kHeartbeat:
+    case MessageKind::kGoodbye:
+      if (const auto progress = decode_progress(body)) {
+        require_same(body, *progress);
+        JobHealth health = make_health();
+        health.heartbeat(1, *progress, {});
+        health.goodbye(2, *progress, {});
+        health.settle();
+      }
+      break;
+    case MessageKind::kReport:
+      if (const auto report = decode_report(body)) {
+        require_same(body, *report);
+        JobHealth health = make_health();
+        health.heartbeat(0, {{0, 1, true, "all_reduce"}}, {});
+        health.report(1, *report, {});
+        health.settle();
+        health.tick(JobHealth::Time{} + std::chrono::seconds(1));
+      }
+      break;
+    case MessageKind::kVerdict:
+    case MessageKind::kRefusal:
+      if (const auto error = decode_wire_error(body)) {
+        const auto again = encode_wire_error(error->error());
+        require(std::equal(again.begin(), again.end(), body.begin(), body.end()));
+      }
+      break;
+    default: break;
+  }
+  return 0;
+}
