@@ -201,8 +201,8 @@ int run(Options& options, const std::vector<std::string>& arguments) {
   require(options.ranks_given->count() == 0 || options.ranks == environment->world_size,
           fmt::format("--ranks {}, but the environment says {}", options.ranks,
                       environment->world_size));
-  const auto world = World::join(options.world, *environment);
-  return run_rank(world->communicator(), options);
+  const auto communicator = join_world(options.world, *environment);
+  return run_rank(*communicator, options);
 }
 
 // An option whose values are the names of an enum's.

@@ -41,20 +41,8 @@ std::string_view to_string(TransportKind kind) {
   return "?";
 }
 
-World::World(std::unique_ptr<Engine> engine, ControlPlane* control,
-             std::chrono::nanoseconds timeout)
-    : control_(control), communicator_(std::move(engine), timeout) {
-  if (control_ != nullptr) {
-    control_->set_progress_source([this] { return std::vector{communicator_.progress()}; });
-  }
-}
-
-World::~World() {
-  if (control_ != nullptr) control_->set_progress_source({});
-}
-
-std::unique_ptr<World> World::join(const WorldOptions& options,
-                                   const RankEnvironment& environment) {
+std::unique_ptr<Communicator> join_world(const WorldOptions& options,
+                                         const RankEnvironment& environment) {
   if (environment.world_size > 1 && environment.master_host.empty()) {
     throw Error(ErrorCode::kInvalidArgument, fmt::format("{} and {} must say where the ranks meet",
                                                          kMasterHostVariable, kMasterPortVariable));
@@ -68,10 +56,9 @@ std::unique_ptr<World> World::join(const WorldOptions& options,
   job_options.interface = options.interface;
   job_options.timeout = options.timeout;
   lockstep::Job job = join_job(job_options, take_listener(environment));
-  ControlPlane* control = job.control.get();
   auto mesh = make_mesh(std::move(job), medium_of(options.transport), options.timeout);
-  return std::unique_ptr<World>(
-      new World(std::make_unique<PlanEngine>(std::move(mesh)), control, options.timeout));
+  return std::make_unique<Communicator>(std::make_unique<PlanEngine>(std::move(mesh)),
+                                        options.timeout);
 }
 
 std::string read_token_file(const std::string& path) {

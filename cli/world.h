@@ -21,26 +21,10 @@ struct WorldOptions {
   std::string interface;
 };
 
-// This process's place among the ranks that were started together: the communicator of all, which
-// tells the job's supervisor what it is doing.
-class World {
- public:
-  ~World();
-  World(const World&) = delete;
-  World& operator=(const World&) = delete;
-
-  // Over TCP, shared memory or whichever fits; the ranks meet as the environment says.
-  static std::unique_ptr<World> join(const WorldOptions& options,
-                                     const RankEnvironment& environment);
-
-  Communicator& communicator() { return communicator_; }
-
- private:
-  World(std::unique_ptr<Engine> engine, ControlPlane* control, std::chrono::nanoseconds timeout);
-
-  ControlPlane* const control_;  // belongs to the communicator's engine
-  Communicator communicator_;
-};
+// The communicator of the ranks that were started together, over TCP, shared memory or whichever
+// fits; they meet as the environment says.
+std::unique_ptr<Communicator> join_world(const WorldOptions& options,
+                                         const RankEnvironment& environment);
 
 // The first line of a file. Throws Error{kInvalidArgument} if there is none or it is empty.
 std::string read_token_file(const std::string& path);

@@ -20,7 +20,7 @@ struct Row {
   Algorithm algorithm;
 };
 constexpr Row kAllReduce[] = {
-    {2, 64 * 1024, Algorithm::kPair},
+    {2, 16 * 1024, Algorithm::kPair},
     {8, 2 * 1024, Algorithm::kPair},
     {std::numeric_limits<int>::max(), 2 * 1024, Algorithm::kTree},
     {std::numeric_limits<int>::max(), kAny, Algorithm::kDirect},

@@ -19,10 +19,12 @@ namespace {
 using namespace std::chrono_literals;
 
 // Looks at the word this often before the first system call; about 20 us on another core's word.
+// With fewer cores than ranks the peer needs our core, so giving way is what makes progress.
 constexpr int kEagerLooks = 200;
 constexpr int kPausedLooks = 400;
-// Then gives way to others for this long, then sleeps. With fewer cores than ranks the peer needs
-// our core, so giving way is what makes progress.
+constexpr int kLooksOversubscribed = 10;
+constexpr int kYieldsOversubscribed = 50;
+// Then gives way to others for this long, then sleeps.
 constexpr auto kYieldTime = 200us;
 constexpr auto kYieldTimeOversubscribed = 2ms;
 // A failure elsewhere is noticed after at most this.
@@ -133,13 +135,19 @@ void BoardSync::await(std::atomic<std::uint64_t> Board::*counter, std::uint64_t 
 
 template <typename Ready>
 void BoardSync::wait_for(int peer, const Ready& ready) {
-  for (int i = 0; i < kEagerLooks; ++i) {
+  const int looks = oversubscribed_ ? kLooksOversubscribed : kEagerLooks;
+  for (int i = 0; i < looks; ++i) {
     if (ready()) return;
   }
-  if (!oversubscribed_) {
-    for (int i = 0; i < kPausedLooks; ++i) {
+  if (oversubscribed_) {
+    for (int i = 0; i < kYieldsOversubscribed; ++i) {
+      sched_yield();
       if (ready()) return;
+    }
+  } else {
+    for (int i = 0; i < kPausedLooks; ++i) {
       pause_briefly();
+      if (ready()) return;
     }
   }
   wait_long(peer, ready);

@@ -53,24 +53,22 @@ struct Hub {
 // The boards of a group's ranks, and what their arenas hold, as this rank maps them.
 class MeshSpace final : public SharedSpace {
  public:
+  // The own board is a file of its own: peers may still read it when this rank has moved on, so it
+  // must live until the last of them has let it go.
   MeshSpace(std::shared_ptr<Arena> arena, int rank, int world_size)
       : arena_(std::move(arena)),
-        own_board_(arena_->allocate(sizeof(Board))),
+        own_board_(make_memfd("lockstep-board", sizeof(Board))),
         boards_(static_cast<std::size_t>(world_size)),
-        mappings_(boards_.size()) {
-    boards_[static_cast<std::size_t>(rank)] = reinterpret_cast<Board*>(own_board_.data());
+        arenas_(boards_.size()) {
+    boards_[static_cast<std::size_t>(rank)] = Mapping::of(own_board_, sizeof(Board));
     open_.store(1);
   }
 
-  Arena& arena() { return *arena_; }
-  std::uint64_t own_board_offset() const {
-    return *arena_->offset_of(own_board_.data(), own_board_.bytes());
-  }
-  // Maps a peer's arena; its board is at `offset`.
-  void add(int peer, const Descriptor& file, std::uint64_t offset) {
+  std::array<int, 2> own_files() const { return {own_board_.get(), arena_->file().get()}; }
+  void add(int peer, const Descriptor& board, const Descriptor& arena) {
     const auto index = static_cast<std::size_t>(peer);
-    mappings_[index] = Mapping::of(file, offset + sizeof(Board));
-    boards_[index] = reinterpret_cast<Board*>(mappings_[index]->data() + offset);
+    boards_[index] = Mapping::of(board, sizeof(Board));
+    arenas_[index] = Mapping::of(arena, 0);
     open_.fetch_add(1);
   }
   void set_connector(std::function<void(Deadline)> connector) { connector_ = std::move(connector); }
@@ -78,21 +76,23 @@ class MeshSpace final : public SharedSpace {
   void connect(Deadline deadline) override {
     if (open_.load(std::memory_order_acquire) < boards_.size()) [[unlikely]] connector_(deadline);
   }
-  Board& board(int rank) override { return *boards_[static_cast<std::size_t>(rank)]; }
+  Board& board(int rank) override {
+    return *reinterpret_cast<Board*>(boards_[static_cast<std::size_t>(rank)]->data());
+  }
   std::optional<std::uint64_t> publish(const std::byte* data, std::size_t bytes) const override {
     return arena_->offset_of(data, bytes);
   }
   std::byte* locate(int rank, std::uint64_t published) const override {
-    const auto& mapping = mappings_[static_cast<std::size_t>(rank)];
-    return (mapping != nullptr ? mapping->data() : arena_->data()) + published;
+    const auto& theirs = arenas_[static_cast<std::size_t>(rank)];
+    return (theirs != nullptr ? theirs->data() : arena_->data()) + published;
   }
   Buffer allocate(std::size_t bytes) override { return arena_->allocate(bytes); }
 
  private:
   const std::shared_ptr<Arena> arena_;
-  const Buffer own_board_;
-  std::vector<Board*> boards_;
-  std::vector<std::shared_ptr<Mapping>> mappings_;  // null for the own rank
+  const Descriptor own_board_;
+  std::vector<std::shared_ptr<Mapping>> boards_;
+  std::vector<std::shared_ptr<Mapping>> arenas_;  // null for the own rank
   std::atomic<std::size_t> open_{0};
   std::function<void(Deadline)> connector_;
 };
@@ -189,7 +189,7 @@ class MeshLinks final : public Links {
     return std::make_unique<TcpStream>(std::move(socket));
   }
 
-  // The connecting side brings the rings; both show their arena when the whole group shares memory.
+  // The connecting side brings the rings; both show board and arena when the whole group shares memory.
   std::unique_ptr<Stream> share_memory(int peer, const Socket& socket, Deadline deadline) {
     const FailureLatch* latch = &hub_->job.control->latch();
     const bool connects = hub_->job.rank() > job_rank(peer);
@@ -207,7 +207,7 @@ class MeshLinks final : public Links {
       bells[0] = {std::move(got[1]), std::move(got[2])};
       bells[1] = {std::move(got[3]), std::move(got[4])};
     }
-    if (space_ != nullptr) exchange_arenas(peer, socket, deadline);
+    if (space_ != nullptr) exchange_files(peer, socket, deadline);
     const std::shared_ptr<Mapping> mapping = Mapping::of(file, sizeof(RingPair));
     const std::shared_ptr<RingPair> rings(mapping, reinterpret_cast<RingPair*>(mapping->data()));
     const int side = connects ? 0 : 1;
@@ -216,16 +216,11 @@ class MeshLinks final : public Links {
     return std::make_unique<RingStream>(rings, side, std::move(out), std::move(in));
   }
 
-  void exchange_arenas(int peer, const Socket& socket, Deadline deadline) {
+  void exchange_files(int peer, const Socket& socket, Deadline deadline) {
     const FailureLatch* latch = &hub_->job.control->latch();
-    const std::array<int, 1> own{space_->arena().file().get()};
-    const std::uint64_t own_offset = space_->own_board_offset();
-    send_descriptors(socket, own, deadline, latch);
-    socket.send_all(std::as_bytes(std::span(&own_offset, 1)), deadline, latch);
-    const std::vector<Descriptor> theirs = receive_descriptors(socket, 1, deadline, latch);
-    std::uint64_t offset = 0;
-    socket.recv_all(std::as_writable_bytes(std::span(&offset, 1)), deadline, latch);
-    space_->add(peer, theirs[0], offset);
+    send_descriptors(socket, space_->own_files(), deadline, latch);
+    const std::vector<Descriptor> theirs = receive_descriptors(socket, 2, deadline, latch);
+    space_->add(peer, theirs[0], theirs[1]);
   }
 
   const std::shared_ptr<Hub> hub_;

@@ -4,6 +4,7 @@
 #include <sched.h>
 
 #include <algorithm>
+#include <array>
 
 #include "lockstep/base/check.h"
 #include "lockstep/comm/call.h"
@@ -16,7 +17,7 @@ using namespace std::chrono_literals;
 // A waiting rank first tries again and again, which is fastest when the peer runs on another core,
 // then sleeps in poll().
 constexpr auto kSpinTime = 50us;
-constexpr unsigned kYieldsWhenOversubscribed = 4;
+constexpr unsigned kYieldsWhenOversubscribed = 8;
 
 // How often a sleeping rank looks after the job.
 constexpr auto kLookAround = 100ms;
@@ -71,7 +72,11 @@ void MeshTransport::run(std::span<Transfer> transfers, const MeshFrame& stamp,
   full.generation = generation_;
   full.channel = channel_;
 
-  std::vector<Active> active(transfers.size());
+  // No allocation for the few transfers of small collectives, where it would be felt.
+  std::array<Active, 8> few;
+  std::vector<Active> many(transfers.size() > few.size() ? transfers.size() : 0);
+  const std::span<Active> active =
+      many.empty() ? std::span(few).first(transfers.size()) : std::span(many);
   for (std::size_t i = 0; i < transfers.size(); ++i) {
     check_peer(transfers[i].peer, "message");
     active[i].transfer = &transfers[i];

@@ -16,6 +16,9 @@ namespace {
 // (64 KiB); anything longer leaves a tiny packet behind every time, at half the rate.
 constexpr std::size_t kWriteBytes = 60 * 1024;
 
+// Up to this, one copy is cheaper than having the system walk two parts.
+constexpr std::size_t kJoinBytes = 1024;
+
 std::array<iovec, 2> parts_of(std::span<const std::byte> head, std::span<const std::byte> body) {
   return {iovec{const_cast<std::byte*>(head.data()), head.size()},
           iovec{const_cast<std::byte*>(body.data()), body.size()}};
@@ -37,6 +40,14 @@ std::size_t nothing_moved(const char* operation) {
 
 std::size_t TcpStream::write_some(std::span<const std::byte> head,
                                   std::span<const std::byte> body) {
+  if (head.size() + body.size() <= kJoinBytes) {
+    std::array<std::byte, kJoinBytes> joined;
+    std::copy(head.begin(), head.end(), joined.begin());
+    std::copy(body.begin(), body.end(), joined.begin() + head.size());
+    const ssize_t n =
+        ::send(socket_.fd(), joined.data(), head.size() + body.size(), MSG_DONTWAIT | MSG_NOSIGNAL);
+    return n >= 0 ? static_cast<std::size_t>(n) : nothing_moved("send");
+  }
   auto parts = parts_of(head, body.first(std::min(body.size(), kWriteBytes)));
   msghdr message{};
   message.msg_iov = parts.data();
@@ -46,15 +57,28 @@ std::size_t TcpStream::write_some(std::span<const std::byte> head,
 }
 
 std::size_t TcpStream::read_some(std::span<std::byte> head, std::span<std::byte> body) {
-  auto parts = parts_of(head, body);
-  msghdr message{};
-  message.msg_iov = parts.data();
-  message.msg_iovlen = parts.size();
-  const ssize_t n = ::recvmsg(socket_.fd(), &message, MSG_DONTWAIT);
-  if (n == 0 && head.size() + body.size() > 0) {
-    throw Error(ErrorCode::kChannelClosed, "it closed the connection");
+  const std::size_t wanted = head.size() + body.size();
+  std::array<std::byte, kJoinBytes> joined;
+  const bool join = wanted <= kJoinBytes;
+  ssize_t n = 0;
+  if (join) {
+    n = ::recv(socket_.fd(), joined.data(), wanted, MSG_DONTWAIT);
+  } else {
+    auto parts = parts_of(head, body);
+    msghdr message{};
+    message.msg_iov = parts.data();
+    message.msg_iovlen = parts.size();
+    n = ::recvmsg(socket_.fd(), &message, MSG_DONTWAIT);
   }
-  return n >= 0 ? static_cast<std::size_t>(n) : nothing_moved("recvmsg");
+  if (n < 0) return nothing_moved("receiving");
+  if (n == 0 && wanted > 0) throw Error(ErrorCode::kChannelClosed, "it closed the connection");
+  const auto got = static_cast<std::size_t>(n);
+  if (join) {
+    const std::size_t in_head = std::min(got, head.size());
+    std::copy_n(joined.begin(), in_head, head.begin());
+    std::copy_n(joined.begin() + in_head, got - in_head, body.begin());
+  }
+  return got;
 }
 
 bool TcpStream::prepare_wait(Direction direction, std::vector<pollfd>& fds) {
