@@ -44,7 +44,7 @@ class Failure : public testing::TestWithParam<Place> {
   void await_others_inside(int rank) {
     const Deadline deadline = Deadline::after(30s);
     for (int r = 0; r < group_.world_size(); ++r) {
-      while (r != rank && !group_[r].progress().inside && !deadline.expired()) {
+      while (r != rank && !group_[r].progress().front().inside && !deadline.expired()) {
         std::this_thread::yield();
       }
     }
