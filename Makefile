@@ -14,6 +14,7 @@ build:
 
 demo: build
 	build/release/lockstep bench allreduce --transport tcp --ranks 2
+	build/release/lockstep bench allreduce --transport shm --ranks 2
 
 test:
 	@scripts/setup.sh test

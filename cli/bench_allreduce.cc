@@ -1,5 +1,6 @@
 #include <fmt/format.h>
 
+#include <algorithm>
 #include <iostream>
 #include <map>
 #include <nlohmann/json.hpp>
@@ -210,7 +211,12 @@ template <typename Enum>
 CLI::Option* add_choice(CLI::App& command, const std::string& flag, Enum& chosen,
                         const std::string& description, std::initializer_list<Enum> values) {
   std::map<std::string, Enum> names;
-  for (const Enum value : values) names.emplace(to_string(value), value);
+  for (const Enum value : values) {
+    std::string name(to_string(value));
+    names.emplace(name, value);
+    std::ranges::replace(name, '-', '_');  // either spelling will do
+    names.emplace(name, value);
+  }
   const auto choose = [&chosen, names](const std::string& name) { chosen = names.at(name); };
   return command.add_option_function<std::string>(flag, choose, description)
       ->check(CLI::IsMember(names));

@@ -70,6 +70,7 @@ void JobHealth::closed(int rank, Time) {
   RankState& state = ranks_[rank];
   if (state.departed) return;
   state.departed = true;
+  if (state.suspicion) return;  // it told us why it would go
   decide(ErrorCode::kPeerLost, fmt::format("{} died: its connection closed", state.name), rank);
 }
 
@@ -106,8 +107,9 @@ void JobHealth::suspect(int reporter, const Error& error, Time now) {
   if (accusers_.size() == 1) {
     grace_ends_ = now + std::min<Clock::duration>(timeout_ / 10, milliseconds(300));
   }
-  // Nothing better will come: the accused has said its last word.
-  if (ranks_[error.rank()].departed) resolve_suspicion();
+  // Nothing better will come from an accused that left without a complaint of its own.
+  const RankState& accused = ranks_[error.rank()];
+  if (accused.departed && !accused.suspicion) resolve_suspicion();
 }
 
 // Follows the accusations from the first to a rank that accuses nobody: there it began.

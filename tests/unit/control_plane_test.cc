@@ -181,16 +181,26 @@ TEST(ControlPlane, DifferentCollectivesAreFoundByHeartbeats) {
 }
 
 TEST(ControlPlane, AnOverdueCollectiveNamesTheAbsentRank) {
-  LoopbackJob setup(3);
-  auto jobs = setup.join_all();
-  for (int rank = 0; rank < 3; ++rank) {
-    const std::uint64_t sequence = rank == 2 ? 16 : 17;
-    jobs[rank].control->progress_book().add(&setup, [=] {
-      return std::vector{Progress{0, sequence, sequence == 17, "all_reduce"}};
+  WithRankByHand world(3, 10s);
+  for (Job& job : world.jobs) {
+    job.control->progress_book().add(&world, [] {
+      return std::vector{Progress{0, 17, true, "all_reduce"}};
     });
   }
-  error_of([&] { jobs[0].control->fail(Error(ErrorCode::kTimeout, "waiting for rank 1", 1)); });
-  expect_all(jobs, ErrorCode::kTimeout, 2, "has not entered collective 17 (all_reduce)");
+  const auto errors = run_ranks(2, [&](int rank) {
+    if (rank == 0) {
+      world.jobs[0].control->fail(Error(ErrorCode::kTimeout, "waiting for rank 1", 1));
+    }
+    // Rank 2 says where it is only when the centre asks.
+    Link& link = world.last->link;
+    while (link.receive(soon()).kind != MessageKind::kPing) {
+    }
+    const std::vector<Progress> progress = {{0, 16, false, "all_reduce"}};
+    link.send(MessageKind::kHeartbeat, encode(progress), soon());
+  });
+  ASSERT_TRUE(errors[0]);
+  EXPECT_EQ(errors[0]->rank(), 2);
+  expect_all(world.jobs, ErrorCode::kTimeout, 2, "has not entered collective 17 (all_reduce)");
 }
 
 // A centre by hand: it lets rank 1 in; what it says then is up to the test.

@@ -85,6 +85,18 @@ TEST_F(JobHealthTest, ACentreThatWasStoppedBlamesNobody) {
   expect_verdict(ErrorCode::kPeerLost, 1, "silent");
 }
 
+TEST_F(JobHealthTest, ACentreThatWasStoppedBelievesThoseWhoGaveItUp) {
+  // Rank 0 is the centre; while it was stopped the others reported it and went.
+  now += 10 * kTimeout;
+  for (const int rank : {1, 2, 3}) {
+    health.report(rank, {Error(ErrorCode::kPeerLost, "has been silent", 0), {}}, now);
+    health.closed(rank, now);
+  }
+  health.tick(now);
+  pass(300ms, {1, 2, 3});
+  expect_verdict(ErrorCode::kPeerLost, 0, "seen by rank 1 (node1)");
+}
+
 TEST_F(JobHealthTest, AnAccusationWaitsForBetterEvidence) {
   health.report(0, accuse(1), now);
   EXPECT_FALSE(health.verdict());

@@ -125,6 +125,19 @@ TEST(Rendezvous, NamesBothOfARankStartedTwice) {
   expect_all(errors, ErrorCode::kInvalidRank, "rank 1 was started twice");
 }
 
+TEST(Rendezvous, TellsALatecomerWhyTheJobDidNotForm) {
+  LoopbackJob setup(3);
+  CentreOptions centre;
+  centre.identity = {"lockstep", 0, random_member_id(), -1, setup.token};
+  centre.world_size = 3;
+  centre.version = "1.0";
+  centre.timeout = 10s;
+  const RendezvousServer server(std::move(setup.listener), centre);
+  expect_all(run_ranks(2, [&](int) { setup.join(1); }), ErrorCode::kInvalidRank, "twice");
+  expect_all({error_of([&] { setup.join(2); })}, ErrorCode::kInvalidRank,
+             "rank 1 was started twice");
+}
+
 TEST(Rendezvous, TellsAllOfAnotherWorldSize) {
   LoopbackJob setup(3);
   const auto errors = run_ranks(2, [&](int rank) {

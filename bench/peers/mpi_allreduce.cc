@@ -1,0 +1,36 @@
+// MPI_Allreduce of Open MPI or MPICH: mpirun -n N mpi_allreduce BYTES... | --serve FOLDER
+#include <mpi.h>
+
+#include "bench/common.h"
+
+namespace {
+
+class MpiAllreduce final : public bench::Subject {
+ public:
+  using Subject::Subject;
+
+  std::function<void()> prepare(float* data, std::size_t count) override {
+    return [data, count = static_cast<int>(count)] {
+      MPI_Allreduce(MPI_IN_PLACE, data, count, MPI_FLOAT, MPI_SUM, MPI_COMM_WORLD);
+    };
+  }
+  void barrier() override { MPI_Barrier(MPI_COMM_WORLD); }
+  void maximum(std::vector<double>& values) override {
+    MPI_Allreduce(MPI_IN_PLACE, values.data(), static_cast<int>(values.size()), MPI_DOUBLE, MPI_MAX,
+                  MPI_COMM_WORLD);
+  }
+};
+
+}  // namespace
+
+int main(int argc, char** argv) {
+  MPI_Init(&argc, &argv);
+  int rank = 0;
+  int ranks = 0;
+  MPI_Comm_rank(MPI_COMM_WORLD, &rank);
+  MPI_Comm_size(MPI_COMM_WORLD, &ranks);
+  bench::Commands commands({argv + 1, argv + argc}, rank);
+  MpiAllreduce subject(rank, ranks);
+  bench::measure_all(subject, commands);
+  MPI_Finalize();
+}

@@ -1,0 +1,18 @@
+#include "lockstep/base/error.h"
+#include "lockstep/comm/mpi.h"
+
+namespace lockstep {
+namespace {
+
+[[noreturn]] void refuse() {
+  throw Error(ErrorCode::kInvalidArgument,
+              "built without MPI; install libopenmpi-dev or libmpich-dev and build again");
+}
+
+}  // namespace
+
+std::string mpi_library() { return ""; }
+std::unique_ptr<Transport> make_mpi_transport(const MpiOptions&) { refuse(); }
+std::unique_ptr<Engine> make_mpi_engine(const MpiOptions&) { refuse(); }
+
+}  // namespace lockstep
