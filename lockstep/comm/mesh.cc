@@ -198,26 +198,27 @@ class MeshLinks final : public Links {
     const FailureLatch* latch = &hub_->job.control->latch();
     const bool connects = hub_->job.rank() > job_rank(peer);
     Descriptor file;
-    std::array<RingBells, 2> bells;
+    std::array<std::shared_ptr<const RingBells>, 2> bells;
     if (connects) {
       file = make_memfd("lockstep-rings", sizeof(RingPair));
       bells = {make_ring_bells(), make_ring_bells()};
-      const std::array<int, 5> sent{file.get(), bells[0].data.get(), bells[0].room.get(),
-                                    bells[1].data.get(), bells[1].room.get()};
+      const std::array<int, 5> sent{file.get(), bells[0]->data.get(), bells[0]->room.get(),
+                                    bells[1]->data.get(), bells[1]->room.get()};
       send_descriptors(socket, sent, deadline, latch);
     } else {
       std::vector<Descriptor> got = receive_descriptors(socket, 5, deadline, latch);
       file = std::move(got[0]);
-      bells[0] = {std::move(got[1]), std::move(got[2])};
-      bells[1] = {std::move(got[3]), std::move(got[4])};
+      const auto pair = [](Descriptor& data, Descriptor& room) {
+        return std::make_shared<const RingBells>(RingBells{std::move(data), std::move(room)});
+      };
+      bells = {pair(got[1], got[2]), pair(got[3], got[4])};
     }
     if (space_ != nullptr) exchange_files(peer, socket, deadline);
     const std::shared_ptr<Mapping> mapping = Mapping::of(file, sizeof(RingPair));
     const std::shared_ptr<RingPair> rings(mapping, reinterpret_cast<RingPair*>(mapping->data()));
-    const int side = connects ? 0 : 1;
-    RingBells out = std::move(bells[static_cast<std::size_t>(side)]);
-    RingBells in = std::move(bells[static_cast<std::size_t>(1 - side)]);
-    return std::make_unique<RingStream>(rings, side, std::move(out), std::move(in));
+    const std::size_t side = connects ? 0 : 1;
+    return std::make_unique<RingStream>(rings, static_cast<int>(side), bells[side],
+                                        bells[1 - side]);
   }
 
   void exchange_files(int peer, const Socket& socket, Deadline deadline) {

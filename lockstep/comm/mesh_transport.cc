@@ -222,8 +222,8 @@ void MeshTransport::check_frame(Active& a, const MeshFrame& stamp) {
   if (same_size == expected) {
     supervisor().fail(
         Error(ErrorCode::kSizeMismatch,
-              fmt::format("{} sent {} bytes where {} were expected, in {}", name_of(peer),
-                          got->payload, expected.payload, describe(expected)),
+              fmt::format("{} sent {} bytes where {} expected {}, in {}", name_of(peer),
+                          got->payload, name_of(rank_), expected.payload, describe(expected)),
               job_rank(peer)));
   }
   supervisor().fail(Error(ErrorCode::kCollectiveMismatch,
