@@ -186,7 +186,7 @@ class MeshLinks final : public Links {
     socket.set_peer(name_of(peer), job_rank(peer));
     if (hub_->shares_memory_with(job_rank(peer))) return share_memory(peer, socket, deadline);
     tune_tcp(socket, hub_->timeout);
-    return std::make_unique<TcpStream>(std::move(socket));
+    return std::make_unique<TcpStream>(std::move(socket), hub_->timeout);
   }
 
   // The connecting side brings the rings; both show board and arena when the whole group shares memory.
