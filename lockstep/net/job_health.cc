@@ -80,6 +80,17 @@ void JobHealth::report(int rank, const Report& report, Time now) {
     if (!verdict_) verdict_ = aborted_error(ranks_[rank].name, rank, error.message());
     return;
   }
+  if (error.code() == ErrorCode::kCollectiveMismatch && is_inside(report.progress)) {
+    // Who reports it may be the odd one out itself; ask the rest.
+    if (!mismatch_) {
+      const auto at = std::ranges::find_if(report.progress, &Progress::inside);
+      const int blamed = valid(error.rank()) ? error.rank() : rank;
+      mismatch_ =
+          Mismatch{at->channel, at->sequence, Error(error.code(), seen_by(rank, error), blamed)};
+    }
+    ask_around(now);
+    return;
+  }
   if (error.code() == ErrorCode::kTimeout && is_inside(report.progress)) {
     if (!overdue_) overdue_ = Overdue{rank, error};
     ask_around(now);
