@@ -250,7 +250,7 @@ int main_of(int argc, char** argv) {
   app.add_option("--odd-at", options.odd_at, "Call with one element more");
   app.add_flag("--split", options.split, "Use the group of all ranks but 0");
   CLI11_PARSE(app, argc, argv);
-  if (over_nodes(c.collective)) c.lanes = 7;
+  if (over_nodes(c.collective)) c.lanes = 11;
 
   try {
     run(options);
