@@ -188,7 +188,7 @@ void BoardSync::fail_mismatch(int peer) {
       ErrorCode::kCollectiveMismatch,
       fmt::format("{} called {}, {} called {}, as collective {}", transport_.name_of(peer),
                   describe(theirs), transport_.name_of(rank_), describe(stamp_), stamp_.sequence),
-      peer));
+      transport_.job_rank(peer)));
 }
 
 void BoardSync::fail_timeout(int peer) {
@@ -196,7 +196,7 @@ void BoardSync::fail_timeout(int peer) {
       Error(ErrorCode::kTimeout,
             fmt::format("collective {}, {}: {} waited in vain for {}", stamp_.sequence,
                         describe(stamp_), transport_.name_of(rank_), transport_.name_of(peer)),
-            peer));
+            transport_.job_rank(peer)));
 }
 
 }  // namespace lockstep

@@ -168,28 +168,40 @@ class MeshLinks final : public Links {
   }
 
   std::unique_ptr<Stream> open(int peer, Deadline deadline) {
-    const FailureLatch* latch = &hub_->job.control->latch();
     const bool connects = hub_->job.rank() > job_rank(peer);
-    Socket socket;
-    if (!connects) {
-      socket = std::move(hub_->door.wait_for(job_rank(peer), channel_, deadline).socket);
-    } else if (hub_->shares_memory_with(job_rank(peer))) {
-      socket = connect_unix(card(peer).unix_name, deadline, latch);
-      client_handshake(socket, hub_->job.identity, Purpose::kShared, channel_, deadline, latch);
-    } else {
-      const std::optional<SocketAddress> address = SocketAddress::parse(card(peer).mesh_address);
-      if (!address) {
-        throw Error(ErrorCode::kUnexpectedMessage,
-                    fmt::format("{} gave the address '{}'", name_of(peer), card(peer).mesh_address),
-                    job_rank(peer));
-      }
-      socket = connect_tcp(*address, deadline, latch);
-      client_handshake(socket, hub_->job.identity, Purpose::kMesh, channel_, deadline, latch);
-    }
+    Socket socket = connects
+                        ? call(peer, deadline)
+                        : std::move(hub_->door.wait_for(job_rank(peer), channel_, deadline).socket);
     socket.set_peer(name_of(peer), job_rank(peer));
     if (hub_->shares_memory_with(job_rank(peer))) return share_memory(peer, socket, deadline);
     tune_tcp(socket, hub_->timeout);
-    return std::make_unique<TcpStream>(std::move(socket));
+    return std::make_unique<TcpStream>(std::move(socket), hub_->timeout);
+  }
+
+  // A rank's door is open whatever the rank itself is doing, so the timeout is time enough.
+  Socket call(int peer, Deadline deadline) {
+    const FailureLatch* latch = &hub_->job.control->latch();
+    const bool shared = hub_->shares_memory_with(job_rank(peer));
+    deadline = earlier(deadline, Deadline::after(hub_->timeout));
+    try {
+      Socket socket = shared ? connect_unix(card(peer).unix_name, deadline, latch)
+                             : connect_tcp(mesh_address_of(peer), deadline, latch);
+      client_handshake(socket, hub_->job.identity, shared ? Purpose::kShared : Purpose::kMesh,
+                       channel_, deadline, latch);
+      return socket;
+    } catch (const Error& error) {
+      latch->check();
+      const bool late = error.code() == ErrorCode::kTimeout;
+      throw Error(late ? ErrorCode::kNoConnection : error.code(),
+                  fmt::format("{}: {}", name_of(peer), error.message()), job_rank(peer));
+    }
+  }
+
+  SocketAddress mesh_address_of(int peer) const {
+    const std::optional<SocketAddress> address = SocketAddress::parse(card(peer).mesh_address);
+    if (address) return *address;
+    throw Error(ErrorCode::kUnexpectedMessage,
+                fmt::format("it gave the address '{}'", card(peer).mesh_address));
   }
 
   // The connecting side brings the rings; both show board and arena when the whole group shares

@@ -192,16 +192,21 @@ bool MeshTransport::advance(Active& a) {
   try {
     moved = a.receiving() ? a.stream->read_some(head, body) : a.stream->write_some(head, body);
   } catch (const Error& error) {
-    supervisor().fail(
-        Error(error.code(),
-              fmt::format("{} {}: {}", a.receiving() ? "receiving from" : "sending to",
-                          name_of(t.peer), error.message()),
-              job_rank(t.peer)));
+    fail_transfer(a, error);
   }
   const std::size_t in_head = std::min(moved, head.size());
   a.head_done += in_head;
   t.done += moved - in_head;
   return moved > 0;
+}
+
+void MeshTransport::fail_transfer(const Active& active, const Error& error) {
+  const int peer = active.transfer->peer;
+  supervisor().fail(
+      Error(error.code(),
+            fmt::format("{} {}: {}", active.receiving() ? "receiving from" : "sending to",
+                        name_of(peer), error.message()),
+            job_rank(peer)));
 }
 
 void MeshTransport::check_frame(Active& a, const MeshFrame& stamp) {
@@ -243,6 +248,13 @@ void MeshTransport::wait(std::span<Active> active, Deadline deadline) {
   }
   if (sleep && ::poll(fds.data(), fds.size(), deadline.poll_timeout(kLookAround)) == 0) {
     supervisor().look_around();
+    for (Active& a : active) {
+      try {
+        if (!a.complete()) a.stream->check_reach();
+      } catch (const Error& error) {
+        fail_transfer(a, error);
+      }
+    }
   }
   for (Active& a : active) {
     if (!a.complete() && a.open()) a.stream->finish_wait(a.transfer->direction);

@@ -58,6 +58,7 @@ class MeshTransport final : public Transport {
   void move(std::span<Active> active, const MeshFrame& stamp, TransferObserver* observer,
             Deadline deadline);
   bool advance(Active& active);
+  void fail_transfer(const Active& active, const Error& error);
   void check_frame(Active& active, const MeshFrame& stamp);
   void wait(std::span<Active> active, Deadline deadline);
   void fail_timeout(std::span<Active> active, const MeshFrame& stamp);

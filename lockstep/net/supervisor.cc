@@ -7,12 +7,6 @@
 #include "lockstep/base/check.h"
 
 namespace lockstep {
-namespace {
-
-// Jobs that split again and again must not remember every group.
-
-}  // namespace
-
 FailureLatch::FailureLatch() : event_(::eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK)) {
   if (!event_) throw_io("eventfd", errno);
 }
