@@ -90,16 +90,15 @@ void Communicator::serve() {
       error = caught;
     }
     {
+      // Both at once: whoever learns that the work is done may destroy the communicator.
+      const std::lock_guard queue_lock(queue_mutex_);
       const std::lock_guard lock(next->state->mutex);
       next->state->outcome = outcome;
       next->state->error = error;
       next->state->done = true;
-    }
-    next->state->ended.notify_all();
-    {
-      const std::lock_guard lock(queue_mutex_);
       --unfinished_;
     }
+    next->state->ended.notify_all();
     queue_changed_.notify_all();
   }
 }

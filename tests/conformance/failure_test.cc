@@ -168,6 +168,16 @@ TEST_P(Failure, DestroyingWithWorkUnderWayDoesNotWait) {
   }
 }
 
+// Whoever has waited for its work may let the communicator go.
+TEST_P(Failure, DestroyingAfterWorkHarmsNobody) {
+  for (int i = 0; i < 200; ++i) {
+    group_.run([&](Communicator& comm) {
+      const auto part = comm.split(0, 0);
+      part->start(all_reduce(comm)).wait(Deadline::after(30s));
+    });
+  }
+}
+
 TEST_P(Failure, DestroyingACommunicatorLeavesNobodyWaiting) {
   warm_up();
   const auto start = Clock::now();
