@@ -85,7 +85,8 @@ def main():
     for collective in ["all_reduce"] if few else COLLECTIVES:
         # A barrier's frames have no payload to cut.
         for fault in ("reset",) if collective == "barrier" else ("reset", "half_frame"):
-            cases.run(f"tcp {collective} {fault}", fault_case, "tcp", collective, fault, 1)
+            victim = 0 if collective == "scatter" else 1  # somebody who sends
+            cases.run(f"tcp {collective} {fault}", fault_case, "tcp", collective, fault, victim)
     cases.run("tcp all_reduce reset_and_go_on", reset_and_go_on, "all_reduce")
     # Shared memory's other ways: small messages, and memory that the others cannot see.
     for name, extra in (("small", ["--count", 100]), ("plain memory", [])):

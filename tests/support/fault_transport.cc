@@ -52,6 +52,7 @@ class FaultTransport::Meter final : public TransferObserver {
   }
 
   std::size_t total() const { return total_; }
+  bool watches_sends() const override { return true; }
   void advanced(Transfer& transfer) override {
     if (inner_ != nullptr) inner_->advanced(transfer);
     std::size_t done = 0;
@@ -83,6 +84,9 @@ SharedSpace* FaultTransport::shared_space() { return space_.get(); }
 
 void FaultTransport::run(std::span<Transfer> transfers, const MeshFrame& stamp,
                          TransferObserver* observer, Deadline deadline) {
+  if (!armed_ || point_ != FaultPoint::kHalfway) {
+    return inner_->run(transfers, stamp, observer, deadline);
+  }
   Meter meter(*this, transfers, observer);
   inner_->run(transfers, stamp, &meter, deadline);
   if (meter.total() == 0) reach(FaultPoint::kHalfway);
