@@ -312,10 +312,10 @@ TEST(ControlPlane, WithoutAVerdictFailFallsBackOnWhatItSaw) {
 TEST(ProgressBook, ListsTheLivingFirstAndForgetsTheLongGone) {
   ProgressBook book;
   for (std::uint32_t channel = 0; channel < 1000; ++channel) {
-    book.add(&channel, [=] { return Progress{channel, 1, false, ""}; });
+    book.add(&channel, [=] { return std::vector<Progress>{{channel, 1, false, ""}}; });
     book.remove(&channel);
   }
-  book.add(&book, [] { return Progress{7777, 1, true, ""}; });
+  book.add(&book, [] { return std::vector<Progress>{{7777, 1, true, ""}}; });
   const auto all = book.all();
   ASSERT_LE(all.size(), std::size_t{kMaxChannels});
   EXPECT_EQ(all[0].channel, 7777u);
