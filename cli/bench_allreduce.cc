@@ -14,6 +14,7 @@
 #include "lockstep/base/error.h"
 #include "lockstep/comm/algorithm_table.h"
 #include "lockstep/comm/local_group.h"
+#include "lockstep/comm/mpi.h"
 #include "lockstep/comm/plan_engine.h"
 
 namespace lockstep::cli {
@@ -197,6 +198,11 @@ int run(Options& options, const std::vector<std::string>& arguments) {
   if (!options.token_file.empty()) options.world.token = read_token_file(options.token_file);
 
   if (options.world.transport == TransportKind::kLocal) return run_local(options);
+  if (options.world.transport == TransportKind::kMpi) {
+    if (!started_by_mpi()) become_mpirun(options.ranks, arguments);
+    return run_rank(*join_mpi_world(options.world, options.timing.algorithm == Algorithm::kNative),
+                    options);
+  }
   const auto environment = rank_environment();
   if (!environment) return launch_ranks({options.ranks, arguments});
   require(options.ranks_given->count() == 0 || options.ranks == environment->world_size,

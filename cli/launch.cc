@@ -12,6 +12,7 @@
 #include <cerrno>
 #include <csignal>
 #include <cstring>
+#include <filesystem>
 #include <optional>
 #include <string_view>
 #include <utility>
@@ -21,6 +22,7 @@
 #include "lockstep/base/descriptor.h"
 #include "lockstep/base/error.h"
 #include "lockstep/base/log.h"
+#include "lockstep/comm/mpi.h"
 #include "lockstep/net/socket.h"
 
 extern char** environ;
@@ -260,5 +262,25 @@ class Launcher {
 }  // namespace
 
 int launch_ranks(const LaunchOptions& options) { return Launcher(options).run(); }
+
+void become_mpirun(int ranks, const std::vector<std::string>& arguments) {
+  const std::string library = mpi_library();
+  if (library.empty()) {
+    throw Error(ErrorCode::kInvalidArgument, "this program was built without MPI");
+  }
+  const bool open_mpi = library.starts_with("Open MPI");
+  std::vector<std::string> words = {open_mpi ? "mpirun.openmpi" : "mpirun.mpich", "-n",
+                                    std::to_string(ranks)};
+  if (open_mpi) {
+    words.emplace_back("--oversubscribe");
+    if (::geteuid() == 0) words.emplace_back("--allow-run-as-root");
+  }
+  words.push_back(std::filesystem::read_symlink("/proc/self/exe"));
+  words.insert(words.end(), arguments.begin(), arguments.end());
+  ::execvp(words[0].c_str(), pointers_to(words).data());
+  words[0] = "mpirun";  // where only one MPI is installed
+  ::execvp(words[0].c_str(), pointers_to(words).data());
+  throw_io(fmt::format("starting mpirun of {}", library), errno);
+}
 
 }  // namespace lockstep::cli

@@ -24,4 +24,8 @@ struct LaunchOptions {
 // After a signal to ourselves: 128 + its number. No rank outlives this process, however it ends.
 int launch_ranks(const LaunchOptions& options);
 
+// Becomes the mpirun of the MPI that this program was built with; it starts the ranks and is told
+// that they may share cores. Throws if there is none.
+[[noreturn]] void become_mpirun(int ranks, const std::vector<std::string>& arguments);
+
 }  // namespace lockstep::cli

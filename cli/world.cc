@@ -8,6 +8,7 @@
 
 #include "lockstep/base/error.h"
 #include "lockstep/comm/mesh.h"
+#include "lockstep/comm/mpi.h"
 #include "lockstep/comm/plan_engine.h"
 
 namespace lockstep::cli {
@@ -59,6 +60,15 @@ std::unique_ptr<Communicator> join_world(const WorldOptions& options,
   auto mesh = make_mesh(std::move(job), medium_of(options.transport), options.timeout);
   return std::make_unique<Communicator>(std::make_unique<PlanEngine>(std::move(mesh)),
                                         options.timeout);
+}
+
+std::unique_ptr<Communicator> join_mpi_world(const WorldOptions& options, bool native) {
+  MpiOptions mpi;
+  mpi.timeout = options.timeout;
+  mpi.interface = options.interface;
+  auto engine = native ? make_mpi_engine(mpi)
+                       : std::unique_ptr<Engine>(new PlanEngine(make_mpi_transport(mpi)));
+  return std::make_unique<Communicator>(std::move(engine), options.timeout);
 }
 
 std::string read_token_file(const std::string& path) {

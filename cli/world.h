@@ -25,6 +25,8 @@ struct WorldOptions {
 // fits; they meet as the environment says.
 std::unique_ptr<Communicator> join_world(const WorldOptions& options,
                                          const RankEnvironment& environment);
+// The MPI world that mpirun started; `native` chooses MPI's own collectives.
+std::unique_ptr<Communicator> join_mpi_world(const WorldOptions& options, bool native);
 
 // The first line of a file. Throws Error{kInvalidArgument} if there is none or it is empty.
 std::string read_token_file(const std::string& path);
