@@ -26,6 +26,7 @@ std::optional<Socket> take_listener(const RankEnvironment& environment) {
   if (!environment.listener) return std::nullopt;
   Descriptor listener(*environment.listener);
   ::fcntl(listener.get(), F_SETFD, FD_CLOEXEC);
+  ::fcntl(listener.get(), F_SETFL, O_NONBLOCK);  // as every Socket is
   return Socket(std::move(listener), "rendezvous");
 }
 

@@ -213,6 +213,9 @@ class Joining(unittest.TestCase):
             stdout=subprocess.PIPE, text=True, env={**environment, "RANK": str(rank)},
             pass_fds=[listener.fileno()] if rank == 0 else []) for rank in (1, 0)]
         listener.close()
+        for rank in ranks:
+            self.addCleanup(rank.communicate)
+            self.addCleanup(rank.kill)
         outputs = [rank.communicate(timeout=60)[0] for rank in ranks]
         self.assertEqual([rank.returncode for rank in ranks], [0, 0])
         self.assertEqual(outputs[0], "")
