@@ -159,11 +159,14 @@ class Job:
     def __enter__(self):
         return self
 
-    def __exit__(self, *_):
+    def __exit__(self, kind, error, _):
+        story = self.story()
         for rank in self.ranks.values():
             rank.end()
         if self.listener:
             self.listener.close()
+        if isinstance(error, OSError):  # of the test's own sockets and pipes; tell what the ranks did
+            raise Failure(f"{error}\n{story}") from error
 
     def wait(self, ready, what, patience=PATIENCE):
         with self.changed:
