@@ -154,7 +154,7 @@ class Processes(unittest.TestCase):
     def start(self, transport, ranks=3):
         process = subprocess.Popen(
             [LOCKSTEP, "bench", "allreduce", "--transport", transport, "--ranks", str(ranks), "--json", "--bytes",
-             "8,1MiB", "--iterations", "20000", "--timeout", str(self.TIMEOUT)],
+             "8,16MiB", "--iterations", "20000", "--timeout", str(self.TIMEOUT)],
             stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env=ENVIRONMENT)
         self.addCleanup(process.communicate)
         self.addCleanup(process.kill)
