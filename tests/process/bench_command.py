@@ -44,6 +44,12 @@ def gone(pid):
         return True
 
 
+def kill_all(pids):
+    for pid in pids:
+        if not gone(pid):
+            os.kill(pid, signal.SIGKILL)
+
+
 def wait_until(condition, seconds):
     end = time.monotonic() + seconds
     while not condition():
@@ -160,6 +166,7 @@ class Processes(unittest.TestCase):
         self.addCleanup(process.kill)
         self.assertIn('"bytes":8', process.stdout.readline())
         ranks_running = {rank_of(child): child for child in children_of(process.pid)}
+        self.addCleanup(kill_all, ranks_running.values())
         self.assertEqual(sorted(ranks_running), list(range(ranks)))
         return process, ranks_running
 
