@@ -87,7 +87,11 @@ BoardSync::BoardSync(Transport& transport, SharedSpace& space, bool oversubscrib
 void BoardSync::begin(const MeshFrame& stamp, Deadline deadline) {
   latch_.check();
   if (boards_.empty()) [[unlikely]] {
-    space_.connect(deadline);
+    try {
+      space_.connect(deadline);
+    } catch (const Error& error) {
+      transport_.supervisor().fail(error);
+    }
     for (int r = 0; r < world_size_; ++r) boards_.push_back(&space_.board(r));
   }
   stamp_ = stamp;
@@ -174,7 +178,7 @@ void BoardSync::wait_long(int peer, const Ready& ready) {
                  std::min<std::chrono::nanoseconds>(kNap, deadline_.time() - now));
     }
     peer_board.sleepers.fetch_sub(1, std::memory_order_seq_cst);
-    transport_.supervisor().look_around();
+    if (Deadline::Clock::now() - now >= kNap) transport_.supervisor().look_around();
   }
 }
 
@@ -184,7 +188,7 @@ void BoardSync::fail_mismatch(int peer) {
       ErrorCode::kCollectiveMismatch,
       fmt::format("{} called {}, {} called {}, as collective {}", transport_.name_of(peer),
                   describe(theirs), transport_.name_of(rank_), describe(stamp_), stamp_.sequence),
-      peer));
+      transport_.job_rank(peer)));
 }
 
 void BoardSync::fail_timeout(int peer) {
@@ -192,7 +196,7 @@ void BoardSync::fail_timeout(int peer) {
       Error(ErrorCode::kTimeout,
             fmt::format("collective {}, {}: {} waited in vain for {}", stamp_.sequence,
                         describe(stamp_), transport_.name_of(rank_), transport_.name_of(peer)),
-            peer));
+            transport_.job_rank(peer)));
 }
 
 }  // namespace lockstep

@@ -90,16 +90,15 @@ void Communicator::serve() {
       error = caught;
     }
     {
+      // Both at once: whoever learns that the work is done may destroy the communicator.
+      const std::lock_guard queue_lock(queue_mutex_);
       const std::lock_guard lock(next->state->mutex);
       next->state->outcome = outcome;
       next->state->error = error;
       next->state->done = true;
-    }
-    next->state->ended.notify_all();
-    {
-      const std::lock_guard lock(queue_mutex_);
       --unfinished_;
     }
+    next->state->ended.notify_all();
     queue_changed_.notify_all();
   }
 }
@@ -111,17 +110,25 @@ Outcome Communicator::execute(const Call& call) {
   stamp.sequence = ++sequence_;
   if (world_size() == 1) return run_alone(call);
   stamp.algorithm = static_cast<std::uint8_t>(engine_->choose(call));
-  stamp_.store(stamp);
+  stamps_[stamp.sequence % stamps_.size()].store(stamp);
+  entered_.store(stamp.sequence, std::memory_order_release);
   inside_.store(true, std::memory_order_release);
   const Outcome outcome = engine_->run(call, stamp, deadline_of(call));
   inside_.store(false, std::memory_order_release);
   return outcome;
 }
 
-Progress Communicator::progress() const {
+std::vector<Progress> Communicator::progress() const {
   const bool inside = inside_.load(std::memory_order_acquire);
-  const MeshFrame stamp = stamp_.load();
-  return {channel_, stamp.sequence, inside, describe(stamp)};
+  const std::uint64_t entered = entered_.load(std::memory_order_acquire);
+  std::vector<Progress> progress{{channel_, entered, inside, ""}};
+  for (std::uint64_t i = 0; i < stamps_.size() && i < entered; ++i) {
+    const MeshFrame stamp = stamps_[(entered - i) % stamps_.size()].load();
+    if (stamp.sequence != entered - i) break;  // it has moved on
+    if (i > 0) progress.push_back({channel_, stamp.sequence, false, ""});
+    progress.back().description = describe(stamp);
+  }
+  return progress;
 }
 
 std::unique_ptr<Communicator> Communicator::split(int color, int key) {

@@ -1,5 +1,6 @@
 #pragma once
 
+#include <array>
 #include <atomic>
 #include <chrono>
 #include <condition_variable>
@@ -89,8 +90,9 @@ class Communicator {
   // Memory where collectives are fastest (see Buffer).
   Buffer allocate(std::size_t bytes) { return engine_->allocate(bytes); }
 
-  // What this rank is doing, for the job's supervisor. Callable from any thread.
-  Progress progress() const;
+  // What this rank is doing and did before that, for the job's supervisor (see ProgressBook).
+  // Callable from any thread.
+  std::vector<Progress> progress() const;
 
  private:
   struct Pending;
@@ -107,8 +109,9 @@ class Communicator {
   std::uint64_t sequence_ = 0;  // guarded by running_
   std::atomic<std::uint32_t> children_{0};
 
-  // For progress(): the collective entered last, and whether it is still under way.
-  SeqLock<MeshFrame> stamp_;
+  // For progress(): the collectives entered last, by sequence, and whether the last is under way.
+  std::array<SeqLock<MeshFrame>, 4> stamps_;
+  std::atomic<std::uint64_t> entered_{0};
   std::atomic<bool> inside_{false};
 
   std::mutex queue_mutex_;

@@ -2,6 +2,8 @@
 
 #include <fmt/format.h>
 
+#include <array>
+#include <atomic>
 #include <map>
 #include <mutex>
 #include <thread>
@@ -20,7 +22,8 @@ std::string thread_name(int rank) { return fmt::format("rank {} (thread)", rank)
 // What the supervisors of all ranks share. One latch for all: threads of a process fail together,
 // and nobody has to be told.
 struct LocalJob {
-  explicit LocalJob(int world_size) : books(static_cast<std::size_t>(world_size)) {}
+  explicit LocalJob(int world_size)
+      : books(static_cast<std::size_t>(world_size)), links(books.size()) {}
 
   // What JobHealth makes of where everybody is, and of one rank's complaint.
   std::optional<Error> judge(int reporter, const std::optional<Error>& seen) const {
@@ -31,7 +34,11 @@ struct LocalJob {
     JobHealth health(names, std::chrono::hours(1), now);
     const auto tell = [&] {
       for (std::size_t r = 0; r < books.size(); ++r) {
-        health.heartbeat(static_cast<int>(r), books[r].all(), now);
+        if (links[r].load() == 0) {
+          health.goodbye(static_cast<int>(r), books[r].all(), now);
+        } else {
+          health.heartbeat(static_cast<int>(r), books[r].all(), now);
+        }
       }
     };
     tell();
@@ -43,7 +50,9 @@ struct LocalJob {
   }
 
   FailureLatch latch;
-  std::vector<ProgressBook> books;  // per rank
+  // Per rank.
+  std::vector<ProgressBook> books;
+  std::vector<std::atomic<int>> links;  // of all its groups; without any it has left the job
 };
 
 class LocalSupervisor final : public Supervisor {
@@ -53,7 +62,8 @@ class LocalSupervisor final : public Supervisor {
   FailureLatch& latch() override { return job_->latch; }
   [[noreturn]] void fail(const Error& seen) override {
     job_->latch.check();
-    const bool ask = seen.code() == ErrorCode::kTimeout;
+    const bool ask =
+        seen.code() == ErrorCode::kTimeout || seen.code() == ErrorCode::kCollectiveMismatch;
     job_->latch.trip(ask ? job_->judge(rank_, seen).value_or(seen) : seen);
     throw Error(*job_->latch.error());
   }
@@ -64,6 +74,7 @@ class LocalSupervisor final : public Supervisor {
   void look_around() override {
     if (const std::optional<Error> cause = job_->judge(rank_, {})) job_->latch.trip(*cause);
   }
+  std::atomic<int>& links() { return job_->links[static_cast<std::size_t>(rank_)]; }
 
  private:
   const std::shared_ptr<LocalJob> job_;
@@ -145,26 +156,30 @@ struct Group {
   bool shared_memory = true;
   LocalSpace space;
 
-  std::mutex mutex;
-  // guarded by mutex: the end of (low, high) that `side` has not fetched yet
+  // Kept here until all who share it have fetched it.
   struct Pair {
     std::shared_ptr<RingPair> memory;
-    RingBells bells[2];
+    std::array<std::shared_ptr<const RingBells>, 2> bells;
   };
-  std::map<std::pair<int, int>, Pair> pairs;
-  std::map<std::pair<std::uint32_t, std::vector<int>>, std::shared_ptr<Group>> children;
+  struct Child {
+    std::shared_ptr<Group> group;
+    std::size_t fetched = 0;
+  };
+  std::mutex mutex;
+  std::map<std::pair<int, int>, Pair> pairs;                             // guarded by mutex
+  std::map<std::pair<std::uint32_t, std::vector<int>>, Child> children;  // guarded by mutex
 
   std::unique_ptr<Stream> connect(int from, int to) {
     const std::lock_guard lock(mutex);
-    Pair& pair = pairs[{std::min(from, to), std::max(from, to)}];
-    if (pair.memory == nullptr) {
-      pair.memory = std::make_shared<RingPair>();
-      pair.bells[0] = make_ring_bells();
-      pair.bells[1] = make_ring_bells();
-    }
-    const int side = from < to ? 0 : 1;
-    auto stream = std::make_unique<RingStream>(pair.memory, side, duplicate(pair.bells[side]),
-                                               duplicate(pair.bells[1 - side]));
+    const std::pair ends(std::min(from, to), std::max(from, to));
+    const auto [place, first] = pairs.try_emplace(ends);
+    if (first)
+      place->second = {std::make_shared<RingPair>(), {make_ring_bells(), make_ring_bells()}};
+    const Pair pair = place->second;
+    if (!first) pairs.erase(place);
+    const std::size_t side = from < to ? 0 : 1;
+    auto stream = std::make_unique<RingStream>(pair.memory, static_cast<int>(side),
+                                               pair.bells[side], pair.bells[1 - side]);
     const std::shared_ptr<FaultPlan>& plan = faults[static_cast<std::size_t>(from)];
     if (plan == nullptr) return stream;
     return std::make_unique<FaultyStream>(std::move(stream), plan);
@@ -172,8 +187,9 @@ struct Group {
 
   std::shared_ptr<Group> child(const std::vector<int>& members, std::uint32_t channel) {
     const std::lock_guard lock(mutex);
-    std::shared_ptr<Group>& made = children[{channel, members}];
-    if (made == nullptr) {
+    const auto [place, first] = children.try_emplace({channel, members});
+    std::shared_ptr<Group> made = place->second.group;
+    if (first) {
       made = std::make_shared<Group>(static_cast<int>(members.size()));
       made->shared_memory = shared_memory;
       for (const int member : members) {
@@ -182,7 +198,9 @@ struct Group {
         made->supervisors.push_back(supervisors[index]);
         made->faults.push_back(faults[index]);
       }
+      place->second.group = made;
     }
+    if (++place->second.fetched == members.size()) children.erase(place);
     return made;
   }
 };
@@ -193,7 +211,11 @@ class LocalLinks final : public Links {
       : group_(std::move(group)),
         rank_(rank),
         streams_(static_cast<std::size_t>(group_->world_size)),
-        oversubscribed_(group_->world_size > available_cores()) {}
+        oversubscribed_(group_->world_size > available_cores()),
+        spare_cores_(available_cores() >= 2 * group_->world_size) {
+    own_supervisor().links().fetch_add(1);
+  }
+  ~LocalLinks() override { own_supervisor().links().fetch_sub(1); }
 
   Stream& to(int peer, Deadline) override {
     const std::lock_guard lock(mutex_);
@@ -205,22 +227,26 @@ class LocalLinks final : public Links {
   int job_rank(int rank) const override {
     return group_->job_ranks[static_cast<std::size_t>(rank)];
   }
-  Supervisor& supervisor() override {
-    return *group_->supervisors[static_cast<std::size_t>(rank_)];
-  }
+  Supervisor& supervisor() override { return own_supervisor(); }
   SharedSpace* shared_space() override { return group_->shared_memory ? &group_->space : nullptr; }
   bool oversubscribed() const override { return oversubscribed_; }
+  bool spare_cores() const override { return spare_cores_; }
   std::unique_ptr<Links> split(const std::vector<int>& members, int rank,
                                std::uint32_t channel) override {
     return std::make_unique<LocalLinks>(group_->child(members, channel), rank);
   }
 
  private:
+  LocalSupervisor& own_supervisor() {
+    return *group_->supervisors[static_cast<std::size_t>(rank_)];
+  }
+
   const std::shared_ptr<Group> group_;
   const int rank_;
   std::mutex mutex_;
   std::vector<std::unique_ptr<Stream>> streams_;  // guarded by mutex_
   const bool oversubscribed_;
+  const bool spare_cores_;
 };
 
 }  // namespace

@@ -74,7 +74,8 @@ class MeshSpace final : public SharedSpace {
   void set_connector(std::function<void(Deadline)> connector) { connector_ = std::move(connector); }
 
   void connect(Deadline deadline) override {
-    if (open_.load(std::memory_order_acquire) < boards_.size()) [[unlikely]] connector_(deadline);
+    if (open_.load(std::memory_order_acquire) < boards_.size()) [[unlikely]]
+      connector_(deadline);
   }
   Board& board(int rank) override {
     return *reinterpret_cast<Board*>(boards_[static_cast<std::size_t>(rank)]->data());
@@ -107,9 +108,9 @@ class MeshLinks final : public Links {
       slots_.push_back(std::make_unique<Slot>());
     }
     const bool all_shared =
-        members_.size() > 1 &&
-        std::all_of(members_.begin(), members_.end(),
-                    [&](int member) { return hub_->shares_memory_with(member); });
+        members_.size() > 1 && std::all_of(members_.begin(), members_.end(), [&](int member) {
+          return hub_->shares_memory_with(member);
+        });
     if (all_shared) {
       space_ = std::make_unique<MeshSpace>(hub_->arena(), rank_, static_cast<int>(members_.size()));
       space_->set_connector([this](Deadline deadline) {
@@ -120,11 +121,11 @@ class MeshLinks final : public Links {
     } else if (hub_->medium == Medium::kShared && members_.size() > 1) {
       refuse_remote_ranks();
     }
-    const auto here = std::count_if(hub_->job.roster.begin(), hub_->job.roster.end(),
-                                    [&](const Card& card) {
-                                      return same_host(card.host, hub_->own_card().host);
-                                    });
+    const auto here = std::count_if(
+        hub_->job.roster.begin(), hub_->job.roster.end(),
+        [&](const Card& card) { return same_host(card.host, hub_->own_card().host); });
     oversubscribed_ = here > available_cores();
+    spare_cores_ = available_cores() >= 2 * here;
   }
 
   Stream& to(int peer, Deadline deadline) override {
@@ -138,6 +139,7 @@ class MeshLinks final : public Links {
   Supervisor& supervisor() override { return *hub_->job.control; }
   SharedSpace* shared_space() override { return space_.get(); }
   bool oversubscribed() const override { return oversubscribed_; }
+  bool spare_cores() const override { return spare_cores_; }
   std::unique_ptr<Links> split(const std::vector<int>& members, int rank,
                                std::uint32_t channel) override {
     std::vector<int> job_ranks;
@@ -156,64 +158,79 @@ class MeshLinks final : public Links {
   void refuse_remote_ranks() const {
     for (std::size_t i = 0; i < members_.size(); ++i) {
       if (hub_->shares_memory_with(members_[i])) continue;
-      throw Error(ErrorCode::kNoConnection,
-                  fmt::format("{} cannot share memory with {}: they are on different hosts; use the "
-                              "transport auto or tcp",
-                              lockstep::name_of(hub_->own_card()), name_of(static_cast<int>(i))),
-                  members_[i]);
+      throw Error(
+          ErrorCode::kNoConnection,
+          fmt::format("{} cannot share memory with {}: they are on different hosts; use the "
+                      "transport auto or tcp",
+                      lockstep::name_of(hub_->own_card()), name_of(static_cast<int>(i))),
+          members_[i]);
     }
   }
 
   std::unique_ptr<Stream> open(int peer, Deadline deadline) {
-    const FailureLatch* latch = &hub_->job.control->latch();
     const bool connects = hub_->job.rank() > job_rank(peer);
-    Socket socket;
-    if (!connects) {
-      socket = std::move(hub_->door.wait_for(job_rank(peer), channel_, deadline).socket);
-    } else if (hub_->shares_memory_with(job_rank(peer))) {
-      socket = connect_unix(card(peer).unix_name, deadline, latch);
-      client_handshake(socket, hub_->job.identity, Purpose::kShared, channel_, deadline, latch);
-    } else {
-      const std::optional<SocketAddress> address = SocketAddress::parse(card(peer).mesh_address);
-      if (!address) {
-        throw Error(ErrorCode::kUnexpectedMessage,
-                    fmt::format("{} gave the address '{}'", name_of(peer), card(peer).mesh_address),
-                    job_rank(peer));
-      }
-      socket = connect_tcp(*address, deadline, latch);
-      client_handshake(socket, hub_->job.identity, Purpose::kMesh, channel_, deadline, latch);
-    }
+    Socket socket = connects
+                        ? call(peer, deadline)
+                        : std::move(hub_->door.wait_for(job_rank(peer), channel_, deadline).socket);
     socket.set_peer(name_of(peer), job_rank(peer));
     if (hub_->shares_memory_with(job_rank(peer))) return share_memory(peer, socket, deadline);
     tune_tcp(socket, hub_->timeout);
-    return std::make_unique<TcpStream>(std::move(socket));
+    return std::make_unique<TcpStream>(std::move(socket), hub_->timeout);
   }
 
-  // The connecting side brings the rings; both show board and arena when the whole group shares memory.
+  // A rank's door is open whatever the rank itself is doing, so the timeout is time enough.
+  Socket call(int peer, Deadline deadline) {
+    const FailureLatch* latch = &hub_->job.control->latch();
+    const bool shared = hub_->shares_memory_with(job_rank(peer));
+    deadline = earlier(deadline, Deadline::after(hub_->timeout));
+    try {
+      Socket socket = shared ? connect_unix(card(peer).unix_name, deadline, latch)
+                             : connect_tcp(mesh_address_of(peer), deadline, latch);
+      client_handshake(socket, hub_->job.identity, shared ? Purpose::kShared : Purpose::kMesh,
+                       channel_, deadline, latch);
+      return socket;
+    } catch (const Error& error) {
+      latch->check();
+      const bool late = error.code() == ErrorCode::kTimeout;
+      throw Error(late ? ErrorCode::kNoConnection : error.code(),
+                  fmt::format("{}: {}", name_of(peer), error.message()), job_rank(peer));
+    }
+  }
+
+  SocketAddress mesh_address_of(int peer) const {
+    const std::optional<SocketAddress> address = SocketAddress::parse(card(peer).mesh_address);
+    if (address) return *address;
+    throw Error(ErrorCode::kUnexpectedMessage,
+                fmt::format("it gave the address '{}'", card(peer).mesh_address));
+  }
+
+  // The connecting side brings the rings; both show board and arena when the whole group shares
+  // memory.
   std::unique_ptr<Stream> share_memory(int peer, const Socket& socket, Deadline deadline) {
     const FailureLatch* latch = &hub_->job.control->latch();
     const bool connects = hub_->job.rank() > job_rank(peer);
     Descriptor file;
-    std::array<RingBells, 2> bells;
+    std::array<std::shared_ptr<const RingBells>, 2> bells;
     if (connects) {
       file = make_memfd("lockstep-rings", sizeof(RingPair));
       bells = {make_ring_bells(), make_ring_bells()};
-      const std::array<int, 5> sent{file.get(), bells[0].data.get(), bells[0].room.get(),
-                                    bells[1].data.get(), bells[1].room.get()};
+      const std::array<int, 5> sent{file.get(), bells[0]->data.get(), bells[0]->room.get(),
+                                    bells[1]->data.get(), bells[1]->room.get()};
       send_descriptors(socket, sent, deadline, latch);
     } else {
       std::vector<Descriptor> got = receive_descriptors(socket, 5, deadline, latch);
       file = std::move(got[0]);
-      bells[0] = {std::move(got[1]), std::move(got[2])};
-      bells[1] = {std::move(got[3]), std::move(got[4])};
+      const auto pair = [](Descriptor& data, Descriptor& room) {
+        return std::make_shared<const RingBells>(RingBells{std::move(data), std::move(room)});
+      };
+      bells = {pair(got[1], got[2]), pair(got[3], got[4])};
     }
     if (space_ != nullptr) exchange_files(peer, socket, deadline);
     const std::shared_ptr<Mapping> mapping = Mapping::of(file, sizeof(RingPair));
     const std::shared_ptr<RingPair> rings(mapping, reinterpret_cast<RingPair*>(mapping->data()));
-    const int side = connects ? 0 : 1;
-    RingBells out = std::move(bells[static_cast<std::size_t>(side)]);
-    RingBells in = std::move(bells[static_cast<std::size_t>(1 - side)]);
-    return std::make_unique<RingStream>(rings, side, std::move(out), std::move(in));
+    const std::size_t side = connects ? 0 : 1;
+    return std::make_unique<RingStream>(rings, static_cast<int>(side), bells[side],
+                                        bells[1 - side]);
   }
 
   void exchange_files(int peer, const Socket& socket, Deadline deadline) {
@@ -228,6 +245,7 @@ class MeshLinks final : public Links {
   const int rank_;
   const std::uint32_t channel_;
   bool oversubscribed_ = false;
+  bool spare_cores_ = false;
   std::unique_ptr<MeshSpace> space_;  // null unless the whole group shares memory
   std::vector<std::unique_ptr<Slot>> slots_;
 };

@@ -18,6 +18,7 @@ using namespace std::chrono_literals;
 
 constexpr auto kHandshakeTime = 5s;
 constexpr std::size_t kMostVisitors = 1024;
+constexpr std::chrono::nanoseconds kAcceptPause = 100ms;
 // How soon a waiting thread notices that the job has failed.
 constexpr auto kNap = 20ms;
 
@@ -63,12 +64,13 @@ MeshDoor::Arrival MeshDoor::wait_for(int peer, std::uint32_t channel, Deadline d
 
 void MeshDoor::serve() {
   std::vector<Visitor> visitors;
+  bool out_of_descriptors = false;
   for (;;) {
-    const bool room = visitors.size() < kMostVisitors;
+    const bool room = visitors.size() < kMostVisitors && !out_of_descriptors;
     std::vector<pollfd> fds{{stop_.get(), POLLIN, 0}};
     fds.push_back({room ? job_.mesh_listener.fd() : -1, POLLIN, 0});
     fds.push_back({room ? job_.unix_listener.fd() : -1, POLLIN, 0});
-    Deadline next = Deadline::after(1h);
+    Deadline next = Deadline::after(out_of_descriptors ? kAcceptPause : 1h);
     for (const Visitor& v : visitors) {
       const short events = static_cast<short>(POLLIN | (v.link.wants_to_send() ? POLLOUT : 0));
       fds.push_back({v.link.socket().fd(), events, 0});
@@ -77,12 +79,15 @@ void MeshDoor::serve() {
     ::poll(fds.data(), fds.size(), next.poll_timeout());
     if (fds[0].revents != 0) return;
     std::erase_if(visitors, [&](Visitor& v) { return !attend(v); });
+    out_of_descriptors = false;
     try {
       if (fds[1].revents != 0) admit(job_.mesh_listener, Purpose::kMesh, visitors);
       if (fds[2].revents != 0) admit(job_.unix_listener, Purpose::kShared, visitors);
     } catch (const Error& error) {
-      job_.control->latch().trip(error);
-      return;
+      // Most likely too many strangers. The one who has waited longest makes room.
+      log(LogLevel::kDebug, "mesh door: {}", error.what());
+      if (!visitors.empty()) visitors.erase(visitors.begin());
+      out_of_descriptors = true;
     }
   }
 }
@@ -114,7 +119,8 @@ bool MeshDoor::attend(Visitor& visitor) {
     }
     visitor.link.flush();
     if (visitor.link.failure()) throw *visitor.link.failure();
-    if (visitor.deadline.expired()) throw Error(ErrorCode::kTimeout, "it did not finish its handshake");
+    if (visitor.deadline.expired())
+      throw Error(ErrorCode::kTimeout, "it did not finish its handshake");
     return true;
   } catch (const Error& error) {
     log(LogLevel::kDebug, "connection from {} refused: {}", visitor.link.socket().peer(),

@@ -19,6 +19,12 @@ using namespace std::chrono_literals;
 constexpr auto kSpinTime = 50us;
 constexpr unsigned kYieldsWhenOversubscribed = 8;
 
+// A busy rank notices a failure elsewhere after this many turns.
+constexpr unsigned kTurnsPerCheck = 64;
+
+// From this size on, waking a second thread for the sends pays.
+constexpr std::size_t kSendApart = 512 * 1024;
+
 // How often a sleeping rank looks after the job.
 constexpr auto kLookAround = 100ms;
 
@@ -68,6 +74,11 @@ MeshTransport::Port& MeshTransport::port(int peer, Direction direction) {
 void MeshTransport::run(std::span<Transfer> transfers, const MeshFrame& stamp,
                         TransferObserver* observer, Deadline deadline) {
   supervisor().latch().check();
+  // Sends go up from the next rank, receives down from the one before.
+  const auto distance = [&](const Active& a) {
+    const int up = (a.transfer->peer - rank_ + world_size_) % world_size_;
+    return a.receiving() ? world_size_ - up : up;
+  };
   MeshFrame full = stamp;
   full.generation = generation_;
   full.channel = channel_;
@@ -104,7 +115,37 @@ void MeshTransport::run(std::span<Transfer> transfers, const MeshFrame& stamp,
     supervisor().fail(error);
   }
 
+  // Everybody starts with another peer, so that not all send to the same one at once.
+  std::sort(active.begin(), active.end(), [&](const Active& a, const Active& b) {
+    return distance(a) < distance(b);
+  });
+  std::size_t sent_bytes = 0;
+  for (const Active& a : active) sent_bytes += a.receiving() ? 0 : a.size();
+  const bool apart = sent_bytes >= kSendApart && links_->spare_cores() &&
+                     (observer == nullptr || !observer->watches_sends());
+  if (!apart) {
+    move(active, full, observer, deadline);
+    return;
+  }
+  const auto middle = std::stable_partition(active.begin(), active.end(),
+                                            [](const Active& a) { return a.receiving(); });
+  const std::span received(active.begin(), middle);
+  const std::span sent(middle, active.end());
+  sender_.start([&] { move(sent, full, nullptr, deadline); });
+  try {
+    move(received, full, observer, deadline);
+  } catch (const Error&) {
+    // The job has failed, so the sender ends too; until then it uses our memory.
+    sender_.wait();
+    throw;
+  }
+  if (const std::optional<Error> error = sender_.wait()) throw *error;
+}
+
+void MeshTransport::move(std::span<Active> active, const MeshFrame& stamp,
+                         TransferObserver* observer, Deadline deadline) {
   std::size_t left = active.size();
+  unsigned turns = 0;
   unsigned idle_turns = 0;
   auto idle_since = Deadline::Clock::time_point();
   while (left > 0) {
@@ -115,10 +156,11 @@ void MeshTransport::run(std::span<Transfer> transfers, const MeshFrame& stamp,
       const std::size_t before = a.transfer->done;
       if (!advance(a)) continue;
       moved = true;
-      if (a.receiving() && !had_head && a.head_done == kMeshFrameBytes) check_frame(a, full);
+      if (a.receiving() && !had_head && a.head_done == kMeshFrameBytes) check_frame(a, stamp);
       if (observer != nullptr && a.transfer->done != before) observer->advanced(*a.transfer);
       if (a.complete()) --left;
     }
+    if (++turns % kTurnsPerCheck == 0) supervisor().latch().check();
     if (moved) {
       idle_turns = 0;
       continue;
@@ -150,16 +192,21 @@ bool MeshTransport::advance(Active& a) {
   try {
     moved = a.receiving() ? a.stream->read_some(head, body) : a.stream->write_some(head, body);
   } catch (const Error& error) {
-    supervisor().fail(
-        Error(error.code(),
-              fmt::format("{} {}: {}", a.receiving() ? "receiving from" : "sending to",
-                          name_of(t.peer), error.message()),
-              job_rank(t.peer)));
+    fail_transfer(a, error);
   }
   const std::size_t in_head = std::min(moved, head.size());
   a.head_done += in_head;
   t.done += moved - in_head;
   return moved > 0;
+}
+
+void MeshTransport::fail_transfer(const Active& active, const Error& error) {
+  const int peer = active.transfer->peer;
+  supervisor().fail(
+      Error(error.code(),
+            fmt::format("{} {}: {}", active.receiving() ? "receiving from" : "sending to",
+                        name_of(peer), error.message()),
+            job_rank(peer)));
 }
 
 void MeshTransport::check_frame(Active& a, const MeshFrame& stamp) {
@@ -180,8 +227,8 @@ void MeshTransport::check_frame(Active& a, const MeshFrame& stamp) {
   if (same_size == expected) {
     supervisor().fail(
         Error(ErrorCode::kSizeMismatch,
-              fmt::format("{} sent {} bytes where {} were expected, in {}", name_of(peer),
-                          got->payload, expected.payload, describe(expected)),
+              fmt::format("{} sent {} bytes where {} expected {}, in {}", name_of(peer),
+                          got->payload, name_of(rank_), expected.payload, describe(expected)),
               job_rank(peer)));
   }
   supervisor().fail(Error(ErrorCode::kCollectiveMismatch,
@@ -201,6 +248,13 @@ void MeshTransport::wait(std::span<Active> active, Deadline deadline) {
   }
   if (sleep && ::poll(fds.data(), fds.size(), deadline.poll_timeout(kLookAround)) == 0) {
     supervisor().look_around();
+    for (Active& a : active) {
+      try {
+        if (!a.complete()) a.stream->check_reach();
+      } catch (const Error& error) {
+        fail_transfer(a, error);
+      }
+    }
   }
   for (Active& a : active) {
     if (!a.complete() && a.open()) a.stream->finish_wait(a.transfer->direction);

@@ -5,6 +5,7 @@
 #include <string>
 #include <vector>
 
+#include "lockstep/comm/sender.h"
 #include "lockstep/comm/stream.h"
 #include "lockstep/comm/transport.h"
 
@@ -25,6 +26,8 @@ class Links {
   // As in Transport.
   virtual SharedSpace* shared_space() = 0;
   virtual bool oversubscribed() const = 0;
+  // Whether every rank of this host has a second core to itself, for large messages.
+  virtual bool spare_cores() const = 0;
 };
 
 // Messages over streams: framing, full duplex progress over many peers, deadlines.
@@ -51,7 +54,11 @@ class MeshTransport final : public Transport {
   struct Active;  // one transfer under way
 
   Port& port(int peer, Direction direction);
+  // Moves all of `active` to their end.
+  void move(std::span<Active> active, const MeshFrame& stamp, TransferObserver* observer,
+            Deadline deadline);
   bool advance(Active& active);
+  void fail_transfer(const Active& active, const Error& error);
   void check_frame(Active& active, const MeshFrame& stamp);
   void wait(std::span<Active> active, Deadline deadline);
   void fail_timeout(std::span<Active> active, const MeshFrame& stamp);
@@ -62,6 +69,7 @@ class MeshTransport final : public Transport {
   const std::uint32_t channel_;
   const std::unique_ptr<Links> links_;
   std::vector<std::unique_ptr<Port>> ports_;  // two per peer
+  Sender sender_;
 };
 
 }  // namespace lockstep

@@ -28,6 +28,7 @@ class MpiLinks final : public Links {
   // MPI has its own ways within a host.
   SharedSpace* shared_space() override { return nullptr; }
   bool oversubscribed() const override { return group_->world().oversubscribed(); }
+  bool spare_cores() const override { return false; }
 
  private:
   const std::unique_ptr<MpiGroup> group_;

@@ -19,6 +19,7 @@ class Combiner final : public TransferObserver {
   std::size_t first_non_finite() const { return first_non_finite_; }
 
   void advanced(Transfer&) override { combine_ready(); }
+  bool watches_sends() const override { return sends_first_; }
   void combine_ready() {
     while (combined_ < segments_ && ready(combined_)) combine(combined_++);
   }

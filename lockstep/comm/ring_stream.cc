@@ -1,6 +1,5 @@
 #include "lockstep/comm/ring_stream.h"
 
-#include <fcntl.h>
 #include <sys/eventfd.h>
 
 #include <algorithm>
@@ -54,21 +53,14 @@ Descriptor make_bell() {
   return bell;
 }
 
-Descriptor duplicate(const Descriptor& fd) {
-  Descriptor copy(::fcntl(fd.get(), F_DUPFD_CLOEXEC, 0));
-  if (!copy) throw_io("dup", errno);
-  return copy;
-}
-
 }  // namespace
 
-RingBells make_ring_bells() { return {make_bell(), make_bell()}; }
-
-RingBells duplicate(const RingBells& bells) {
-  return {duplicate(bells.data), duplicate(bells.room)};
+std::shared_ptr<const RingBells> make_ring_bells() {
+  return std::make_shared<const RingBells>(RingBells{make_bell(), make_bell()});
 }
 
-RingStream::RingStream(std::shared_ptr<RingPair> memory, int side, RingBells out, RingBells in)
+RingStream::RingStream(std::shared_ptr<RingPair> memory, int side,
+                       std::shared_ptr<const RingBells> out, std::shared_ptr<const RingBells> in)
     : memory_(std::move(memory)),
       out_(memory_->rings[side]),
       in_(memory_->rings[1 - side]),
@@ -77,8 +69,8 @@ RingStream::RingStream(std::shared_ptr<RingPair> memory, int side, RingBells out
 
 RingStream::~RingStream() {
   out_.closed.store(1, std::memory_order_seq_cst);
-  ring(out_bells_.data);
-  ring(in_bells_.room);
+  ring(out_bells_->data);
+  ring(in_bells_->room);
 }
 
 std::size_t RingStream::write_some(std::span<const std::byte> head,
@@ -95,7 +87,7 @@ std::size_t RingStream::write_some(std::span<const std::byte> head,
   copy_in(out_, at + head.size(), body);
   // Sequentially consistent, as is the sleeper's flag: one of the two sees the other.
   out_.written.store(at + total, std::memory_order_seq_cst);
-  if (out_.reader_sleeps.load(std::memory_order_seq_cst) != 0) ring(out_bells_.data);
+  if (out_.reader_sleeps.load(std::memory_order_seq_cst) != 0) ring(out_bells_->data);
   return total;
 }
 
@@ -111,23 +103,23 @@ std::size_t RingStream::read_some(std::span<std::byte> head, std::span<std::byte
   copy_out(in_, at, head);
   copy_out(in_, at + head.size(), body);
   in_.read.store(at + total, std::memory_order_seq_cst);
-  if (in_.writer_sleeps.load(std::memory_order_seq_cst) != 0) ring(in_bells_.room);
+  if (in_.writer_sleeps.load(std::memory_order_seq_cst) != 0) ring(in_bells_->room);
   return total;
 }
 
 bool RingStream::prepare_wait(Direction direction, std::vector<pollfd>& fds) {
   const bool closed = in_.closed.load(std::memory_order_seq_cst) != 0;
   if (direction == Direction::kRecv) {
-    fds.push_back({in_bells_.data.get(), POLLIN, 0});
+    fds.push_back({in_bells_->data.get(), POLLIN, 0});
     in_.reader_sleeps.store(1, std::memory_order_seq_cst);
-    return !closed && in_.written.load(std::memory_order_seq_cst) ==
-                          in_.read.load(std::memory_order_relaxed);
+    return !closed &&
+           in_.written.load(std::memory_order_seq_cst) == in_.read.load(std::memory_order_relaxed);
   }
-  fds.push_back({out_bells_.room.get(), POLLIN, 0});
+  fds.push_back({out_bells_->room.get(), POLLIN, 0});
   out_.writer_sleeps.store(1, std::memory_order_seq_cst);
-  return !closed && out_.written.load(std::memory_order_relaxed) -
-                            out_.read.load(std::memory_order_seq_cst) ==
-                        ByteRing::kCapacity;
+  return !closed &&
+         out_.written.load(std::memory_order_relaxed) - out_.read.load(std::memory_order_seq_cst) ==
+             ByteRing::kCapacity;
 }
 
 void RingStream::finish_wait(Direction direction) {
@@ -135,7 +127,7 @@ void RingStream::finish_wait(Direction direction) {
   (receiving ? in_.reader_sleeps : out_.writer_sleeps).store(0, std::memory_order_relaxed);
   std::uint64_t count = 0;
   [[maybe_unused]] const ssize_t n =
-      ::read((receiving ? in_bells_.data : out_bells_.room).get(), &count, sizeof count);
+      ::read((receiving ? in_bells_->data : out_bells_->room).get(), &count, sizeof count);
 }
 
 }  // namespace lockstep

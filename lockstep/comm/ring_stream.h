@@ -35,19 +35,18 @@ struct RingBells {
 };
 
 // Throws Error{kIo}.
-RingBells make_ring_bells();
-RingBells duplicate(const RingBells& bells);
+std::shared_ptr<const RingBells> make_ring_bells();
 
 // One end of a RingPair: writes ring `side`, reads the other.
 class RingStream final : public Stream {
  public:
   // `memory` keeps the pair mapped. `out` are the bells of the ring we write.
-  RingStream(std::shared_ptr<RingPair> memory, int side, RingBells out, RingBells in);
+  RingStream(std::shared_ptr<RingPair> memory, int side, std::shared_ptr<const RingBells> out,
+             std::shared_ptr<const RingBells> in);
   // Tells the peer that nothing more will come.
   ~RingStream() override;
 
-  std::size_t write_some(std::span<const std::byte> head,
-                         std::span<const std::byte> body) override;
+  std::size_t write_some(std::span<const std::byte> head, std::span<const std::byte> body) override;
   std::size_t read_some(std::span<std::byte> head, std::span<std::byte> body) override;
   bool prepare_wait(Direction direction, std::vector<pollfd>& fds) override;
   void finish_wait(Direction direction) override;
@@ -56,8 +55,8 @@ class RingStream final : public Stream {
   const std::shared_ptr<RingPair> memory_;
   ByteRing& out_;
   ByteRing& in_;
-  const RingBells out_bells_;
-  const RingBells in_bells_;
+  const std::shared_ptr<const RingBells> out_bells_;
+  const std::shared_ptr<const RingBells> in_bells_;
 };
 
 }  // namespace lockstep

@@ -45,6 +45,8 @@ class Merger final : public TransferObserver {
     }
   }
 
+  bool watches_sends() const override { return false; }
+
  private:
   const DataType type_;
   const ReduceOp op_;

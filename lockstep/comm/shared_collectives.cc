@@ -85,7 +85,7 @@ void SharedCollectives::describe_job(const Call& call) {
       job.reduce = false;
       job.gather_to = call.root;
       break;
-    default: LOCKSTEP_CHECK(!"a collective that shared memory does not serve");
+    default: LOCKSTEP_CHECK(false);  // supports() refuses it
   }
 
   job.inputs = &ranks_;

@@ -28,6 +28,10 @@ class Stream {
   // False if the stream may be ready already, so that there is no reason to sleep.
   virtual bool prepare_wait(Direction direction, std::vector<pollfd>& fds) = 0;
   virtual void finish_wait(Direction direction) = 0;
+
+  // Called now and then while nothing moves. Throws Error{kPeerLost} if the peer's host has not
+  // answered for too long.
+  virtual void check_reach() {}
 };
 
 }  // namespace lockstep

@@ -1,5 +1,7 @@
 #include "lockstep/comm/tcp_stream.h"
 
+#include <linux/tcp.h>
+#include <netinet/in.h>
 #include <sys/socket.h>
 #include <sys/uio.h>
 
@@ -85,6 +87,24 @@ bool TcpStream::prepare_wait(Direction direction, std::vector<pollfd>& fds) {
   const short events = direction == Direction::kRecv ? POLLIN : POLLOUT;
   fds.push_back({socket_.fd(), events, 0});
   return true;
+}
+
+void TcpStream::check_reach() {
+  tcp_info info{};
+  socklen_t size = sizeof(info);
+  if (::getsockopt(socket_.fd(), IPPROTO_TCP, TCP_INFO, &info, &size) != 0) return;
+  const std::lock_guard lock(mutex_);
+  const auto now = Deadline::Clock::now();
+  // What a full receiver keeps us from sending is not under way.
+  const bool under_way = info.tcpi_unacked > 0;
+  if (!under_way || info.tcpi_bytes_acked != acknowledged_) {
+    acknowledged_ = info.tcpi_bytes_acked;
+    unanswered_since_ = under_way ? now : Deadline::Clock::time_point{};
+  } else if (unanswered_since_ == Deadline::Clock::time_point{}) {
+    unanswered_since_ = now;
+  } else if (now - unanswered_since_ >= timeout_) {
+    throw Error(ErrorCode::kPeerLost, "the network no longer reaches it");
+  }
 }
 
 }  // namespace lockstep

@@ -48,6 +48,8 @@ class TransferObserver {
  public:
   virtual ~TransferObserver() = default;
   virtual void advanced(Transfer& transfer) = 0;
+  // Whether it must hear of sends too; otherwise they may be moved by another thread.
+  virtual bool watches_sends() const = 0;
 };
 
 // Point-to-point messages between the ranks of a group (the seeds' Backend). Every call returns by

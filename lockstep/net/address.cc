@@ -164,6 +164,8 @@ std::string to_string(const SocketAddress& address) {
 std::vector<SocketAddress> resolve(const HostPort& where, Deadline deadline) {
   Lookup numeric = look_up(where, AI_NUMERICHOST);
   if (numeric.status == 0) return std::move(numeric.addresses);
+  const Error too_late(ErrorCode::kTimeout, fmt::format("looking up the name {}", where.host));
+  if (deadline.expired()) throw too_late;
 
   // The system's resolver knows no deadline, so it gets a thread of its own; if it takes too long
   // it is left to finish into memory that it shares.
@@ -183,7 +185,7 @@ std::vector<SocketAddress> resolve(const HostPort& where, Deadline deadline) {
   std::unique_lock lock(shared->mutex);
   if (!shared->finished.wait_until(lock, deadline.time(),
                                    [&] { return shared->lookup.has_value(); })) {
-    throw Error(ErrorCode::kTimeout, fmt::format("looking up the name {}", where.host));
+    throw too_late;
   }
   if (shared->lookup->status != 0) {
     throw Error(ErrorCode::kNoConnection,

@@ -4,6 +4,7 @@
 
 #include <algorithm>
 #include <map>
+#include <set>
 #include <string_view>
 #include <utility>
 
@@ -85,6 +86,13 @@ void JobHealth::report(int rank, const Report& report, Time now) {
     ask_around(now);
     return;
   }
+  if (error.code() == ErrorCode::kCollectiveMismatch) {
+    // All will tell what they called; the reporter saw but two of them.
+    const int fault = valid(error.rank()) ? error.rank() : rank;
+    if (!mismatch_) mismatch_ = Error(error.code(), seen_by(rank, error), fault);
+    ask_around(now);
+    return;
+  }
   if (is_accusation(error.code()) && valid(error.rank()) && error.rank() != rank) {
     suspect(rank, error, now);
     return;
@@ -120,6 +128,8 @@ void JobHealth::resolve_suspicion() {
   const int rank = error.rank();
   if (ranks_[rank].departed) {
     decide(ErrorCode::kPeerLost, fmt::format("{} has left the job", ranks_[rank].name), rank);
+  } else if (error.code() == ErrorCode::kTimeout) {
+    decide(ErrorCode::kTimeout, seen_by(reporter, error), rank);  // alive, but it did not come
   } else {
     decide(ErrorCode::kPeerLost,
            fmt::format("{} is out of reach: {} (seen by {})", ranks_[rank].name, error.message(),
@@ -145,7 +155,7 @@ void JobHealth::check_mismatch(int rank, Time now) {
   for (const Progress& own : ranks_[rank].progress) {
     if (const auto error = find_mismatch(own.channel, own.sequence)) {
       // The rest of the ranks will tell who is the odd one out.
-      mismatch_ = Mismatch{own.channel, own.sequence, *error};
+      mismatch_ = error;
       ask_around(now);
       return;
     }
@@ -156,8 +166,7 @@ std::optional<Error> JobHealth::find_mismatch(std::uint32_t channel, std::uint64
   if (sequence == 0) return std::nullopt;
   std::map<std::string_view, std::vector<int>> callers;
   for (int rank = 0; rank < static_cast<int>(ranks_.size()); ++rank) {
-    const Progress* entry = find_progress(rank, channel);
-    if (entry != nullptr && entry->sequence == sequence) {
+    if (const Progress* entry = find_progress(rank, channel, sequence)) {
       callers[entry->description].push_back(rank);
     }
   }
@@ -172,6 +181,18 @@ std::optional<Error> JobHealth::find_mismatch(std::uint32_t channel, std::uint64
                fmt::format("{} called {}, {} called {}, as collective {}", ranks_[fault].name,
                            few->first, ranks_[many->second.front()].name, many->first, sequence),
                fault);
+}
+
+// Where the ranks parted: all that follows is its consequence.
+std::optional<Error> JobHealth::first_mismatch() const {
+  std::set<std::pair<std::uint64_t, std::uint32_t>> places;  // by sequence
+  for (const RankState& state : ranks_) {
+    for (const Progress& at : state.progress) places.emplace(at.sequence, at.channel);
+  }
+  for (const auto& [sequence, channel] : places) {
+    if (const auto error = find_mismatch(channel, sequence)) return error;
+  }
+  return std::nullopt;
 }
 
 // A rank inside a collective that somebody left the job without entering waits in vain.
@@ -197,8 +218,7 @@ void JobHealth::check_departed() {
 void JobHealth::resolve_question() {
   question_.reset();
   if (mismatch_) {
-    const Error& first_view = mismatch_->first_view;
-    verdict_ = find_mismatch(mismatch_->channel, mismatch_->sequence).value_or(first_view);
+    verdict_ = first_mismatch().value_or(*mismatch_);
     return;
   }
   const auto& [reporter, error] = *overdue_;
@@ -242,6 +262,15 @@ bool JobHealth::name_absent(int reporter, const Progress& at, const Error& error
 const Progress* JobHealth::find_progress(int rank, std::uint32_t channel) const {
   const auto& progress = ranks_[rank].progress;
   const auto entry = std::ranges::find(progress, channel, &Progress::channel);
+  return entry == progress.end() ? nullptr : &*entry;
+}
+
+const Progress* JobHealth::find_progress(int rank, std::uint32_t channel,
+                                         std::uint64_t sequence) const {
+  const auto& progress = ranks_[rank].progress;
+  const auto entry = std::ranges::find_if(progress, [&](const Progress& at) {
+    return at.channel == channel && at.sequence == sequence;
+  });
   return entry == progress.end() ? nullptr : &*entry;
 }
 

@@ -57,11 +57,6 @@ class JobHealth {
     int reporter;
     Error error;
   };
-  struct Mismatch {
-    std::uint32_t channel;
-    std::uint64_t sequence;
-    Error first_view;
-  };
 
   void decide(ErrorCode code, std::string message, int rank);
   void hear(int rank, std::vector<Progress> progress, Time now);
@@ -69,12 +64,15 @@ class JobHealth {
   bool all_answered() const;
   void check_mismatch(int rank, Time now);
   std::optional<Error> find_mismatch(std::uint32_t channel, std::uint64_t sequence) const;
+  std::optional<Error> first_mismatch() const;
   void check_departed();
   void suspect(int reporter, const Error& error, Time now);
   void resolve_suspicion();
   void resolve_question();
   bool name_absent(int reporter, const Progress& at, const Error& error);
+  // What it entered last on a channel, and a certain collective if it is among those it told.
   const Progress* find_progress(int rank, std::uint32_t channel) const;
+  const Progress* find_progress(int rank, std::uint32_t channel, std::uint64_t sequence) const;
   bool valid(int rank) const { return rank >= 0 && rank < static_cast<int>(ranks_.size()); }
   std::string seen_by(int reporter, const Error& error) const;
 
@@ -84,8 +82,8 @@ class JobHealth {
   std::vector<int> accusers_;  // in the order of their reports
   Time grace_ends_{};
   std::optional<Question> question_;
-  std::optional<Overdue> overdue_;    // with a question
-  std::optional<Mismatch> mismatch_;  // with a question
+  std::optional<Overdue> overdue_;  // with a question
+  std::optional<Error> mismatch_;   // with a question: the first view of it
   bool ping_ = false;
   std::optional<Error> verdict_;
 };

@@ -260,10 +260,7 @@ void tune_tcp(const Socket& socket, Deadline::Clock::duration timeout) {
   set_option(fd, IPPROTO_TCP, TCP_NODELAY, 1, "setting TCP_NODELAY");
   set_option(fd, SOL_SOCKET, SO_KEEPALIVE, 1, "setting SO_KEEPALIVE");
   if (timeout <= Deadline::Clock::duration::zero()) return;
-  const auto most = std::chrono::duration_cast<milliseconds>(std::chrono::hours(24));
-  const auto limit = std::min(std::chrono::ceil<milliseconds>(timeout), most);
-  set_option(fd, IPPROTO_TCP, TCP_USER_TIMEOUT, static_cast<int>(limit.count()),
-             "setting TCP_USER_TIMEOUT");
+  const auto limit = std::min<Deadline::Clock::duration>(timeout, std::chrono::hours(24));
   // Probes find a silent peer that we send nothing to; whole seconds is what the system offers.
   const int interval = static_cast<int>(std::max<std::int64_t>(
       1, std::chrono::duration_cast<std::chrono::seconds>(limit).count() / 4));

@@ -76,8 +76,8 @@ Socket connect_tcp(const SocketAddress& address, Deadline deadline,
 Socket connect_with_retry(const HostPort& where, Deadline deadline,
                           const FailureLatch* latch = nullptr);
 
-// No delay for small messages; keepalive, and unacknowledged data fails the connection after
-// `timeout` (zero: the system's own patience).
+// No delay for small messages; an idle connection whose peer's host no longer answers fails after
+// `timeout` or a few seconds (zero: the system's own patience).
 void tune_tcp(const Socket& socket, Deadline::Clock::duration timeout);
 
 }  // namespace lockstep

@@ -7,7 +7,6 @@
 #include "lockstep/base/check.h"
 
 namespace lockstep {
-
 FailureLatch::FailureLatch() : event_(::eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK)) {
   if (!event_) throw_io("eventfd", errno);
 }
@@ -39,14 +38,19 @@ void ProgressBook::remove(const void* owner) {
   const std::lock_guard lock(mutex_);
   const auto found = sources_.find(owner);
   if (found == sources_.end()) return;
-  ended_.push_back(found->second());
+  const std::vector<Progress> last = found->second();
+  if (!last.empty()) ended_.push_front(last.front());
+  if (ended_.size() > kMaxEnded) ended_.pop_back();
   sources_.erase(found);
 }
 
 std::vector<Progress> ProgressBook::all() const {
   const std::lock_guard lock(mutex_);
-  std::vector<Progress> progress = ended_;
-  for (const auto& [owner, source] : sources_) progress.push_back(source());
+  std::vector<Progress> progress;
+  for (const auto& [owner, source] : sources_) {
+    for (Progress& entry : source()) progress.push_back(std::move(entry));
+  }
+  progress.insert(progress.end(), ended_.begin(), ended_.end());
   return progress;
 }
 

@@ -2,6 +2,7 @@
 
 #include <atomic>
 #include <cstdint>
+#include <deque>
 #include <functional>
 #include <map>
 #include <mutex>
@@ -40,7 +41,7 @@ class FailureLatch {
   std::optional<Error> error_;  // guarded by mutex_
 };
 
-// What a rank is doing, as told to the others: which collective it entered last.
+// What a rank is doing, as told to the others: a collective that it has entered.
 struct Progress {
   std::uint32_t channel = 0;   // which communicator
   std::uint64_t sequence = 0;  // how many collectives it has entered there
@@ -53,18 +54,23 @@ struct Progress {
 // Where to ask what the communicators of a rank are doing. Thread-safe.
 class ProgressBook {
  public:
-  using Source = std::function<Progress()>;
+  // One communicator: the collective it entered last, then those before it, as far as it remembers.
+  // They tell a rank that hangs in a collective how the others called it before they went on.
+  using Source = std::function<std::vector<Progress>()>;
 
   void add(const void* owner, Source source);
-  // When it returns, the source is not running and will not be called again. What it said last
-  // stands as that communicator's progress.
+  // When it returns, the source is not running and will not be called again. The last collective
+  // stands as that communicator's progress, until many others have ended.
   void remove(const void* owner);
+  // First those that live, then those that ended last.
   std::vector<Progress> all() const;
 
  private:
+  static constexpr std::size_t kMaxEnded = 32;  // a job may make and end any number
+
   mutable std::mutex mutex_;
   std::map<const void*, Source> sources_;  // guarded by mutex_
-  std::vector<Progress> ended_;            // guarded by mutex_
+  std::deque<Progress> ended_;             // guarded by mutex_; newest first
 };
 
 // How a transport learns that the job has failed, and tells it. Thread-safe.

@@ -14,7 +14,8 @@ class Covering : public testing::TestWithParam<Place> {};
 
 TEST_P(Covering, Cases) {
   const Place place = GetParam();
-  const bool shared_memory = place.medium == GroupMedium::kShm || place.medium == GroupMedium::kAuto;
+  const bool shared_memory =
+      place.medium == GroupMedium::kShm || place.medium == GroupMedium::kAuto;
   std::vector<Case> cases = covering_cases(shared_memory);
   std::erase_if(cases, [&](const Case& c) { return c.world_size != place.world_size; });
   ASSERT_GE(cases.size(), 20U);
@@ -24,9 +25,12 @@ TEST_P(Covering, Cases) {
 
 INSTANTIATE_TEST_SUITE_P(All, Covering,
                          testing::ValuesIn(places({GroupMedium::kLocalMessages, GroupMedium::kTcp,
-                                                   GroupMedium::kTcpV6, GroupMedium::kShm,
-                                                   GroupMedium::kAuto},
+                                                   GroupMedium::kShm},
                                                   kWorldSizes)),
+                         place_name);
+constexpr int kFew[] = {2, 3, 5};
+INSTANTIATE_TEST_SUITE_P(Also, Covering,
+                         testing::ValuesIn(places({GroupMedium::kTcpV6, GroupMedium::kAuto}, kFew)),
                          place_name);
 
 }  // namespace

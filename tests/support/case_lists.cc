@@ -58,11 +58,11 @@ class Variants {
     }
     return each(algorithms, [](Case& c, Algorithm a) { c.algorithm = a; });
   }
-  // Of large vectors the first, the last and one between, to save time.
-  Variants& every_root() {
+  // Of large vectors, and unless all are asked for: the first, the last and one between.
+  Variants& every_root(bool really = true) {
     const int n = list_.front().world_size;
     std::set<int> roots{0, n / 2, n - 1};
-    for (int r = 0; r < n && list_.front().count <= kSmallCount; ++r) roots.insert(r);
+    for (int r = 0; r < n && really && list_.front().count <= kSmallCount; ++r) roots.insert(r);
     return each(roots, [](Case& c, int r) { c.root = r; });
   }
   Variants& both(bool Case::*property) {
@@ -97,6 +97,8 @@ std::vector<Case> reduction_cases(int world_size, bool shared_memory) {
       c.count = count;
       for (const ReduceOp op : kOps) {
         c.op = op;
+        // Every type and every operation meets every root, but not all three.
+        const bool rooted = (static_cast<int>(type) + static_cast<int>(op)) % 5 == 0;
         for (const bool small : {false, true}) {
           c.small_values = small;
           std::vector<Case> some;
@@ -105,7 +107,7 @@ std::vector<Case> reduction_cases(int world_size, bool shared_memory) {
           c.collective = Collective::kReduceScatter;
           Variants(c, shared_memory).every_algorithm().both(&Case::uneven).append_to(some);
           c.collective = Collective::kReduce;
-          Variants(c, shared_memory).every_algorithm().every_root().append_to(some);
+          Variants(c, shared_memory).every_algorithm().every_root(rooted).append_to(some);
           for (std::size_t i = 0; i < some.size(); ++i) {
             if (some[i].collective == Collective::kReduce) some[i].in_place = i % 2 == 1;
           }
@@ -161,7 +163,7 @@ std::vector<Case> node_cases(int world_size, bool shared_memory) {
   Case c;
   c.world_size = world_size;
   const auto n = static_cast<std::uint32_t>(world_size);
-  const std::set<std::uint32_t> lane_counts{n, n + 1, 2 * n + 1, 4 * n, 5 * n + 3};
+  const std::set<std::uint32_t> lane_counts{n, 2 * n + 1, 5 * n + 3};
   const std::set<std::size_t> counts{0, 1, std::size_t{n}, 7, 2500};
   for (const DataType type : kTypes) {
     c.type = type;
@@ -194,63 +196,69 @@ std::vector<Case> node_cases(int world_size, bool shared_memory) {
 namespace {
 
 // A case as numbers, one per property; properties without meaning for its collective are 0.
-using Properties = std::array<int, 13>;
+using Properties = std::array<std::size_t, 13>;
 
 Properties properties_of(const Case& c) {
   const int n = c.world_size;
   const auto count = static_cast<int>(c.count);
-  const int count_kind = count == 0        ? 0
-                         : count == 1      ? 1
-                         : count == n - 1  ? 2
-                         : count == n      ? 3
-                         : count == n + 1  ? 4
-                         : count == 7      ? 5
-                         : count < 100'000 ? 6
-                                           : 7;
+  const std::array small{0, 1, n - 1, n, n + 1, 7, 2000};
+  const auto found = std::find(small.begin(), small.end(), count);
+  const int count_kind = found != small.end() ? static_cast<int>(found - small.begin())
+                         : count < 100'000    ? 7
+                                              : 8;
   const int root_kind = c.root == 0 ? 0 : c.root == n - 1 ? 1 : 2;
   const int lane_kind = c.lanes == 0 ? 0 : static_cast<int>(c.lanes) / n;
-  return {static_cast<int>(c.collective),
-          n,
-          count_kind,
-          static_cast<int>(c.type),
-          static_cast<int>(c.op),
-          static_cast<int>(c.algorithm),
-          root_kind,
-          lane_kind,
-          c.uneven,
-          c.in_place,
-          c.scattered_lanes,
-          c.allocated,
-          c.asynchronous};
+  const std::array<int, 13> all{static_cast<int>(c.collective),
+                                n,
+                                count_kind,
+                                static_cast<int>(c.type),
+                                static_cast<int>(c.op),
+                                static_cast<int>(c.algorithm),
+                                root_kind,
+                                lane_kind,
+                                c.uneven,
+                                c.in_place,
+                                c.scattered_lanes,
+                                c.allocated,
+                                c.asynchronous};
+  Properties properties;
+  std::copy(all.begin(), all.end(), properties.begin());
+  return properties;
 }
 
 // Which combinations of two properties, or of the collective and two others, are there already.
 class Combinations {
  public:
-  int fresh(const Case& c) {
+  explicit Combinations(bool with_collective) : with_collective_(with_collective) {}
+
+  int fresh(const Case& c) const {
     int number = 0;
-    visit(c, [&](const Combination& combination) { number += seen_.count(combination) == 0; });
+    visit(c, [&](std::size_t combination) { number += seen_[combination] ? 0 : 1; });
     return number;
   }
   void add(const Case& c) {
-    visit(c, [&](const Combination& combination) { seen_.insert(combination); });
+    visit(c, [&](std::size_t combination) { seen_[combination] = true; });
   }
-  explicit Combinations(bool with_collective) : with_collective_(with_collective) {}
 
  private:
-  using Combination = std::array<int, 5>;
+  static constexpr std::size_t kProperties = std::tuple_size_v<Properties>;
+  static constexpr std::size_t kValues = 20;  // of a property, at most
+
+  // Calls visitor(number of the combination).
   template <typename Visitor>
-  void visit(const Case& c, Visitor visitor) {
+  void visit(const Case& c, Visitor visitor) const {
     const Properties p = properties_of(c);
-    const int collective = with_collective_ ? p[0] : 0;
-    for (int i = 0; i < static_cast<int>(p.size()); ++i) {
-      for (int k = i + 1; k < static_cast<int>(p.size()); ++k) {
-        visitor({collective, i, p[static_cast<std::size_t>(i)], k, p[static_cast<std::size_t>(k)]});
+    const std::size_t collective = with_collective_ ? p[0] : 0;
+    for (std::size_t i = 0; i < kProperties; ++i) {
+      for (std::size_t k = i + 1; k < kProperties; ++k) {
+        const std::size_t where = (collective * kProperties + i) * kProperties + k;
+        visitor((where * kValues + p[i]) * kValues + p[k]);
       }
     }
   }
   const bool with_collective_;
-  std::set<Combination> seen_;
+  std::vector<bool> seen_ =
+      std::vector<bool>(kValues * kProperties * kProperties * kValues * kValues);
 };
 
 }  // namespace

@@ -186,6 +186,7 @@ void Part::execute(Call call, Memory& out, std::span<const std::byte> expected, 
   call.options.algorithm = case_.algorithm;
   call.options.check_finite = true;
   call.options.step = 1;
+  if (case_.time) call.options.deadline = Deadline::after(*case_.time);
   Outcome outcome;
   if (case_.asynchronous) {
     outcome = comm_.start(std::move(call)).wait(Deadline::after(std::chrono::seconds(60)));

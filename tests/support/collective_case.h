@@ -1,7 +1,9 @@
 #pragma once
 
+#include <chrono>
 #include <cstddef>
 #include <cstdint>
+#include <optional>
 #include <span>
 #include <string>
 #include <vector>
@@ -30,6 +32,8 @@ struct Case {
   bool small_values = false;
   bool allocated = false;     // in memory from Communicator::allocate
   bool asynchronous = false;  // by start() and wait()
+  // For the call; the communicator's own limit if there is none.
+  std::optional<std::chrono::nanoseconds> time;
 
   bool operator==(const Case&) const = default;
 };

@@ -156,7 +156,7 @@ TEST(ControlPlane, ACentreThatLeftWhileOthersWaitForItIsNamed) {
   LoopbackJob setup(2, 500ms);
   auto jobs = setup.join_all();
   const auto at = [](std::uint64_t sequence, bool inside) {
-    return [=] { return Progress{0, sequence, inside, "barrier"}; };
+    return [=] { return std::vector{Progress{0, sequence, inside, "barrier"}}; };
   };
   jobs[0].control->progress_book().add(&setup, at(4, false));
   jobs[0].control->progress_book().remove(&setup);
@@ -171,7 +171,9 @@ TEST(ControlPlane, DifferentCollectivesAreFoundByHeartbeats) {
   auto jobs = setup.join_all();
   for (int rank = 0; rank < 3; ++rank) {
     const std::string what = rank == 1 ? "all_reduce sum f32 x 100" : "all_reduce sum f32 x 101";
-    jobs[rank].control->progress_book().add(&setup, [what] { return Progress{0, 17, true, what}; });
+    jobs[rank].control->progress_book().add(&setup, [what] {
+      return std::vector{Progress{0, 17, true, what}};
+    });
   }
   expect_all(jobs, ErrorCode::kCollectiveMismatch, 1, "called all_reduce sum f32 x 100");
   EXPECT_THAT(jobs[0].control->latch().error()->what(),
@@ -181,7 +183,9 @@ TEST(ControlPlane, DifferentCollectivesAreFoundByHeartbeats) {
 TEST(ControlPlane, AnOverdueCollectiveNamesTheAbsentRank) {
   WithRankByHand world(3, 10s);
   for (Job& job : world.jobs) {
-    job.control->progress_book().add(&world, [] { return Progress{0, 17, true, "all_reduce"}; });
+    job.control->progress_book().add(&world, [] {
+      return std::vector{Progress{0, 17, true, "all_reduce"}};
+    });
   }
   const auto errors = run_ranks(2, [&](int rank) {
     if (rank == 0) {
@@ -265,7 +269,7 @@ TEST(ControlPlane, AMalformedVerdictIsBlamedOnTheCentre) {
 TEST(ControlPlane, APingIsAnsweredWithProgress) {
   WithCentreByHand world;
   const std::vector<Progress> progress = {{3, 9, true, "barrier"}};
-  world.job.control->progress_book().add(&world, [&] { return progress[0]; });
+  world.job.control->progress_book().add(&world, [&] { return progress; });
   world.link->send(MessageKind::kPing, {}, soon());
   while (decode_progress(world.link->receive(soon()).body) != progress) {
   }
@@ -305,6 +309,19 @@ TEST(ControlPlane, WithoutAVerdictFailFallsBackOnWhatItSaw) {
   EXPECT_TRUE(error.rank() == 3 || error.rank() == 0) << error.what();
 }
 
+TEST(ProgressBook, ListsTheLivingFirstAndForgetsTheLongGone) {
+  ProgressBook book;
+  for (std::uint32_t channel = 0; channel < 1000; ++channel) {
+    book.add(&channel, [=] { return std::vector<Progress>{{channel, 1, false, ""}}; });
+    book.remove(&channel);
+  }
+  book.add(&book, [] { return std::vector<Progress>{{7777, 1, true, ""}}; });
+  const auto all = book.all();
+  ASSERT_LE(all.size(), std::size_t{kMaxChannels});
+  EXPECT_EQ(all[0].channel, 7777u);
+  EXPECT_EQ(all[1].channel, 999u);
+}
+
 TEST(ControlPlane, FailFromManyThreadsEndsAllWithOneError) {
   LoopbackJob setup(2);
   auto jobs = setup.join_all();
@@ -325,7 +342,7 @@ TEST(ControlPlane, ASourceThatWasRemovedIsNotCalledAgain) {
     auto alive = std::make_unique<int>(i);
     jobs[1].control->progress_book().add(&alive, [&alive] {
       EXPECT_TRUE(alive);
-      return Progress{};
+      return std::vector{Progress{}};
     });
     jobs[1].control->progress_book().remove(&alive);
     alive.reset();

@@ -241,6 +241,40 @@ TEST_F(JobHealthTest, AMismatchIsNotForgottenWhenTheRanksMoveOn) {
   expect_verdict(ErrorCode::kCollectiveMismatch, 1, "as collective 5");
 }
 
+TEST_F(JobHealthTest, AMismatchIsFoundAmongTheCollectivesBefore) {
+  const auto before = [](const std::string& what) { return at(5, false, what); };
+  health.heartbeat(0, {at(7), at(6, false), before("scatter, root 0")}, now);
+  health.heartbeat(1, {at(5, true, "scatter, root 2")}, now);
+  now += 1ms;
+  health.heartbeat(1, {at(5, true, "scatter, root 2")}, now);
+  for (const int rank : {0, 2, 3}) {
+    health.heartbeat(rank, {at(7), at(6, false), before("scatter, root 0")}, now);
+  }
+  health.tick(now);
+  expect_verdict(ErrorCode::kCollectiveMismatch, 1,
+                 "rank 1 (node1) called scatter, root 2, rank 0 (node0) called scatter, root 0, as "
+                 "collective 5");
+}
+
+TEST_F(JobHealthTest, AReportedMismatchIsExplainedByAll) {
+  health.report(0, {Error(ErrorCode::kCollectiveMismatch, "seen", 2), {at(5, true, "a")}}, now);
+  EXPECT_TRUE(health.take_ping());
+  EXPECT_FALSE(health.verdict());
+  now += 1ms;
+  for (const int rank : {0, 1, 2, 3}) {
+    health.heartbeat(rank, {at(5, true, rank == 3 ? "b" : "a")}, now);
+  }
+  health.tick(now);
+  expect_verdict(ErrorCode::kCollectiveMismatch, 3, "called b");
+}
+
+TEST_F(JobHealthTest, AReportedMismatchThatNobodyCanExplainStands) {
+  health.report(0, {Error(ErrorCode::kCollectiveMismatch, "a message of its own", 2), {}}, now);
+  now += 500ms;
+  health.tick(now);
+  expect_verdict(ErrorCode::kCollectiveMismatch, 2, "a message of its own");
+}
+
 TEST_F(JobHealthTest, AMismatchExplainsATimeout) {
   health.report(0, {Error(ErrorCode::kTimeout, "late", 1), {at(5, true, "b")}}, now);
   health.heartbeat(1, {at(5, true, "a")}, now);
@@ -305,11 +339,12 @@ TEST_F(JobHealthTest, ATimeoutNamesTheRankThatNeverUsedTheChannel) {
   expect_verdict(ErrorCode::kTimeout, 2, "rank 2 (node2) has not entered collective 1");
 }
 
+// Alive, as its heartbeats say, but it did not send.
 TEST_F(JobHealthTest, ATimeoutOutsideCollectivesIsAnAccusation) {
   health.report(0, accuse(3, ErrorCode::kTimeout), now);
   EXPECT_FALSE(health.take_ping());
   pass(300ms);
-  expect_verdict(ErrorCode::kPeerLost, 3, "rank 3 (node3) is out of reach");
+  expect_verdict(ErrorCode::kTimeout, 3, "rank 3 (node3): connection closed (seen by rank 0");
 }
 
 TEST_F(JobHealthTest, NothingChangesAVerdict) {

@@ -1,0 +1,38 @@
+#pragma once
+
+#include <condition_variable>
+#include <functional>
+#include <mutex>
+#include <optional>
+#include <thread>
+
+#include "lockstep/base/error.h"
+
+namespace lockstep {
+
+// A thread that does one job at a time beside its owner; it exists from the first start() on.
+class Sender {
+ public:
+  Sender() = default;
+  ~Sender();
+  Sender(const Sender&) = delete;
+  Sender& operator=(const Sender&) = delete;
+
+  // Takes its turn when another thread of the owner still has a job under way.
+  void start(std::function<void()> job);
+  // Until the job has ended; the Error it threw, if it did. The job itself has the deadline.
+  std::optional<Error> wait();
+
+ private:
+  void serve();
+
+  std::mutex owner_;  // held from start() to wait()
+  std::mutex mutex_;
+  std::condition_variable changed_;
+  std::function<void()> job_;   // guarded by mutex_; empty when there is none
+  std::optional<Error> error_;  // guarded by mutex_
+  bool closing_ = false;        // guarded by mutex_
+  std::thread thread_;
+};
+
+}  // namespace lockstep

@@ -1,0 +1,58 @@
+#pragma once
+
+#include <functional>
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "lockstep/comm/shared_space.h"
+#include "lockstep/comm/transport.h"
+
+namespace lockstep::test {
+
+// Where inside a collective a fault happens.
+enum class FaultPoint {
+  kHalfway,  // half of a round's bytes have moved; after the first round if they are none
+  kLocated,  // shared memory: everybody has entered, nobody has the result yet
+  kWaiting,  // shared memory: inside, with nothing to do until a peer comes
+};
+
+// A transport that does as another does. Once armed, it calls `fault` at the given point of the
+// next collective, on the thread that runs it, and no more.
+class FaultTransport final : public Transport {
+ public:
+  FaultTransport(std::unique_ptr<Transport> inner, FaultPoint point, std::function<void()> fault);
+  ~FaultTransport() override;
+
+  void arm() { armed_ = true; }
+
+  int rank() const override { return inner_->rank(); }
+  int world_size() const override { return inner_->world_size(); }
+  std::string name_of(int rank) const override { return inner_->name_of(rank); }
+  int job_rank(int rank) const override { return inner_->job_rank(rank); }
+  Supervisor& supervisor() override;
+  SharedSpace* shared_space() override;
+  bool oversubscribed() const override { return inner_->oversubscribed(); }
+  void run(std::span<Transfer> transfers, const MeshFrame& stamp, TransferObserver* observer,
+           Deadline deadline) override;
+  std::unique_ptr<Transport> split(const std::vector<int>& members,
+                                   std::uint32_t channel) override {
+    return inner_->split(members, channel);
+  }
+
+ private:
+  class Space;
+  class Watch;
+  class Meter;
+
+  void reach(FaultPoint point);
+
+  const std::unique_ptr<Transport> inner_;
+  const FaultPoint point_;
+  const std::function<void()> fault_;
+  bool armed_ = false;
+  std::unique_ptr<Space> space_;  // null without shared memory
+  std::unique_ptr<Watch> watch_;
+};
+
+}  // namespace lockstep::test

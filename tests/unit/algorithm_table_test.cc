@@ -1,0 +1,75 @@
+#include "lockstep/comm/algorithm_table.h"
+
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+#include "lockstep/base/error.h"
+#include "lockstep/comm/calls.h"
+
+namespace lockstep {
+namespace {
+
+constexpr Algorithm kAll[] = {
+    Algorithm::kAuto,   Algorithm::kPair, Algorithm::kRing,   Algorithm::kHalvingDoubling,
+    Algorithm::kDirect, Algorithm::kTree, Algorithm::kShared, Algorithm::kNative};
+constexpr Collective kCollectives[] = {
+    Collective::kBarrier,     Collective::kAllReduce,         Collective::kReduceScatter,
+    Collective::kReduce,      Collective::kAllGather,         Collective::kBroadcast,
+    Collective::kGather,      Collective::kScatter,           Collective::kAllToAll,
+    Collective::kReduceNodes, Collective::kReduceScatterNodes};
+
+Call call_of(Collective collective, std::size_t count, Algorithm algorithm) {
+  Call call;
+  call.collective = collective;
+  call.total = count;
+  call.options.algorithm = algorithm;
+  return call;
+}
+
+TEST(AlgorithmTable, ChoosesWhatIsOffered) {
+  for (const Collective collective : kCollectives) {
+    for (const bool shared_memory : {false, true}) {
+      for (const int world_size : {2, 3, 8, 9, 64}) {
+        for (const std::size_t count : {0, 1, 1000, 100'000, 100'000'000}) {
+          const Call call = call_of(collective, count, Algorithm::kAuto);
+          const Algorithm chosen = choose_algorithm(call, world_size, shared_memory);
+          EXPECT_NE(chosen, Algorithm::kAuto);
+          EXPECT_NE(chosen, Algorithm::kRing) << "the default is exact";
+          EXPECT_TRUE(offers(collective, chosen, shared_memory)) << to_string(collective);
+        }
+      }
+    }
+  }
+}
+
+TEST(AlgorithmTable, TakesTheCallersChoiceOrRefusesIt) {
+  for (const Collective collective : kCollectives) {
+    for (const Algorithm algorithm : kAll) {
+      if (algorithm == Algorithm::kAuto) continue;
+      for (const bool shared_memory : {false, true}) {
+        const Call call = call_of(collective, 1000, algorithm);
+        if (offers(collective, algorithm, shared_memory)) {
+          EXPECT_EQ(choose_algorithm(call, 4, shared_memory), algorithm);
+          continue;
+        }
+        try {
+          choose_algorithm(call, 4, shared_memory);
+          ADD_FAILURE() << to_string(collective) << " " << to_string(algorithm);
+        } catch (const Error& error) {
+          EXPECT_EQ(error.code(), ErrorCode::kInvalidArgument);
+          EXPECT_THAT(error.what(), testing::HasSubstr(std::string(to_string(algorithm))));
+        }
+      }
+    }
+  }
+}
+
+TEST(AlgorithmTable, SharedMemoryIsUsedWhereItIs) {
+  const Call call = call_of(Collective::kAllReduce, 1000, Algorithm::kAuto);
+  EXPECT_EQ(choose_algorithm(call, 4, true), Algorithm::kShared);
+  EXPECT_NE(choose_algorithm(call, 4, false), Algorithm::kShared);
+  EXPECT_FALSE(offers(Collective::kAllReduce, Algorithm::kShared, false));
+}
+
+}  // namespace
+}  // namespace lockstep
