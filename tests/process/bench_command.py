@@ -44,6 +44,12 @@ def gone(pid):
         return True
 
 
+def kill_all(pids):
+    for pid in pids:
+        if not gone(pid):
+            os.kill(pid, signal.SIGKILL)
+
+
 def wait_until(condition, seconds):
     end = time.monotonic() + seconds
     while not condition():
@@ -154,12 +160,13 @@ class Processes(unittest.TestCase):
     def start(self, transport, ranks=3):
         process = subprocess.Popen(
             [LOCKSTEP, "bench", "allreduce", "--transport", transport, "--ranks", str(ranks), "--json", "--bytes",
-             "8,1MiB", "--iterations", "20000", "--timeout", str(self.TIMEOUT)],
+             "8,16MiB", "--iterations", "20000", "--timeout", str(self.TIMEOUT)],
             stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env=ENVIRONMENT)
         self.addCleanup(process.communicate)
         self.addCleanup(process.kill)
         self.assertIn('"bytes":8', process.stdout.readline())
         ranks_running = {rank_of(child): child for child in children_of(process.pid)}
+        self.addCleanup(kill_all, ranks_running.values())
         self.assertEqual(sorted(ranks_running), list(range(ranks)))
         return process, ranks_running
 
