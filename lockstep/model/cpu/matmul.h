@@ -1,9 +1,10 @@
 #pragma once
 
 #include <cstddef>
-#include <memory>
 #include <string_view>
+#include <vector>
 
+#include "lockstep/base/float_buffer.h"
 #include "lockstep/base/thread_pool.h"
 
 namespace lockstep {
@@ -38,6 +39,8 @@ struct Product {
   const float* add = nullptr;  // strided as `out`, and may be `out` itself
 };
 
+struct MatmulKernel;
+
 // Matrix products on a pool. An element of the result depends on its row of a, its column of b, its
 // `add` and the depth, to the bit: not on its place, on the other rows and columns or on the
 // threads. Depth is summed in blocks of at most 512, so that rounding errors stay small.
@@ -45,7 +48,8 @@ class Matmul {
  public:
   // Throws Error{kInvalidArgument} when the processor has no instructions for `precision`.
   Matmul(ThreadPool& pool, Precision precision);
-  ~Matmul();
+  // With the inner loops of a given instruction set, for tests and measurements.
+  Matmul(ThreadPool& pool, const MatmulKernel& kernel);
 
   Precision precision() const { return precision_; }
 
@@ -58,11 +62,18 @@ class Matmul {
   void on_worker(int worker, const Product& product);
 
  private:
-  struct Scratch;
+  struct Scratch {  // of one worker
+    FloatBuffer strips;
+    FloatBuffer panels;
+  };
+
+  static float* grown(FloatBuffer& buffer, std::size_t size);
 
   ThreadPool& pool_;
   Precision precision_;
-  std::unique_ptr<Scratch> scratch_;
+  const MatmulKernel* kernel_;
+  FloatBuffer shared_;  // panels of the product under way
+  std::vector<Scratch> workers_;
 };
 
 }  // namespace lockstep
