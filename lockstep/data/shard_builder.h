@@ -17,7 +17,7 @@ namespace lockstep {
 class ShardBuilder {
  public:
   struct Options {
-    std::string folder;
+    std::string folder = {};
     std::uint64_t shard_tokens = 100'000'000;  // a shard ends with the piece that reaches so many
     double entropy_per_byte = 0;               // for the header
   };

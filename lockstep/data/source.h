@@ -22,9 +22,10 @@ struct DataSource {
 };
 
 struct DataOptions {
-  std::vector<std::string> paths;  // text files, shards, folders of shards; none: built-in stories
-  std::string tokenizer;    // "bytes", "sentencepiece" (trained on the text), or a .model file
-  std::uint32_t vocab = 0;  // pieces to train, or the vocabulary of shards that do not say
+  std::vector<std::string> paths =
+      {};                      // text files, shards, folders of shards; none: built-in stories
+  std::string tokenizer = {};  // "bytes", "sentencepiece" (trained on the text), or a .model file
+  std::uint32_t vocab = 0;     // pieces to train, or the vocabulary of shards that do not say
   std::uint64_t stories = 20'000;
   std::uint64_t seed = 0;  // of the stories
 };

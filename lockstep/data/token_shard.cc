@@ -18,7 +18,6 @@ namespace {
 constexpr std::array<char, 8> kMagic = {'L', 'O', 'C', 'K', 'T', 'O', 'K', 'S'};
 constexpr std::uint32_t kVersion = 1;
 constexpr std::size_t kChecksumOffset = kShardHeaderBytes - 4;
-constexpr std::uint32_t kMostVocab = 1u << 30;  // so that a token fits an int32
 
 // llm.c: 256 int32, of which magic number, version and count are used; GPT-2 and Llama 3 tokens.
 constexpr std::size_t kLlmCHeaderBytes = 1024;
@@ -227,13 +226,13 @@ void TokenShard::copy(std::uint64_t first, std::uint32_t vocab, std::span<std::i
                              static_cast<std::uint32_t>(*bad), vocab));
 }
 
-std::uint32_t TokenShard::largest() const {
+std::uint32_t TokenShard::largest(std::uint32_t vocab) const {
   std::uint32_t most = 0;
   std::vector<std::int32_t> piece(1 << 16);
   for (std::uint64_t first = 0; first < size(); first += piece.size()) {
     const auto count = std::min<std::uint64_t>(piece.size(), size() - first);
     const auto part = std::span(piece).first(count);
-    copy(first, kMostVocab, part);
+    copy(first, vocab, part);
     for (const std::int32_t token : part) most = std::max(most, static_cast<std::uint32_t>(token));
   }
   return most;

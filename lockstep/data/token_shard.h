@@ -20,6 +20,8 @@ enum class ShardFormat { kLockstep, kLlmC, kNanoGpt };
 
 enum class TokenizerKind : std::uint32_t { kUnknown = 0, kBytes = 1, kSentencePiece = 2 };
 
+constexpr std::uint32_t kMostVocab = 1u << 30;  // so that a token fits an int32
+
 struct ShardHeader {
   std::uint32_t token_bytes = 2;  // 2 or 4
   std::uint32_t vocab = 0;        // 0: not known
@@ -71,8 +73,8 @@ class TokenShard {
   // with the file and the place.
   void copy(std::uint64_t first, std::uint32_t vocab, std::span<std::int32_t> out) const;
 
-  // The largest token; reads all of them.
-  std::uint32_t largest() const;
+  // The largest token; reads all of them, and throws as copy() does.
+  std::uint32_t largest(std::uint32_t vocab = kMostVocab) const;
 
  private:
   TokenShard() = default;

@@ -19,9 +19,9 @@ namespace lockstep {
 enum class TensorType { kF32, kF16, kBf16, kOther };
 
 struct StoredTensor {
-  std::string name;
+  std::string name = {};
   TensorType type = TensorType::kF32;
-  std::vector<std::int64_t> shape;
+  std::vector<std::int64_t> shape = {};
   std::size_t begin = 0;  // in the file
   std::size_t end = 0;
 
