@@ -57,8 +57,9 @@ TEST(EpochPermutation, NeverChanges) {
 
 // Whatever the batch, each sample comes once per epoch, and lanes do not depend on one another.
 TEST(LanePlan, EverySampleOncePerEpoch) {
-  for (const LanePlan& plan :
-       {LanePlan{100, 5, 10, 5}, {101, 5, 12, 3}, {7, 5, 16, 4}, {1, 5, 2, 1}, {64, 5, 64, 64}}) {
+  const std::vector<LanePlan> plans = {
+      {100, 5, 10, 5}, {101, 5, 12, 3}, {7, 5, 16, 4}, {1, 5, 2, 1}, {64, 5, 64, 64}};
+  for (const LanePlan& plan : plans) {
     validate(plan);
     std::vector<std::uint64_t> stream;
     const std::uint64_t steps = (3 * plan.samples + plan.global_batch - 1) / plan.global_batch;
