@@ -7,8 +7,9 @@
 
 namespace lockstep::cli {
 
-void add_options_file(CLI::App& command, std::string& path) {
-  command.add_option("--config", path, "A TOML file with any of these options, by the same names")
+CLI::Option* add_options_file(CLI::App& command, std::string& path) {
+  return command
+      .add_option("--config", path, "A TOML file with any of these options, by the same names")
       ->option_text("FILE");
 }
 

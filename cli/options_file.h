@@ -6,7 +6,7 @@ namespace lockstep::cli {
 
 // Adds --config FILE: a TOML file whose keys are the names of the command's options. What the
 // command line gives wins.
-void add_options_file(CLI::App& command, std::string& path);
+CLI::Option* add_options_file(CLI::App& command, std::string& path);
 
 // To be called first in the command's callback: sets the options that the command line did not.
 // Throws CLI::ParseError with the file and the key.
