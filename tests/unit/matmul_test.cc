@@ -100,7 +100,7 @@ TEST(Matmul, IsTheProductForEveryInstructionSetOrderAndShape) {
   }
 }
 
-TEST(Matmul, GivesTheSameBitsOnAnyNumberOfThreadsAndOnOneWorker) {
+TEST(Matmul, GivesTheSameBitsOnAnyNumberOfThreads) {
   for (const Shape& shape : kShapes) {
     Problem alone(shape, false, true);
     ThreadPool one(1);
@@ -111,10 +111,6 @@ TEST(Matmul, GivesTheSameBitsOnAnyNumberOfThreadsAndOnOneWorker) {
       Problem together(shape, false, true);
       multiply(together.product(true));
       EXPECT_TRUE(same_bits(alone.out, together.out));
-      Problem inside(shape, false, true);
-      pool.run(1,
-               [&](std::size_t, int worker) { multiply.on_worker(worker, inside.product(true)); });
-      EXPECT_TRUE(same_bits(alone.out, inside.out));
     }
   }
 }

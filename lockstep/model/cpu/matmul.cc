@@ -11,69 +11,55 @@
 namespace lockstep {
 namespace {
 
-// Strips that one task takes: together they stay in the second-level cache while the panels pass.
-constexpr std::size_t kTaskStrips = 8;
-constexpr std::size_t kTaskPanels = 16;
+// Rows of one task: its strips stay in the second-level cache while the panels pass.
+constexpr std::size_t kTaskRows = 128;
+// Panels of one task of packing.
+constexpr std::size_t kPackPanels = 8;
 
 std::size_t ceil_div(std::size_t a, std::size_t b) { return (a + b - 1) / b; }
 
-// [k, k + depth) of the sum; blocks of one product are alike, and depend on its depth alone.
+// The depth in blocks that are alike; they depend on the depth alone.
 struct DepthBlocks {
   explicit DepthBlocks(std::size_t depth)
       : total(depth),
         count(std::max<std::size_t>(1, ceil_div(depth, kMaxDepthBlock))),
         each(ceil_div(depth, count)) {}
 
-  std::size_t begin(std::size_t block) const { return block * each; }
-  std::size_t length(std::size_t block) const { return std::min(each, total - begin(block)); }
+  DepthBlock operator[](std::size_t block) const {
+    return {.k = block * each, .depth = std::min(each, total - block * each)};
+  }
 
   std::size_t total, count, each;
 };
 
-// Panels lie by depth block, then by column: those of one block are read one after the other.
-void pack_panel(const MatmulKernel& kernel, const Product& product, const DepthBlocks& blocks,
-                std::size_t block, std::size_t panel, float* panels) {
-  const std::size_t col = panel * kernel.panel_cols;
-  const std::size_t across = ceil_div(product.cols, kernel.panel_cols);
-  kernel.pack_panel(product.b, blocks.begin(block), blocks.length(block), col,
-                    std::min(kernel.panel_cols, product.cols - col),
-                    panels + (block * across + panel) * kernel.panel_floats);
-}
-
-// The rows [row, row_end) and panels [panel, panel_end) of the result.
-struct Task {
-  std::size_t row, row_end;
-  std::size_t panel, panel_end;
-};
-
-void compute(const MatmulKernel& kernel, const Product& product, const DepthBlocks& blocks,
-             const float* panels, float* strips, const Task& task) {
-  const std::size_t across = ceil_div(product.cols, kernel.panel_cols);
-  for (std::size_t block = 0; block < blocks.count; ++block) {
-    const std::size_t depth = blocks.length(block);
-    for (std::size_t row = task.row, at = 0; row < task.row_end; row += kernel.strip_rows, ++at) {
-      kernel.pack_strip(product.a, row, std::min(kernel.strip_rows, task.row_end - row),
-                        blocks.begin(block), depth, strips + at * kernel.strip_floats);
+// How the result is cut into tasks. No element depends on it.
+struct Grid {
+  Grid(const Product& product, std::size_t panels, std::size_t threads) {
+    row_tasks = ceil_div(product.rows, kTaskRows);
+    if (row_tasks > 1) {
+      // Alike for every thread, as long as the tasks do not become too small to reuse panels.
+      const std::size_t even = ceil_div(row_tasks, threads) * threads;
+      if (product.rows / even >= kTaskRows / 3) row_tasks = even;
     }
-    const float* add = block == 0 ? product.add : product.out;
-    for (std::size_t panel = task.panel; panel < task.panel_end; ++panel) {
-      const std::size_t col = panel * kernel.panel_cols;
-      const std::size_t cols = std::min(kernel.panel_cols, product.cols - col);
-      for (std::size_t row = task.row, at = 0; row < task.row_end; row += kernel.strip_rows, ++at) {
-        const std::size_t offset = row * product.out_stride + col;
-        kernel.multiply(strips + at * kernel.strip_floats, product.a.transposed,
-                        panels + (block * across + panel) * kernel.panel_floats, depth,
-                        std::min(kernel.strip_rows, task.row_end - row), cols, product.out + offset,
-                        add ? add + offset : nullptr, product.out_stride);
-      }
-    }
+    panel_tasks = row_tasks % threads == 0 ? 1 : std::min(panels, ceil_div(4 * threads, row_tasks));
   }
-}
+
+  std::size_t row_tasks, panel_tasks;
+};
 
 }  // namespace
 
 std::string_view to_string(Precision precision) {
   return precision == Precision::kF32 ? "fp32" : "bf16";
+}
+
+const MatmulKernel& best_kernel(Precision precision) {
+  const auto kernels = supported_kernels(precision);
+  if (kernels.empty()) {
+    throw Error(ErrorCode::kInvalidArgument,
+                "this processor has no instructions for bf16 products; use --precision fp32");
+  }
+  return *kernels.front();
 }
 
 bool supports(Precision precision) { return !supported_kernels(precision).empty(); }
@@ -96,72 +82,73 @@ std::vector<const MatmulKernel*> supported_kernels(Precision precision) {
   return kernels;
 }
 
-Matmul::Matmul(ThreadPool& pool, Precision precision)
-    : pool_(pool), precision_(precision), workers_(static_cast<std::size_t>(pool.threads())) {
-  const auto kernels = supported_kernels(precision);
-  if (kernels.empty()) {
-    throw Error(ErrorCode::kInvalidArgument,
-                "this processor has no instructions for bf16 products; use --precision fp32");
-  }
-  kernel_ = kernels.front();
-  for (Scratch& scratch : workers_)
-    scratch.strips = FloatBuffer(kTaskStrips * kernel_->strip_floats);
-}
+Matmul::Matmul(ThreadPool& pool, Precision precision) : Matmul(pool, best_kernel(precision)) {}
 
 Matmul::Matmul(ThreadPool& pool, const MatmulKernel& kernel)
-    : pool_(pool),
-      precision_(kernel.precision),
-      kernel_(&kernel),
-      workers_(static_cast<std::size_t>(pool.threads())) {
-  for (Scratch& scratch : workers_)
-    scratch.strips = FloatBuffer(kTaskStrips * kernel_->strip_floats);
+    : pool_(pool), kernel_(kernel), workers_(static_cast<std::size_t>(pool.threads())) {
+  for (Scratch& scratch : workers_) {
+    scratch.strips = FloatBuffer(ceil_div(kTaskRows, kernel.strip_rows) * kernel.strip_floats);
+    scratch.panel = FloatBuffer(kernel.panel_floats);
+  }
 }
+
+Precision Matmul::precision() const { return kernel_.precision; }
 
 void Matmul::operator()(const Product& product) {
   if (product.rows == 0 || product.cols == 0) return;
   const DepthBlocks blocks(product.depth);
-  const std::size_t across = ceil_div(product.cols, kernel_->panel_cols);
-  float* panels = grown(shared_, across * blocks.count * kernel_->panel_floats);
-  pool_.run(across * blocks.count, [&](std::size_t index) {
-    pack_panel(*kernel_, product, blocks, index / across, index % across, panels);
-  });
+  const std::size_t across = ceil_div(product.cols, kernel_.panel_cols);
+  const Grid grid(product, across, workers_.size());
 
-  const std::size_t task_rows = kTaskStrips * kernel_->strip_rows;
-  const std::size_t down = ceil_div(product.rows, task_rows);
-  pool_.run(down * ceil_div(across, kTaskPanels), [&](std::size_t index, int worker) {
-    const std::size_t row = index % down * task_rows;
-    const std::size_t panel = index / down * kTaskPanels;
-    compute(*kernel_, product, blocks, panels,
-            workers_[static_cast<std::size_t>(worker)].strips.data(),
-            {.row = row,
-             .row_end = std::min(row + task_rows, product.rows),
-             .panel = panel,
-             .panel_end = std::min(panel + kTaskPanels, across)});
-  });
-}
-
-void Matmul::on_worker(int worker, const Product& product) {
-  if (product.rows == 0 || product.cols == 0) return;
-  Scratch& scratch = workers_[static_cast<std::size_t>(worker)];
-  const DepthBlocks blocks(product.depth);
-  const std::size_t across = ceil_div(product.cols, kernel_->panel_cols);
-  float* panels = grown(scratch.panels, across * blocks.count * kernel_->panel_floats);
-  for (std::size_t index = 0; index < across * blocks.count; ++index) {
-    pack_panel(*kernel_, product, blocks, index / across, index % across, panels);
+  float* panels = nullptr;
+  if (grid.row_tasks > 1) {
+    const std::size_t floats = across * blocks.count * kernel_.panel_floats;
+    if (panels_.size() < floats) panels_ = FloatBuffer(floats);
+    panels = panels_.data();
+    const std::size_t pack_tasks = ceil_div(across, kPackPanels);
+    pool_.run(pack_tasks * blocks.count, [&](std::size_t index) {
+      const std::size_t block = index / pack_tasks;
+      const std::size_t panel = index % pack_tasks * kPackPanels;
+      const std::size_t col = panel * kernel_.panel_cols;
+      kernel_.pack_panels(product.b, col,
+                          std::min(kPackPanels * kernel_.panel_cols, product.cols - col),
+                          blocks[block], panels + (block * across + panel) * kernel_.panel_floats);
+    });
   }
-  const std::size_t task_rows = kTaskStrips * kernel_->strip_rows;
-  for (std::size_t row = 0; row < product.rows; row += task_rows) {
-    compute(*kernel_, product, blocks, panels, scratch.strips.data(),
-            {.row = row,
-             .row_end = std::min(row + task_rows, product.rows),
-             .panel = 0,
-             .panel_end = across});
-  }
-}
 
-float* Matmul::grown(FloatBuffer& buffer, std::size_t size) {
-  if (buffer.size() < size) buffer = FloatBuffer(size);
-  return buffer.data();
+  pool_.run(grid.row_tasks * grid.panel_tasks, [&](std::size_t index, int worker) {
+    const std::size_t task = index % grid.row_tasks;
+    const std::size_t group = index / grid.row_tasks;
+    const std::size_t row = task * product.rows / grid.row_tasks;
+    const std::size_t rows = (task + 1) * product.rows / grid.row_tasks - row;
+    const Scratch& scratch = workers_[static_cast<std::size_t>(worker)];
+    const RowBlock strips{.row = row, .rows = rows, .strips = ceil_div(rows, kernel_.strip_rows)};
+    for (std::size_t block = 0; block < blocks.count; ++block) {
+      kernel_.pack_strips(product.a, product.rows, strips, blocks[block], scratch.strips.data());
+      for (std::size_t panel = group * across / grid.panel_tasks;
+           panel < (group + 1) * across / grid.panel_tasks; ++panel) {
+        const std::size_t col = panel * kernel_.panel_cols;
+        const std::size_t cols = std::min(kernel_.panel_cols, product.cols - col);
+        const float* packed = scratch.panel.data();
+        if (panels) {
+          packed = panels + (block * across + panel) * kernel_.panel_floats;
+        } else {
+          kernel_.pack_panels(product.b, col, cols, blocks[block], scratch.panel.data());
+        }
+        const float* add = block == 0 ? product.add : product.out;
+        for (std::size_t s = 0; s < strips.strips; ++s) {
+          const std::size_t top = row + s * rows / strips.strips;
+          const std::size_t height = row + (s + 1) * rows / strips.strips - top;
+          const std::size_t offset = top * product.out_stride + col;
+          kernel_.multiply(scratch.strips.data() + s * kernel_.strip_floats, packed,
+                           blocks[block].depth, height, cols,
+                           {.out = product.out + offset,
+                            .add = add ? add + offset : nullptr,
+                            .stride = product.out_stride});
+        }
+      }
+    }
+  });
 }
 
 }  // namespace lockstep

@@ -51,28 +51,21 @@ class Matmul {
   // With the inner loops of a given instruction set, for tests and measurements.
   Matmul(ThreadPool& pool, const MatmulKernel& kernel);
 
-  Precision precision() const { return precision_; }
+  Precision precision() const;
 
   // One product, computed by the whole pool; not to be called by a body of ThreadPool::run. Scratch
   // memory grows to what the largest product needs and is kept.
   void operator()(const Product& product);
 
-  // One product, computed by the calling thread alone, which is `worker` of the pool (in a body of
-  // ThreadPool::run). The same bits.
-  void on_worker(int worker, const Product& product);
-
  private:
-  struct Scratch {  // of one worker
+  struct Scratch {
     FloatBuffer strips;
-    FloatBuffer panels;
+    FloatBuffer panel;
   };
 
-  static float* grown(FloatBuffer& buffer, std::size_t size);
-
   ThreadPool& pool_;
-  Precision precision_;
-  const MatmulKernel* kernel_;
-  FloatBuffer shared_;  // panels of the product under way
+  const MatmulKernel& kernel_;
+  FloatBuffer panels_;  // of the product under way
   std::vector<Scratch> workers_;
 };
 

@@ -20,10 +20,11 @@ struct Vec {
   static Vec add(Vec a, Vec b) { return {a.value + b.value}; }
   void store(float* to) const { __builtin_memcpy(to, &value, sizeof value); }
 
-  static void transpose(const float* from, std::size_t from_stride, float* to,
+  // `rows` rows of kLanes become columns.
+  static void transpose(const float* from, std::size_t from_stride, std::size_t rows, float* to,
                         std::size_t to_stride) {
     for (std::size_t i = 0; i < kLanes; ++i) {
-      for (std::size_t j = 0; j < kLanes; ++j) to[i * to_stride + j] = from[j * from_stride + i];
+      for (std::size_t j = 0; j < rows; ++j) to[i * to_stride + j] = from[j * from_stride + i];
     }
   }
 };

@@ -17,129 +17,164 @@ namespace {
 constexpr std::size_t kLanes = Vec::kLanes;
 constexpr std::size_t kPanelCols = 2 * kLanes;
 
-// Rows of a strip lie one after the other; the odd distance keeps them out of each other's cache
-// sets. A strip of a transposed matrix has the rows of one k side by side.
-constexpr std::size_t kStripStride = kMaxDepthBlock + 16;
+constexpr std::size_t kStripFloats = kStripRows * kMaxDepthBlock + kLanes;  // see transpose
+constexpr std::size_t kPanelFloats = kPanelCols * kMaxDepthBlock;
 
-void pack_strip(const Operand& a, std::size_t row, std::size_t rows, std::size_t k,
-                std::size_t depth, float* strip) {
-  if (a.transposed) {
-    const float* source = a.data + k * a.stride + row;
-    if (rows == kStripRows) {
-      for (std::size_t i = 0; i < depth; ++i) {
-        __builtin_memcpy(strip + i * kStripRows, source + i * a.stride, kStripRows * sizeof(float));
+// In strips and in panels, what belongs to one k lies side by side.
+
+// Neighbouring rows of a transposed matrix are neighbours in memory, so all strips are filled at
+// once, k by k.
+void pack_transposed_strips(const Operand& a, std::size_t all_rows, const RowBlock& rows,
+                            const DepthBlock& block, float* strips) {
+  for (std::size_t i = 0; i < block.depth; ++i) {
+    const float* source = a.data + (block.k + i) * a.stride;
+    for (std::size_t s = 0; s < rows.strips; ++s) {
+      const std::size_t row = rows.row + s * rows.rows / rows.strips;
+      float* to = strips + s * kStripFloats + i * kStripRows;
+      if (row + kStripRows <= all_rows) {  // copies of rows that belong to the next do no harm
+        __builtin_memcpy(to, source + row, kStripRows * sizeof(float));
+      } else {
+        for (std::size_t j = 0; row + j < all_rows; ++j) to[j] = source[row + j];
       }
-    } else {
-      for (std::size_t i = 0; i < depth; ++i) {
-        for (std::size_t j = 0; j < rows; ++j) strip[i * kStripRows + j] = source[i * a.stride + j];
-      }
-    }
-  } else {
-    const float* source = a.data + row * a.stride + k;
-    for (std::size_t j = 0; j < rows; ++j) {
-      __builtin_memcpy(strip + j * kStripStride, source + j * a.stride, depth * sizeof(float));
     }
   }
 }
 
-void pack_panel(const Operand& b, std::size_t k, std::size_t depth, std::size_t col,
-                std::size_t cols, float* panel) {
-  std::size_t done = 0;
-  if (b.transposed) {
-    const float* source = b.data + col * b.stride + k;
-    if (cols == kPanelCols) {
-      for (; done + kLanes <= depth; done += kLanes) {
-        Vec::transpose(source + done, b.stride, panel + done * kPanelCols, kPanelCols);
-        Vec::transpose(source + kLanes * b.stride + done, b.stride,
-                       panel + done * kPanelCols + kLanes, kPanelCols);
-      }
-    }
-    for (; done < depth; ++done) {
-      float* line = panel + done * kPanelCols;
-      for (std::size_t j = 0; j < kPanelCols; ++j) {
-        line[j] = j < cols ? source[j * b.stride + done] : 0.0F;
-      }
-    }
+void pack_strips(const Operand& a, std::size_t all_rows, const RowBlock& rows,
+                 const DepthBlock& block, float* strips) {
+  if (a.transposed) {
+    pack_transposed_strips(a, all_rows, rows, block, strips);
     return;
   }
-  const float* source = b.data + k * b.stride + col;
-  if (cols == kPanelCols) {
-    for (; done < depth; ++done) {
-      Vec::load(source + done * b.stride).store(panel + done * kPanelCols);
-      Vec::load(source + done * b.stride + kLanes).store(panel + done * kPanelCols + kLanes);
+  for (std::size_t s = 0; s < rows.strips; ++s) {
+    const std::size_t row = rows.row + s * rows.rows / rows.strips;
+    const std::size_t height = rows.row + (s + 1) * rows.rows / rows.strips - row;
+    const float* source = a.data + row * a.stride + block.k;
+    float* strip = strips + s * kStripFloats;
+    std::size_t done = 0;
+    for (; done + kLanes <= block.depth; done += kLanes) {
+      Vec::transpose(source + done, a.stride, height, strip + done * kStripRows, kStripRows);
+    }
+    for (; done < block.depth; ++done) {
+      for (std::size_t j = 0; j < height; ++j) {
+        strip[done * kStripRows + j] = source[j * a.stride + done];
+      }
     }
   }
-  for (; done < depth; ++done) {
-    float* line = panel + done * kPanelCols;
+}
+
+// A panel at the right edge, filled up with zeros.
+void pack_edge_panel(const Operand& b, std::size_t col, std::size_t cols, const DepthBlock& block,
+                     float* panel) {
+  const std::size_t k_step = b.transposed ? 1 : b.stride;
+  const std::size_t col_step = b.transposed ? b.stride : 1;
+  const float* source = b.data + block.k * k_step + col * col_step;
+  for (std::size_t i = 0; i < block.depth; ++i) {
     for (std::size_t j = 0; j < kPanelCols; ++j) {
-      line[j] = j < cols ? source[done * b.stride + j] : 0.0F;
+      panel[i * kPanelCols + j] = j < cols ? source[i * k_step + j * col_step] : 0.0F;
     }
+  }
+}
+
+void pack_transposed_panel(const Operand& b, std::size_t col, const DepthBlock& block,
+                           float* panel) {
+  const float* source = b.data + col * b.stride + block.k;
+  std::size_t done = 0;
+  for (; done + kLanes <= block.depth; done += kLanes) {
+    for (std::size_t half = 0; half < kPanelCols; half += kLanes) {
+      Vec::transpose(source + half * b.stride + done, b.stride, kLanes,
+                     panel + done * kPanelCols + half, kPanelCols);
+    }
+  }
+  for (; done < block.depth; ++done) {
+    for (std::size_t j = 0; j < kPanelCols; ++j) {
+      panel[done * kPanelCols + j] = source[j * b.stride + done];
+    }
+  }
+}
+
+void pack_panels(const Operand& b, std::size_t col, std::size_t cols, const DepthBlock& block,
+                 float* panels) {
+  const std::size_t whole = cols / kPanelCols;
+  if (b.transposed) {
+    for (std::size_t p = 0; p < whole; ++p) {
+      pack_transposed_panel(b, col + p * kPanelCols, block, panels + p * kPanelFloats);
+    }
+  } else {
+    for (std::size_t i = 0; i < block.depth; ++i) {
+      const float* source = b.data + (block.k + i) * b.stride + col;
+      float* to = panels + i * kPanelCols;
+      for (std::size_t p = 0; p < whole; ++p) {
+        Vec::load(source + p * kPanelCols).store(to + p * kPanelFloats);
+        Vec::load(source + p * kPanelCols + kLanes).store(to + p * kPanelFloats + kLanes);
+      }
+    }
+  }
+  if (const std::size_t edge = whole * kPanelCols; edge < cols) {
+    pack_edge_panel(b, col + edge, cols - edge, block, panels + whole * kPanelFloats);
   }
 }
 
 // One tile of Rows rows and all columns of the panel.
-template <std::size_t Rows, bool Transposed>
-void multiply_tile(const float* strip, const float* panel, std::size_t depth, float* out,
-                   const float* add, std::size_t stride) {
-  constexpr std::size_t kRowStep = Transposed ? 1 : kStripStride;
-  constexpr std::size_t kDepthStep = Transposed ? kStripRows : 1;
+template <std::size_t Rows>
+void multiply_tile(const float* strip, const float* panel, std::size_t depth, const TileOut& to) {
   Vec sums[Rows][2];
+#pragma GCC unroll 16
   for (std::size_t i = 0; i < Rows; ++i) {
     sums[i][0] = Vec::zero();
     sums[i][1] = Vec::zero();
     // The rows of the result are far apart; they arrive while the sums are computed.
-    __builtin_prefetch(out + i * stride, 1);
-    __builtin_prefetch(out + i * stride + kLanes, 1);
+    __builtin_prefetch(to.out + i * to.stride, 1);
+    __builtin_prefetch(to.out + i * to.stride + kLanes, 1);
   }
   for (std::size_t k = 0; k < depth; ++k) {
     const Vec left = Vec::load(panel);
     const Vec right = Vec::load(panel + kLanes);
 #pragma GCC unroll 16
     for (std::size_t i = 0; i < Rows; ++i) {
-      const Vec factor = Vec::broadcast(strip + i * kRowStep);
+      const Vec factor = Vec::broadcast(strip + i);
       sums[i][0] = Vec::multiply_add(factor, left, sums[i][0]);
       sums[i][1] = Vec::multiply_add(factor, right, sums[i][1]);
     }
     panel += kPanelCols;
-    strip += kDepthStep;
+    strip += kStripRows;
   }
+#pragma GCC unroll 16
   for (std::size_t i = 0; i < Rows; ++i) {
-    if (add) {
-      sums[i][0] = Vec::add(Vec::load(add + i * stride), sums[i][0]);
-      sums[i][1] = Vec::add(Vec::load(add + i * stride + kLanes), sums[i][1]);
+    if (to.add) {
+      sums[i][0] = Vec::add(Vec::load(to.add + i * to.stride), sums[i][0]);
+      sums[i][1] = Vec::add(Vec::load(to.add + i * to.stride + kLanes), sums[i][1]);
     }
-    sums[i][0].store(out + i * stride);
-    sums[i][1].store(out + i * stride + kLanes);
+    sums[i][0].store(to.out + i * to.stride);
+    sums[i][1].store(to.out + i * to.stride + kLanes);
   }
 }
 
-using Tile = void (*)(const float*, const float*, std::size_t, float*, const float*, std::size_t);
+using Tile = void (*)(const float* strip, const float* panel, std::size_t depth, const TileOut& to);
 
-template <bool Transposed, std::size_t... Index>
+template <std::size_t... Index>
 Tile tile_of(std::size_t rows, std::index_sequence<Index...>) {
-  static constexpr Tile kTiles[] = {&multiply_tile<Index + 1, Transposed>...};
+  static constexpr Tile kTiles[] = {&multiply_tile<Index + 1>...};
   return kTiles[rows - 1];
 }
 
-void multiply(const float* strip, bool transposed, const float* panel, std::size_t depth,
-              std::size_t rows, std::size_t cols, float* out, const float* add,
-              std::size_t stride) {
-  constexpr auto kSizes = std::make_index_sequence<kStripRows>{};
-  const Tile tile = transposed ? tile_of<true>(rows, kSizes) : tile_of<false>(rows, kSizes);
+void multiply(const float* strip, const float* panel, std::size_t depth, std::size_t rows,
+              std::size_t cols, const TileOut& to) {
+  const Tile tile = tile_of(rows, std::make_index_sequence<kStripRows>{});
   if (cols == kPanelCols) {
-    tile(strip, panel, depth, out, add, stride);
+    tile(strip, panel, depth, to);
     return;
   }
   // Columns at the edge: the same instructions into a whole tile of our own.
   alignas(64) float whole[kStripRows * kPanelCols] = {};
-  if (add) {
+  if (to.add) {
     for (std::size_t i = 0; i < rows; ++i) {
-      for (std::size_t j = 0; j < cols; ++j) whole[i * kPanelCols + j] = add[i * stride + j];
+      for (std::size_t j = 0; j < cols; ++j) whole[i * kPanelCols + j] = to.add[i * to.stride + j];
     }
   }
-  tile(strip, panel, depth, whole, add ? whole : nullptr, kPanelCols);
+  tile(strip, panel, depth, {.out = whole, .add = to.add ? whole : nullptr, .stride = kPanelCols});
   for (std::size_t i = 0; i < rows; ++i) {
-    for (std::size_t j = 0; j < cols; ++j) out[i * stride + j] = whole[i * kPanelCols + j];
+    for (std::size_t j = 0; j < cols; ++j) to.out[i * to.stride + j] = whole[i * kPanelCols + j];
   }
 }
 
@@ -150,10 +185,10 @@ const MatmulKernel LOCKSTEP_MATMUL_KERNEL = {
     .precision = Precision::kF32,
     .strip_rows = kStripRows,
     .panel_cols = kPanelCols,
-    .strip_floats = kStripRows * kStripStride,
-    .panel_floats = kMaxDepthBlock * kPanelCols,
-    .pack_strip = &pack_strip,
-    .pack_panel = &pack_panel,
+    .strip_floats = kStripFloats,
+    .panel_floats = kPanelFloats,
+    .pack_strips = &pack_strips,
+    .pack_panels = &pack_panels,
     .multiply = &multiply,
 };
 

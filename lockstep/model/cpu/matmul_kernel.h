@@ -17,25 +17,40 @@ namespace lockstep {
 // The longest block of the depth. Part of the result: sums are rounded per block.
 constexpr std::size_t kMaxDepthBlock = 512;
 
+// Part of the depth: [k, k + depth), at most kMaxDepthBlock.
+struct DepthBlock {
+  std::size_t k, depth;
+};
+
+// The rows [row, row + rows) cut evenly into `strips`: strip s begins at row + s * rows / strips.
+struct RowBlock {
+  std::size_t row, rows, strips;
+};
+
+// Where a tile goes; `add` may be null or `out`.
+struct TileOut {
+  float* out;
+  const float* add;
+  std::size_t stride;
+};
+
 struct MatmulKernel {
   const char* name;
   Precision precision;
-  std::size_t strip_rows;
+  std::size_t strip_rows;  // at most so many in a strip
   std::size_t panel_cols;
-  std::size_t strip_floats;  // size of a strip, and of a panel, in floats
+  std::size_t strip_floats;  // the memory of a strip, and of a panel
   std::size_t panel_floats;
 
-  // Copies a(row.., k..) with `rows` <= strip_rows and `depth` <= kMaxDepthBlock.
-  void (*pack_strip)(const Operand& a, std::size_t row, std::size_t rows, std::size_t k,
-                     std::size_t depth, float* strip);
-  // Copies b(k.., col..) with `cols` <= panel_cols.
-  void (*pack_panel)(const Operand& b, std::size_t k, std::size_t depth, std::size_t col,
-                     std::size_t cols, float* panel);
-  // out = strip · panel, or add + strip · panel; `out` and `add` have the same stride. `transposed`
-  // is that of a: it decides the order within a strip.
-  void (*multiply)(const float* strip, bool transposed, const float* panel, std::size_t depth,
-                   std::size_t rows, std::size_t cols, float* out, const float* add,
-                   std::size_t stride);
+  // Copies the strips of `rows`, which lie one after the other; `all_rows` is the height of a.
+  void (*pack_strips)(const Operand& a, std::size_t all_rows, const RowBlock& rows,
+                      const DepthBlock& depth, float* strips);
+  // Copies [col, col + cols) into panels that lie one after the other.
+  void (*pack_panels)(const Operand& b, std::size_t col, std::size_t cols, const DepthBlock& depth,
+                      float* panels);
+  // One tile of rows <= strip_rows, cols <= panel_cols.
+  void (*multiply)(const float* strip, const float* panel, std::size_t depth, std::size_t rows,
+                   std::size_t cols, const TileOut& to);
 };
 
 extern const MatmulKernel kMatmulGeneric;
@@ -44,5 +59,8 @@ extern const MatmulKernel kMatmulV4;
 
 // What this processor can run for `precision`, the fastest first.
 std::vector<const MatmulKernel*> supported_kernels(Precision precision);
+
+// The fastest of them; throws Error{kInvalidArgument} where there is none.
+const MatmulKernel& best_kernel(Precision precision);
 
 }  // namespace lockstep

@@ -18,17 +18,20 @@ struct Vec {
   static Vec add(Vec a, Vec b) { return {_mm256_add_ps(a.value, b.value)}; }
   void store(float* to) const { _mm256_storeu_ps(to, value); }
 
-  // A square of kLanes: pairs of rows, fours within 128 bits, then the halves.
-  static void transpose(const float* from, std::size_t from_stride, float* to,
+  // `rows` rows of kLanes become columns: pairs of rows, fours within 128 bits, then the halves.
+  // Always stores whole vectors, in order, so that they may overlap.
+  static void transpose(const float* from, std::size_t from_stride, std::size_t rows, float* to,
                         std::size_t to_stride) {
-    __m256 rows[8];
+    __m256 in[8];
     __m256 fours[8];
-    for (std::size_t i = 0; i < 8; ++i) rows[i] = _mm256_loadu_ps(from + i * from_stride);
+    for (std::size_t i = 0; i < 8; ++i) {
+      in[i] = i < rows ? _mm256_loadu_ps(from + i * from_stride) : _mm256_setzero_ps();
+    }
     for (std::size_t i = 0; i < 8; i += 4) {
-      const __m256d a = _mm256_castps_pd(_mm256_unpacklo_ps(rows[i], rows[i + 1]));
-      const __m256d b = _mm256_castps_pd(_mm256_unpackhi_ps(rows[i], rows[i + 1]));
-      const __m256d c = _mm256_castps_pd(_mm256_unpacklo_ps(rows[i + 2], rows[i + 3]));
-      const __m256d d = _mm256_castps_pd(_mm256_unpackhi_ps(rows[i + 2], rows[i + 3]));
+      const __m256d a = _mm256_castps_pd(_mm256_unpacklo_ps(in[i], in[i + 1]));
+      const __m256d b = _mm256_castps_pd(_mm256_unpackhi_ps(in[i], in[i + 1]));
+      const __m256d c = _mm256_castps_pd(_mm256_unpacklo_ps(in[i + 2], in[i + 3]));
+      const __m256d d = _mm256_castps_pd(_mm256_unpackhi_ps(in[i + 2], in[i + 3]));
       fours[i] = _mm256_castpd_ps(_mm256_unpacklo_pd(a, c));
       fours[i + 1] = _mm256_castpd_ps(_mm256_unpackhi_pd(a, c));
       fours[i + 2] = _mm256_castpd_ps(_mm256_unpacklo_pd(b, d));
@@ -36,6 +39,8 @@ struct Vec {
     }
     for (std::size_t i = 0; i < 4; ++i) {
       _mm256_storeu_ps(to + i * to_stride, _mm256_permute2f128_ps(fours[i], fours[i + 4], 0x20));
+    }
+    for (std::size_t i = 0; i < 4; ++i) {
       _mm256_storeu_ps(to + (i + 4) * to_stride,
                        _mm256_permute2f128_ps(fours[i], fours[i + 4], 0x31));
     }
