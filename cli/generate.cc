@@ -27,13 +27,14 @@ struct Options {
   int threads = 0;
 };
 
-// Writes what is new in a text that grows, in whole characters.
+// Writes what is new in a text that grows, in whole characters. A model of bytes may well write
+// what is no UTF-8.
 class Printer {
  public:
   void print(std::string_view text) {
     const std::size_t whole = whole_characters(text);
     if (whole <= printed_) return;
-    std::fwrite(text.data() + printed_, 1, whole - printed_, stdout);
+    fmt::print("{}", repair_utf8(text.substr(printed_, whole - printed_)));
     std::fflush(stdout);
     printed_ = whole;
   }

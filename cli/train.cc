@@ -11,6 +11,7 @@
 #include "lockstep/base/cores.h"
 #include "lockstep/base/error.h"
 #include "lockstep/base/log.h"
+#include "lockstep/data/atomic_file.h"
 #include "lockstep/data/source.h"
 #include "lockstep/model/weights_hash.h"
 #include "lockstep/report/metrics.h"

@@ -49,6 +49,15 @@ std::size_t whole_characters(std::string_view text) {
   return text.size();
 }
 
+std::string repair_utf8(std::string_view text) {
+  std::string repaired;
+  while (const auto bad = find_not_utf8(text)) {
+    repaired.append(text.substr(0, *bad)).append("\xef\xbf\xbd");
+    text.remove_prefix(*bad + 1);
+  }
+  return repaired.append(text);
+}
+
 std::string_view text_of(const MappedFile& file) {
   const std::string_view text(reinterpret_cast<const char*>(file.bytes().data()),
                               file.bytes().size());

@@ -17,7 +17,7 @@ from pathlib import Path
 LOCKSTEP = os.environ["LOCKSTEP_BIN"]
 TEXT = "".join(f"{i} small foxes sat under {i * 7 % 11} tall trees and sang about number {i * i}.\n" for i in range(120))
 TINY = ["--hidden", "32", "--layers", "1", "--heads", "2", "--intermediate", "48", "--context", "32", "--global-batch", "6",
-        "--micro-batch", "2", "--lr", "0.01"]
+        "--micro-batch", "2"]
 WEIGHTS = re.compile(r"^weights (blake3:[0-9a-f]{64})$")
 
 
@@ -168,8 +168,10 @@ class Broken(Case):
         ):
             with self.subTest(name=name):
                 self.assertIn(words, self.fails(1, "train", *TINY, "--data", self.write(name, content), "--steps", 1))
+        bare = self.folder / "bare"
+        bare.mkdir()
         self.assertIn("none.txt: No such file", self.fails(1, "train", "--data", self.folder / "none.txt"))
-        self.assertIn("no .bin files", self.fails(1, "train", "--data", self.folder))
+        self.assertIn("no .bin files", self.fails(1, "train", "--data", bare))
         self.assertIn("token 4 has id 999, but the vocabulary has 500",
                       self.fails(1, "data", "--check", "--vocab", 500, self.write("ids.bin", shard)))
         for command in (["data", "--out", self.folder / "o"], ["train", "--data"]):

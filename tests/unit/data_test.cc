@@ -59,6 +59,11 @@ TEST(Utf8, WholeCharacters) {
     EXPECT_EQ(whole_characters(text.substr(0, n)), whole[n]) << n;
 }
 
+TEST(Utf8, Repaired) {
+  EXPECT_EQ(repair_utf8("h\xc3\xa9!"), "h\xc3\xa9!");
+  EXPECT_EQ(repair_utf8("\xff\xe2\x82z"), "\xef\xbf\xbd\xef\xbf\xbd\xef\xbf\xbdz");
+}
+
 TEST(Samples, CutEndToEndWithTheNextTokenAsTarget) {
   std::vector<std::int32_t> first(11), second(4);
   std::iota(first.begin(), first.end(), 0);

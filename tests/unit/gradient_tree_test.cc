@@ -55,7 +55,9 @@ TEST(LaneSchedule, AddsInTheCanonicalTreeWithFewSlots) {
         EXPECT_EQ(lane, nodes.back().end);
         const auto n = static_cast<std::uint32_t>(schedule.lanes.size());
         EXPECT_LE(schedule.slots, nodes.size() - 1 + static_cast<std::size_t>(std::bit_width(n)));
-        if (workers == 1) EXPECT_EQ(schedule.slots, static_cast<std::uint32_t>(std::bit_width(n)));
+        if (workers == 1) {
+          EXPECT_EQ(schedule.slots, static_cast<std::uint32_t>(std::bit_width(n)));
+        }
       }
     }
   }

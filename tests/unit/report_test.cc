@@ -29,9 +29,8 @@ TEST(Progress, ShortNumbersAndDurations) {
 
 TEST(Progress, ABarOfEveryWidth) {
   const Progress progress{50, 200, 1.5, 1.75, 12'345, 90};
-  EXPECT_EQ(
-      format_bar(progress, 80),
-      "[=======                      ] 50/200  loss 1.5000  val 1.7500  12.3k tok/s  1m30s left");
+  EXPECT_EQ(format_bar(progress, 80),
+            "[=====                ] 50/200  loss 1.5000  val 1.7500  12.3k tok/s  1m30s left");
   for (int width = 1; width < 200; ++width) {
     EXPECT_LE(format_bar(progress, width).size(), static_cast<std::size_t>(width));
   }

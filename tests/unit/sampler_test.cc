@@ -34,7 +34,7 @@ TEST(Sampler, DrawsFromTheSoftmax) {
   EXPECT_EQ(seen.count(4), 0u);
 }
 
-TEST(Sampler, HotIsFlatter) { EXPECT_GT(draws({.temperature = 100}).at(4), 3000); }
+TEST(Sampler, HotIsFlatter) { EXPECT_GT(draws({.temperature = 100}).at(4), 2000); }
 
 TEST(Sampler, TopKAndTopP) {
   EXPECT_EQ(draws({.temperature = 1, .top_k = 1}).size(), 1u);

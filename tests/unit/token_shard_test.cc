@@ -93,7 +93,9 @@ TEST_F(TokenShardTest, ReadsLlmC) {
     head[2] = 3;
     ByteWriter bytes;
     bytes.bytes(std::as_bytes(std::span(head)));
-    for (const std::uint16_t token : {5, 6, 7}) llama ? bytes.u32(token) : bytes.u16(token);
+    for (const std::uint16_t token : std::vector<std::uint16_t>{5, 6, 7}) {
+      llama ? bytes.u32(token) : bytes.u16(token);
+    }
     const TokenShard shard = TokenShard::open(write("x.bin", bytes.written()));
     EXPECT_EQ(shard.format(), ShardFormat::kLlmC);
     EXPECT_EQ(shard.header().vocab, llama ? 128256u : 50257u);
