@@ -15,7 +15,7 @@ namespace {
 constexpr const char* kExplanation =
     R"(MODEL is a folder that `lockstep train --out` left, or any LlamaForCausalLM of Hugging Face in one
 model.safetensors with a SentencePiece tokenizer.model. The text goes to standard output, the prompt first.
-The same seed gives the same text. A prompt ends the document before it, as in training.
+The same seed gives the same text.
 
   lockstep generate my-model --prompt "Once upon a time" --temperature 0.7 --top-p 0.95 --seed 3)";
 
@@ -56,11 +56,11 @@ int run(const Options& options) {
   }
   const Tokenizer& tokenizer = *model.tokenizer;
   std::vector<std::int32_t> prompt;
-  if (tokenizer.end_of_document()) prompt.push_back(*tokenizer.end_of_document());
+  if (model.start) prompt.push_back(*model.start);
   const std::size_t before = prompt.size();
   tokenizer.encode(options.prompt, prompt);
   if (prompt.empty()) {
-    throw Error(ErrorCode::kInvalidArgument, "this tokenizer needs a --prompt to begin with");
+    throw Error(ErrorCode::kInvalidArgument, "this model needs a --prompt to begin with");
   }
   std::vector<std::int32_t> text(prompt.begin() + static_cast<std::ptrdiff_t>(before),
                                  prompt.end());

@@ -56,6 +56,7 @@ Json config_json(const ModelConfig& config, const Tokenizer* tokenizer) {
       {"lockstep_tokenizer", name_of(tokenizer)},
   };
   if (tokenizer != nullptr && tokenizer->end_of_document()) {
+    json["bos_token_id"] = *tokenizer->end_of_document();  // documents stand end to end
     json["eos_token_id"] = *tokenizer->end_of_document();
   }
   return json;
@@ -155,6 +156,10 @@ SavedModel load_model(const std::string& folder) {
   const ConfigReader reader(in(folder, kConfigFile));
   SavedModel model;
   model.config = read_config(reader);
+  if (reader.has("bos_token_id")) {
+    model.start = reader.integer("bos_token_id");
+    reader.require(*model.start < model.config.vocab, "'bos_token_id' is beyond the vocabulary");
+  }
   const std::string tokenizer = reader.text("lockstep_tokenizer");
   const std::string tokenizer_path = in(folder, kTokenizerFile);
   if (tokenizer == "bytes") {

@@ -2,6 +2,7 @@
 
 #include <cstdint>
 #include <memory>
+#include <optional>
 #include <span>
 #include <string>
 
@@ -18,6 +19,7 @@ namespace lockstep {
 struct SavedModel {
   ModelConfig config;
   std::shared_ptr<const Tokenizer> tokenizer;  // none: it was trained on shards made elsewhere
+  std::optional<std::int32_t> start;           // the token that comes before a document's first
   FloatBuffer parameters;                      // in the order of ParameterLayout(config)
 };
 

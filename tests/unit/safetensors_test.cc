@@ -149,6 +149,7 @@ TEST(ModelFiles, ComeBackBitForBit) {
     const SavedModel model = load_model(folder.path());
     EXPECT_EQ(model.config, layout.config());
     EXPECT_EQ(model.tokenizer->kind(), TokenizerKind::kBytes);
+    EXPECT_EQ(model.start, 0);
     EXPECT_EQ(weights_hash(layout, model.parameters.span()),
               weights_hash(layout, parameters.span()));
     const SafetensorsFile file(folder.path() + "/model.safetensors");
