@@ -10,7 +10,8 @@ say() { printf '\n== %s\n' "$*"; }
 run() { printf '$ %s\n' "$*"; "$@"; }
 
 say "A corpus of small stories, whose entropy is known exactly"
-run $lockstep data --stories 20000 --out $demo/stories
+run $lockstep data --stories 20000 --out $demo/stories --tokenizer sentencepiece --vocab 1024 ||
+  run $lockstep data --stories 20000 --out $demo/stories  # bytes, where SentencePiece is not to be had
 
 say "A small model learns them; its validation loss falls towards that entropy"
 run $lockstep train --data $demo/stories --out $demo/model --steps 900 --global-batch 8 --eval-every 90 --lr 0.004
