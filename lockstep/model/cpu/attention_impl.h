@@ -114,6 +114,16 @@ inline void zero(float* out, std::size_t count) {
   for (std::size_t i = 0; i < count; ++i) out[i] = 0.0f;
 }
 
+// The rows of a head lie far apart in memory; the one that comes `kAhead` rows later is asked for.
+template <bool kWrite = false>
+inline void fetch_ahead(const float* rows, std::size_t stride, std::size_t row, std::size_t count,
+                        std::size_t width) {
+  constexpr std::size_t kAhead = 8;
+  if (row + kAhead >= count) return;
+  const float* line = rows + (row + kAhead) * stride;
+  for (std::size_t i = 0; i < width; i += 16) __builtin_prefetch(line + i, kWrite ? 1 : 0);
+}
+
 // The rotary embedding of one head at one position, scaled: pairs (i, i + head_dim / 2) are turned.
 inline void rotate(const AttentionShape& shape, std::size_t position, const float* x, float scale,
                    float* out) {
@@ -216,6 +226,7 @@ void attention_forward(const AttentionForward& call) {
     // The queries are not needed yet: their memory holds the rows to be transposed.
     for (std::size_t i = 0; i < kPanel; ++i) {
       if (k + i < keys) {
+        fetch_ahead(call.k, shape.kv_stride, k + i, keys, shape.head_dim);
         copy_rotated(shape, k + i, call.k + (k + i) * shape.kv_stride, 1.0f, width,
                      queries + i * width);
       } else {
@@ -225,6 +236,7 @@ void attention_forward(const AttentionForward& call) {
     transpose(queries, width, key_panels + k * width);
   }
   for (std::size_t k = 0; k < keys; ++k) {
+    fetch_ahead(call.v, shape.kv_stride, k, keys, shape.head_dim);
     copy_row(call.v + k * shape.kv_stride, shape.head_dim, width, values + k * width);
   }
 
@@ -238,6 +250,7 @@ void attention_forward(const AttentionForward& call) {
       const std::size_t first = shape.first + begin;
       const std::size_t end = first + rows;  // of the keys that any of the rows sees
       for (std::size_t r = 0; r < rows; ++r) {
+        fetch_ahead(q, shape.q_stride, begin + r, shape.queries, shape.head_dim);
         copy_rotated(shape, first + r, q + (begin + r) * shape.q_stride,
                      score_scale(shape.head_dim), width, queries + r * width);
       }
