@@ -16,5 +16,6 @@ using Job = std::function<int()>;
 // start themselves again as ranks. All outlive the parse.
 void add_bench(CLI::App& app, const std::vector<std::string>& arguments, Job& job);
 void add_bench_allreduce(CLI::App& bench, const std::vector<std::string>& arguments, Job& job);
+void add_bench_step(CLI::App& bench, Job& job);
 
 }  // namespace lockstep::cli
