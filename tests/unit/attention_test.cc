@@ -3,6 +3,7 @@
 #include <cmath>
 #include <numeric>
 
+#include "lockstep/model/cpu/bf16_attention.h"
 #include "lockstep/model/cpu/kernels.h"
 #include "tests/support/finite_difference.h"
 
@@ -25,7 +26,8 @@ struct Sequence {
         qkv(noise(s.queries * width, 1, 2.0f)),
         out(s.queries * s.group * s.head_dim),
         lse(s.queries * s.group),
-        scratch(attention_scratch(s.queries, s.head_dim)) {
+        scratch(std::max(attention_scratch(s.queries, s.head_dim),
+                         bf16_attention_scratch(s.queries, s.head_dim))) {
     for (std::size_t t = 0; t < s.queries; ++t) {
       for (std::size_t i = 0; i < s.head_dim / 2; ++i) {
         const double angle = static_cast<double>(t) * std::pow(0.3, static_cast<double>(i));
@@ -97,17 +99,35 @@ Doubles attention(const Sequence& s, const Doubles& qkv) {
   return out;
 }
 
-class AttentionTest : public testing::TestWithParam<const ModelKernels*> {
- protected:
-  const ModelKernels& kernels_ = *GetParam();
+struct Kind {
+  std::string name;
+  void (*forward)(const AttentionForward&);
+  void (*backward)(const AttentionBackward&);
+  double tolerance;  // of results that are around 1
 };
 
-INSTANTIATE_TEST_SUITE_P(Levels, AttentionTest, testing::ValuesIn(supported_model_kernels()),
-                         [](const auto& test) {
-                           std::string name = test.param->name;
-                           for (char& c : name) c = c == '-' ? '_' : c;
-                           return name;
-                         });
+std::vector<Kind> kinds() {
+  std::vector<Kind> all;
+  for (const ModelKernels* kernels : supported_model_kernels()) {
+    all.push_back({kernels->name, kernels->attention_forward, kernels->attention_backward, 3e-5});
+    for (char& c : all.back().name) c = c == '-' ? '_' : c;
+  }
+  if (const Bf16Attention* emulated = emulated_bf16_attention()) {
+    all.push_back({"bf16_emulated", emulated->forward, emulated->backward, 3e-2});
+  }
+  if (const Bf16Attention* amx = bf16_attention()) {
+    all.push_back({"bf16_amx", amx->forward, amx->backward, 3e-2});
+  }
+  return all;
+}
+
+class AttentionTest : public testing::TestWithParam<Kind> {
+ protected:
+  const Kind& kernels_ = GetParam();
+};
+
+INSTANTIATE_TEST_SUITE_P(Kinds, AttentionTest, testing::ValuesIn(kinds()),
+                         [](const auto& test) { return test.param.name; });
 
 // Sizes around the blocks of 64 queries and 256 keys, around vectors and panels.
 const std::vector<Size> kSizes = {{1, 1, 2},   {2, 1, 6},   {7, 3, 16},   {33, 2, 10}, {64, 1, 32},
@@ -116,10 +136,11 @@ const std::vector<Size> kSizes = {{1, 1, 2},   {2, 1, 6},   {7, 3, 16},   {33, 2
 TEST_P(AttentionTest, Forward) {
   for (const Size& size : kSizes) {
     Sequence s(size);
-    kernels_.attention_forward(s.forward());
+    kernels_.forward(s.forward());
     const Doubles expected = attention(s, widened(s.qkv));
     for (std::size_t i = 0; i < s.out.size(); ++i) {
-      ASSERT_NEAR(s.out[i], expected[i], 2e-5) << size.queries << " queries, element " << i;
+      ASSERT_NEAR(s.out[i], expected[i], kernels_.tolerance)
+          << size.queries << " queries, element " << i;
     }
   }
 }
@@ -127,19 +148,18 @@ TEST_P(AttentionTest, Forward) {
 TEST_P(AttentionTest, Backward) {
   for (const Size& size : kSizes) {
     Sequence s(size);
-    kernels_.attention_forward(s.forward());
+    kernels_.forward(s.forward());
     const std::vector<float> dout = noise(s.out.size(), 2);
     std::vector<float> dqkv(s.qkv.size());
-    kernels_.attention_backward({s.shape(), s.qkv.data(), s.qkv.data() + s.k(),
-                                 s.qkv.data() + s.v(), s.out.data(), s.lse.data(), dout.data(),
-                                 dqkv.data(), dqkv.data() + s.k(), dqkv.data() + s.v(),
-                                 s.scratch.data()});
+    kernels_.backward({s.shape(), s.qkv.data(), s.qkv.data() + s.k(), s.qkv.data() + s.v(),
+                       s.out.data(), s.lse.data(), dout.data(), dqkv.data(), dqkv.data() + s.k(),
+                       dqkv.data() + s.v(), s.scratch.data()});
     const auto weighted = [&](const Doubles& at) {
       const Doubles out = attention(s, at);
       return std::inner_product(out.begin(), out.end(), dout.begin(), 0.0);
     };
-    test::expect_gradient(std::to_string(size.queries) + " queries", weighted, s.qkv, dqkv, 5e-5,
-                          size.queries > 64 ? 12 : 40);
+    test::expect_gradient(std::to_string(size.queries) + " queries", weighted, s.qkv, dqkv,
+                          2 * kernels_.tolerance, size.queries > 64 ? 12 : 40);
   }
 }
 
@@ -147,7 +167,7 @@ TEST_P(AttentionTest, Backward) {
 TEST_P(AttentionTest, InPiecesGivesTheSameBits) {
   for (const Size& size : {Size{150, 2, 32}, Size{37, 1, 6}}) {
     Sequence s(size);
-    kernels_.attention_forward(s.forward());
+    kernels_.forward(s.forward());
     const std::vector<float> whole = s.out;
     for (const std::size_t piece : {1u, 7u, 50u}) {
       std::fill(s.out.begin(), s.out.end(), -1.0f);
@@ -157,7 +177,7 @@ TEST_P(AttentionTest, InPiecesGivesTheSameBits) {
         call.shape.queries = std::min(piece, size.queries - first);
         call.q += first * s.width;
         call.out += first * call.shape.out_stride;
-        kernels_.attention_forward(call);
+        kernels_.forward(call);
       }
       EXPECT_EQ(s.out, whole) << "in pieces of " << piece;
     }
@@ -166,10 +186,10 @@ TEST_P(AttentionTest, InPiecesGivesTheSameBits) {
 
 TEST_P(AttentionTest, LaterTokensDoNotMatter) {
   Sequence s({100, 1, 32});
-  kernels_.attention_forward(s.forward());
+  kernels_.forward(s.forward());
   const std::vector<float> before(s.out.begin(), s.out.begin() + 70 * 32);
   for (std::size_t i = 70 * s.width; i < s.qkv.size(); ++i) s.qkv[i] = 1e3f;
-  kernels_.attention_forward(s.forward());
+  kernels_.forward(s.forward());
   EXPECT_TRUE(std::equal(before.begin(), before.end(), s.out.begin()));
 }
 

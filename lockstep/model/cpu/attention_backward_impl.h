@@ -70,33 +70,11 @@ inline void pack_queries(const AttentionBackward& call, std::size_t head,
                  s.queries + r * s.width);
     const float* row = dout + r * shape.out_stride;
     copy_row(row, shape.head_dim, s.width, s.dout + r * s.width);
-    const float* result = out + r * shape.out_stride;
-    Vec sum = set1(0.0f);
-    Row{shape.head_dim}.each([&](auto get, auto) { sum = fma(get(result), get(row), sum); });
-    s.delta[r] = sum_of(sum);
+    s.delta[r] = dot(out + r * shape.out_stride, row, shape.head_dim);
   }
   zero(s.queries + shape.queries * s.width, (padded - shape.queries) * s.width);
   zero(s.dout + shape.queries * s.width, (padded - shape.queries) * s.width);
   zero(s.dq, padded * s.width);
-}
-
-// Replaces `count` scores by probabilities and `dscores` by the gradient of the scores; zeroes what
-// follows them in the last vector.
-inline void softmax_backward(float* scores, float* dscores, std::size_t count, float lse,
-                             float delta) {
-  const Vec lowest = set1(-__builtin_inff());
-  for_vectors(
-      count,
-      [&](std::size_t i) {
-        const Vec p = exp(load(scores + i) - set1(lse));
-        store(scores + i, p);
-        store(dscores + i, p * (load(dscores + i) - set1(delta)));
-      },
-      [&](std::size_t i, std::size_t n) {
-        const Vec p = exp(load_part(scores + i, n, lowest) - set1(lse));
-        store(scores + i, p);
-        store(dscores + i, p * (load_part(dscores + i, n, set1(0.0f)) - set1(delta)));
-      });
 }
 
 // One block of queries against one chunk of keys.
