@@ -19,5 +19,6 @@ void add_data(CLI::App& app, Job& job);
 void add_generate(CLI::App& app, Job& job);
 void add_bench(CLI::App& app, const std::vector<std::string>& arguments, Job& job);
 void add_bench_allreduce(CLI::App& bench, const std::vector<std::string>& arguments, Job& job);
+void add_bench_step(CLI::App& bench, Job& job);
 
 }  // namespace lockstep::cli

@@ -29,7 +29,7 @@ struct Vec {
   }
 };
 
-constexpr std::size_t kStripRows = 6;
+constexpr std::size_t kStripRows = 4;
 
 }  // namespace
 }  // namespace lockstep

@@ -17,24 +17,41 @@ namespace {
 constexpr std::size_t kLanes = Vec::kLanes;
 constexpr std::size_t kPanelCols = 2 * kLanes;
 
-constexpr std::size_t kStripFloats = kStripRows * kMaxDepthBlock + kLanes;  // see transpose
-constexpr std::size_t kPanelFloats = kPanelCols * kMaxDepthBlock;
+// A cache line more than needed: strips are stored in whole vectors, which reach beyond their end,
+// and panels written side by side must not fall into the same sets of the cache.
+constexpr std::size_t kStripFloats = kStripRows * kMaxDepthBlock + 16;
+constexpr std::size_t kPanelFloats = kPanelCols * kMaxDepthBlock + 16;
+static_assert(kStripRows <= kLanes);
 
 // In strips and in panels, what belongs to one k lies side by side.
+
+// How far ahead of copying the next lines of a matrix are asked for: they are far apart, which the
+// processor does not foresee.
+constexpr std::size_t kPrefetchRows = 8;
 
 // Neighbouring rows of a transposed matrix are neighbours in memory, so all strips are filled at
 // once, k by k.
 void pack_transposed_strips(const Operand& a, std::size_t all_rows, const RowBlock& rows,
                             const DepthBlock& block, float* strips) {
+  std::size_t whole =
+      0;  // strips of which kStripRows rows can be read; a row too many does no harm
+  std::size_t begin[kMaxStrips];
+  for (std::size_t s = 0; s < rows.strips; ++s) {
+    begin[s] = s * rows.rows / rows.strips;
+    if (rows.row + begin[s] + kLanes <= all_rows) whole = s + 1;
+  }
   for (std::size_t i = 0; i < block.depth; ++i) {
-    const float* source = a.data + (block.k + i) * a.stride;
-    for (std::size_t s = 0; s < rows.strips; ++s) {
-      const std::size_t row = rows.row + s * rows.rows / rows.strips;
-      float* to = strips + s * kStripFloats + i * kStripRows;
-      if (row + kStripRows <= all_rows) {  // copies of rows that belong to the next do no harm
-        __builtin_memcpy(to, source + row, kStripRows * sizeof(float));
-      } else {
-        for (std::size_t j = 0; row + j < all_rows; ++j) to[j] = source[row + j];
+    const float* source = a.data + (block.k + i) * a.stride + rows.row;
+    float* to = strips + i * kStripRows;
+    for (std::size_t j = 0; j < rows.rows; j += 16) {
+      __builtin_prefetch(source + kPrefetchRows * a.stride + j);
+    }
+    for (std::size_t s = 0; s < whole; ++s) {
+      Vec::load(source + begin[s]).store(to + s * kStripFloats);
+    }
+    for (std::size_t s = whole; s < rows.strips; ++s) {
+      for (std::size_t j = begin[s]; j < begin[s] + kStripRows && rows.row + j < all_rows; ++j) {
+        to[s * kStripFloats + j - begin[s]] = source[j];
       }
     }
   }
@@ -105,6 +122,8 @@ void pack_panels(const Operand& b, std::size_t col, std::size_t cols, const Dept
       const float* source = b.data + (block.k + i) * b.stride + col;
       float* to = panels + i * kPanelCols;
       for (std::size_t p = 0; p < whole; ++p) {
+        __builtin_prefetch(source + kPrefetchRows * b.stride + p * kPanelCols);
+        __builtin_prefetch(source + kPrefetchRows * b.stride + p * kPanelCols + kLanes);
         Vec::load(source + p * kPanelCols).store(to + p * kPanelFloats);
         Vec::load(source + p * kPanelCols + kLanes).store(to + p * kPanelFloats + kLanes);
       }

@@ -22,7 +22,10 @@ struct DepthBlock {
   std::size_t k, depth;
 };
 
-// The rows [row, row + rows) cut evenly into `strips`: strip s begins at row + s * rows / strips.
+constexpr std::size_t kMaxStrips = 32;
+
+// The rows [row, row + rows) cut evenly into at most kMaxStrips: strip s begins at
+// row + s * rows / strips.
 struct RowBlock {
   std::size_t row, rows, strips;
 };
