@@ -13,8 +13,7 @@ build:
 	@cmake --build --preset release -j $(JOBS) --target lockstep
 
 demo: build
-	build/release/lockstep bench allreduce --transport tcp --ranks 2
-	build/release/lockstep bench allreduce --transport shm --ranks 2
+	@scripts/demo.sh
 
 test:
 	@scripts/setup.sh test

@@ -1,4 +1,4 @@
-# What is used when found: MPI in two flavours, CUDA, NCCL.
+# What is used when found: MPI in two flavours, SentencePiece, CUDA, NCCL.
 
 # Asks an MPI compiler wrapper for its flags and defines the target lockstep_NAME (headers and library).
 # Sets NAME_FOUND and NAME_VERSION. The wrapper is asked, not used, so one build can serve both flavours.
@@ -41,6 +41,10 @@ endfunction()
 if(LOCKSTEP_MPI)
   find_mpi(openmpi "OMPI_MAJOR_VERSION|OMPI_MINOR_VERSION|OMPI_RELEASE_VERSION" mpicxx.openmpi mpicxx)
   find_mpi(mpich "MPICH_VERSION" mpicxx.mpich mpicxx)
+endif()
+
+if(LOCKSTEP_SENTENCEPIECE)
+  pkg_check_modules(SENTENCEPIECE IMPORTED_TARGET sentencepiece)
 endif()
 
 if(LOCKSTEP_CUDA)

@@ -10,13 +10,14 @@ bench="$build libbenchmark-dev python3 iproute2"
 lint="$build git clang clang-format clang-tidy libgtest-dev libgmock-dev"
 # Done without, and said so, where the distribution has none.
 mpi="openmpi-bin libopenmpi-dev mpich libmpich-dev"
-optional_test="$mpi b3sum"
-optional_bench="$mpi libgloo-dev"
+optional_build="libsentencepiece-dev"
+optional_test="$optional_build $mpi b3sum"
+optional_bench="$optional_build $mpi libgloo-dev"
 
 required="" optional=""
 for group in "${@:-build}"; do
   case $group in
-    build) required+=" $build" ;;
+    build) required+=" $build" optional+=" $optional_build" ;;
     test) required+=" $test" optional+=" $optional_test" ;;
     bench) required+=" $bench" optional+=" $optional_bench" ;;
     lint) required+=" $lint" ;;

@@ -1,0 +1,153 @@
+#include <fmt/format.h>
+
+#include <algorithm>
+#include <chrono>
+#include <iostream>
+#include <map>
+#include <memory>
+#include <nlohmann/json.hpp>
+#include <optional>
+#include <string>
+
+#include "cli/commands.h"
+#include "cli/step_timing.h"
+#include "lockstep/base/cores.h"
+#include "lockstep/base/error.h"
+
+namespace lockstep::cli {
+namespace {
+
+constexpr const char* kExplanation =
+    R"(A step is forward, backward, clipping by the global norm and AdamW on one fixed batch. The FLOPs of a
+token are 6 (parameters - vocab x hidden) + 6 x layers x hidden x context; the share divides by the
+rate of a 2048^3 product of ours on the same threads, measured just before. loss is that of the first
+step, loss_third that of the third: another program with the same weights must agree.)";
+
+// The shapes that have a name, and the batch each is measured with on a CPU.
+const std::map<std::string, int> kBatches = {{"tiny", 8}, {"small", 4}, {"124m", 1}, {"350m", 1}};
+
+struct Options {
+  std::string model = "tiny";
+  std::string device = "cpu";
+  Precision precision = Precision::kF32;
+  int threads = available_cores();
+  int batch = 0;  // that of kBatches
+  double seconds = 5;
+  std::string weights_out;
+  bool json = false;
+  bool serve = false;
+};
+
+struct Measured {
+  double least_ms = 0, median_ms = 0, p99_ms = 0;
+};
+
+// At least three steps.
+Measured measure(StepBench& bench, double seconds) {
+  using Clock = std::chrono::steady_clock;
+  std::vector<double> times;
+  const auto end = Clock::now() + std::chrono::duration<double>(seconds);
+  while (times.size() < 3 || Clock::now() < end) {
+    const auto start = Clock::now();
+    bench.step();
+    times.push_back(std::chrono::duration<double, std::milli>(Clock::now() - start).count());
+  }
+  std::ranges::sort(times);
+  const std::size_t last = times.size() - 1;
+  return {times.front(), times[last / 2], times[last - last / 100]};
+}
+
+int run(const Options& options) {
+  const auto config = named_model(options.model);
+  if (!config) throw Error(ErrorCode::kInvalidArgument, "--model " + options.model);
+  const int batch = options.batch > 0 ? options.batch : kBatches.at(options.model);
+  StepBench bench(*config, options.precision, batch, options.threads);
+  if (!options.weights_out.empty()) bench.write_weights(options.weights_out);
+  const double gemm = matmul_gflops(bench.pool(), options.precision);
+  const double loss = bench.step();
+  bench.step();
+  const double loss_third = bench.step();
+
+  const auto report = [&](double seconds) {
+    const Measured time = measure(bench, seconds);
+    const double tokens_per_s = 1e3 * bench.tokens() / time.median_ms;
+    const double gflops = bench.flops() / time.median_ms / 1e6;
+    if (options.json || options.serve) {
+      const nlohmann::ordered_json line = {{"model", options.model},
+                                           {"device", options.device},
+                                           {"precision", to_string(options.precision)},
+                                           {"threads", options.threads},
+                                           {"batch", batch},
+                                           {"context", config->context},
+                                           {"min_ms", time.least_ms},
+                                           {"median_ms", time.median_ms},
+                                           {"p99_ms", time.p99_ms},
+                                           {"tokens_per_s", tokens_per_s},
+                                           {"model_gflops", gflops},
+                                           {"gemm_gflops", gemm},
+                                           {"share_of_gemm", gflops / gemm},
+                                           {"loss", loss},
+                                           {"loss_third", loss_third}};
+      fmt::print("{}\n", line.dump());
+    } else {
+      fmt::print(
+          "{}, {} threads, {}, batch {} x {} tokens: {:.1f} ms a step (least {:.1f}, p99 {:.1f})\n"
+          "{:.0f} tokens/s, {:.1f} model GFLOP/s, {:.0f} % of a 2048^3 product ({:.1f} GFLOP/s)\n"
+          "loss {:.6f}, in the third step {:.6f}\n",
+          options.model, options.threads, to_string(options.precision), batch, config->context,
+          time.median_ms, time.least_ms, time.p99_ms, tokens_per_s, gflops, 100 * gflops / gemm,
+          gemm, loss, loss_third);
+    }
+    std::fflush(stdout);
+  };
+  if (!options.serve) {
+    report(options.seconds);
+    return 0;
+  }
+  for (double seconds = 0; std::cin >> seconds;) report(seconds);
+  return 0;
+}
+
+}  // namespace
+
+void add_bench_step(CLI::App& bench, Job& job) {
+  CLI::App& command =
+      *bench.add_subcommand("step", "Time a training step of one worker, without communication.");
+  command.footer(kExplanation);
+  const auto options = std::make_shared<Options>();
+  command.add_option("--model", options->model, "tiny, small, 124m or 350m")
+      ->check(CLI::IsMember(kBatches))
+      ->option_text("NAME [tiny]");
+  command.add_option("--device", options->device, "cpu")
+      ->check(CLI::IsMember({"cpu"}))
+      ->option_text("NAME [cpu]");
+  command
+      .add_option_function<std::string>(
+          "--precision",
+          [options](const std::string& name) {
+            options->precision = name == "bf16" ? Precision::kBf16 : Precision::kF32;
+          },
+          "fp32, or bf16: products of bf16 with sums in fp32, where the processor can")
+      ->check(CLI::IsMember({"fp32", "bf16"}))
+      ->option_text("NAME [fp32]");
+  command.add_option("--threads", options->threads, "Compute threads")
+      ->check(CLI::Range(1, 1024))
+      ->option_text("N [all cores]");
+  command.add_option("--batch", options->batch, "Sequences in a step")
+      ->check(CLI::PositiveNumber)
+      ->option_text("N [8 for tiny, 4 for small, else 1]");
+  command.add_option("--seconds", options->seconds, "Time to measure; at least three steps")
+      ->check(CLI::PositiveNumber)
+      ->option_text("S [5]");
+  command
+      .add_option("--weights-out", options->weights_out,
+                  "Write the first weights, for another program to start from: f32, tensors in "
+                  "Hugging Face's order")
+      ->option_text("FILE");
+  command.add_flag("--json", options->json, "A JSON object instead of text");
+  command.add_flag("--serve", options->serve,
+                   "Measure what standard input asks for, a number of seconds a line");
+  command.callback([options, &job] { job = [options] { return run(*options); }; });
+}
+
+}  // namespace lockstep::cli

@@ -1,0 +1,184 @@
+#include <fmt/format.h>
+#include <unistd.h>
+
+#include <chrono>
+
+#include "cli/commands.h"
+#include "lockstep/base/error.h"
+#include "lockstep/base/log.h"
+#include "lockstep/data/shard_builder.h"
+#include "lockstep/data/source.h"
+#include "lockstep/data/stories.h"
+#include "lockstep/data/text.h"
+#include "lockstep/report/progress.h"
+
+namespace lockstep::cli {
+namespace {
+
+constexpr const char* kExplanation =
+    R"(Text files must be UTF-8; each is one document. Shards are memory-mapped when they are trained on, so they
+may be larger than memory; docs/data_format.md specifies them. `lockstep train` takes the folder.
+
+  lockstep data book.txt letters.txt --out shards                          bytes, no files needed
+  lockstep data book.txt --out shards --tokenizer sentencepiece --vocab 4096
+  lockstep data --stories 20000 --out stories                              the built-in corpus
+  lockstep data --stories 3 --print                                        a look at it
+  lockstep data --check shards                                             reads every token once)";
+
+struct Options {
+  std::vector<std::string> files;
+  std::string out;
+  std::string tokenizer;
+  std::uint32_t vocab = 0;
+  std::uint64_t stories = 0;
+  std::uint64_t seed = 0;
+  std::uint64_t shard_tokens = 100'000'000;
+  bool print = false;
+  bool check = false;
+};
+
+[[noreturn]] void refuse(const std::string& message) {
+  throw Error(ErrorCode::kInvalidArgument, message);
+}
+
+// Percent done, on a terminal only and a few times a second.
+class Percent {
+ public:
+  explicit Percent(std::size_t total) : total_(total), shown_(::isatty(STDERR_FILENO) != 0) {}
+  ~Percent() {
+    if (drawn_) std::fputs("\r\x1b[K", stderr);
+  }
+  void done(std::size_t bytes) {
+    const auto now = std::chrono::steady_clock::now();
+    if (!shown_ || now - last_ < std::chrono::milliseconds(200)) return;
+    last_ = now;
+    drawn_ = true;
+    fmt::print(stderr, "\r{} of {}B, {}%\x1b[K", short_number(static_cast<double>(bytes)),
+               short_number(static_cast<double>(total_)),
+               bytes * 100 / std::max<std::size_t>(total_, 1));
+    std::fflush(stderr);
+  }
+
+ private:
+  std::size_t total_;
+  bool shown_;
+  bool drawn_ = false;
+  std::chrono::steady_clock::time_point last_;
+};
+
+void build(const Options& options, std::span<const std::string_view> texts, double entropy) {
+  const auto tokenizer = make_tokenizer(options.tokenizer, options.vocab, texts);
+  std::size_t total = 0;
+  for (const std::string_view text : texts) total += text.size();
+  ShardBuilder builder({options.out, options.shard_tokens, entropy}, *tokenizer);
+  ShardBuilder::Totals totals;
+  {
+    Percent percent(total);
+    std::size_t before = 0;
+    for (const std::string_view text : texts) {
+      builder.add_document(text, [&](std::size_t bytes) { percent.done(before + bytes); });
+      before += text.size();
+    }
+    totals = builder.finish();
+  }
+  fmt::print("{}: {} documents, {} tokens of {}, {:.3f} bytes per token, {} shard{}\n", options.out,
+             totals.documents, totals.tokens, tokenizer->vocab(),
+             static_cast<double>(totals.text_bytes) / static_cast<double>(totals.tokens),
+             totals.shards, totals.shards == 1 ? "" : "s");
+}
+
+int build_from_files(const Options& options) {
+  std::vector<MappedFile> files;
+  std::vector<std::string_view> texts;
+  for (const std::string& path : options.files) files.emplace_back(path);
+  for (const MappedFile& file : files) texts.push_back(text_of(file));
+  build(options, texts, 0);
+  return 0;
+}
+
+int build_stories(const Options& options) {
+  const Grammar grammar = story_grammar();
+  const double entropy = story_entropy_per_byte(grammar);
+  std::vector<std::string> stories;
+  for (std::uint64_t i = 0; i < options.stories; ++i) {
+    stories.push_back(generate_text(grammar, options.seed, i).text);
+    if (options.print) fmt::print("{}\n\n", stories.back());
+  }
+  if (!options.out.empty()) {
+    build(options, std::vector<std::string_view>(stories.begin(), stories.end()), entropy);
+  }
+  const GrammarMeans means = expected(grammar);
+  fmt::print(
+      "entropy of the grammar: {:.3f} bits per story of {:.1f} bytes, {:.5f} bits per byte\n",
+      means.bits, means.bytes, entropy);
+  return 0;
+}
+
+std::string_view name_of(ShardFormat format) {
+  switch (format) {
+    case ShardFormat::kLockstep: return "lockstep";
+    case ShardFormat::kLlmC: return "llm.c";
+    case ShardFormat::kNanoGpt: return "nanoGPT";
+  }
+  return "";
+}
+
+int check(const Options& options) {
+  for (const std::string& path : options.files) {
+    const bool folder = std::filesystem::is_directory(path);
+    const auto shards = folder ? shards_in(path) : std::vector<std::string>{path};
+    if (shards.empty()) throw_bad_file(path, "no .bin files in this folder");
+    for (const std::string& name : shards) {
+      const TokenShard shard = TokenShard::open(name);
+      const std::uint32_t vocab = std::max(shard.header().vocab, options.vocab);
+      const std::uint32_t largest = shard.largest(vocab == 0 ? kMostVocab : vocab);
+      fmt::print("{}: {}, {} tokens of {} bytes, largest {}, vocabulary {}\n", name,
+                 name_of(shard.format()), shard.size(), shard.header().token_bytes, largest,
+                 vocab == 0 ? "not named" : std::to_string(vocab));
+    }
+  }
+  return 0;
+}
+
+int run(const Options& options) {
+  if (options.check) {
+    if (options.files.empty()) refuse("--check needs shards to read");
+    return check(options);
+  }
+  if ((options.stories > 0) == !options.files.empty())
+    refuse("give either text files or --stories N");
+  if (options.out.empty() && !(options.print && options.stories > 0)) {
+    refuse("--out DIR is needed, for the shards");
+  }
+  return options.stories > 0 ? build_stories(options) : build_from_files(options);
+}
+
+}  // namespace
+
+void add_data(CLI::App& app, Job& job) {
+  CLI::App& command =
+      *app.add_subcommand("data", "Turn text into token shards; make the built-in corpus.");
+  command.footer(kExplanation);
+  const auto options = std::make_shared<Options>();
+  command.add_option("files", options->files, "Text files")->option_text("FILE ...");
+  command.add_option("--out", options->out, "Folder for the shards")->option_text("DIR");
+  command
+      .add_option("--tokenizer", options->tokenizer,
+                  "bytes, sentencepiece (trained on the text), or a SentencePiece .model file")
+      ->option_text("NAME [bytes]");
+  command.add_option("--vocab", options->vocab, "Pieces of a sentencepiece that is trained")
+      ->check(CLI::Range(1, 1 << 24))
+      ->option_text("N [4096]");
+  command.add_option("--stories", options->stories, "Make so many stories of the built-in corpus")
+      ->option_text("N");
+  command.add_option("--seed", options->seed, "Of the stories")->option_text("N [0]");
+  command
+      .add_option("--shard-tokens", options->shard_tokens, "Begin a new shard after so many tokens")
+      ->check(CLI::PositiveNumber)
+      ->option_text("N [100000000]");
+  command.add_flag("--print", options->print, "Print the stories");
+  command.add_flag("--check", options->check, "Read the given shards and say what they hold");
+  command.callback([options, &job] { job = [options] { return run(*options); }; });
+}
+
+}  // namespace lockstep::cli

@@ -1,0 +1,117 @@
+#include <fmt/format.h>
+
+#include <cstdio>
+
+#include "cli/commands.h"
+#include "lockstep/base/cores.h"
+#include "lockstep/base/error.h"
+#include "lockstep/data/text.h"
+#include "lockstep/train/model_files.h"
+#include "lockstep/train/sampler.h"
+
+namespace lockstep::cli {
+namespace {
+
+constexpr const char* kExplanation =
+    R"(MODEL is a folder that `lockstep train --out` left, or any LlamaForCausalLM of Hugging Face in one
+model.safetensors with a SentencePiece tokenizer.model. The text goes to standard output, the prompt first.
+The same seed gives the same text.
+
+  lockstep generate my-model --prompt "Once upon a time" --temperature 0.7 --top-p 0.95 --seed 3)";
+
+struct Options {
+  std::string model;
+  std::string prompt;
+  std::int64_t tokens = 1000;
+  SamplerOptions sampler;
+  int threads = 0;
+};
+
+// Writes what is new in a text that grows, in whole characters. A model of bytes may well write
+// what is no UTF-8.
+class Printer {
+ public:
+  void print(std::string_view text) {
+    const std::size_t whole = whole_characters(text);
+    if (whole <= printed_) return;
+    fmt::print("{}", repair_utf8(text.substr(printed_, whole - printed_)));
+    std::fflush(stdout);
+    printed_ = whole;
+  }
+
+ private:
+  std::size_t printed_ = 0;
+};
+
+int run(const Options& options) {
+  const SavedModel model = load_model(options.model);
+  if (!model.tokenizer) {
+    throw Error(
+        ErrorCode::kIo,
+        fmt::format("{}: there is no tokenizer, so tokens cannot become text", options.model));
+  }
+  if (const auto position = find_not_utf8(options.prompt)) {
+    throw Error(ErrorCode::kInvalidArgument,
+                fmt::format("--prompt is not UTF-8 at byte {}", *position));
+  }
+  const Tokenizer& tokenizer = *model.tokenizer;
+  std::vector<std::int32_t> prompt;
+  if (model.start) prompt.push_back(*model.start);
+  const std::size_t before = prompt.size();
+  tokenizer.encode(options.prompt, prompt);
+  if (prompt.empty()) {
+    throw Error(ErrorCode::kInvalidArgument, "this model needs a --prompt to begin with");
+  }
+  std::vector<std::int32_t> text(prompt.begin() + static_cast<std::ptrdiff_t>(before),
+                                 prompt.end());
+
+  ThreadPool pool(options.threads > 0 ? options.threads : available_cores());
+  const ParameterLayout layout(model.config);
+  Decoder decoder(layout, model.parameters.span(), Precision::kF32, pool);
+  Printer printer;
+  printer.print(tokenizer.decode(text));
+  generate_tokens(decoder, model.config.context, prompt, options.sampler, options.tokens,
+                  tokenizer.end_of_document(), [&](std::int32_t token) {
+                    text.push_back(token);
+                    printer.print(tokenizer.decode(text));
+                    return std::ferror(stdout) == 0;
+                  });
+  std::fputs("\n", stdout);
+  return 0;
+}
+
+}  // namespace
+
+void add_generate(CLI::App& app, Job& job) {
+  CLI::App& command = *app.add_subcommand("generate", "Write text with a trained model.");
+  command.footer(kExplanation);
+  const auto options = std::make_shared<Options>();
+  command.add_option("model", options->model, "The model's folder")
+      ->required()
+      ->option_text("MODEL");
+  command.add_option("--prompt", options->prompt, "What the text begins with")->option_text("TEXT");
+  command.add_option("--tokens", options->tokens, "At most so many tokens")
+      ->check(CLI::Range(std::int64_t{1}, std::int64_t{1} << 40))
+      ->option_text("N [1000]");
+  command
+      .add_option("--temperature", options->sampler.temperature,
+                  "Below 1 bolder words are rarer; 0: always the likeliest")
+      ->check(CLI::NonNegativeNumber)
+      ->option_text("X [0.8]");
+  command.add_option("--top-k", options->sampler.top_k, "Only the K likeliest; 0: all")
+      ->check(CLI::NonNegativeNumber)
+      ->option_text("K [0]");
+  command
+      .add_option("--top-p", options->sampler.top_p,
+                  "Only the likeliest that together have this probability")
+      ->check(CLI::Range(0.0, 1.0))
+      ->option_text("P [1]");
+  command.add_option("--seed", options->sampler.seed, "Which of the possible texts")
+      ->option_text("N [0]");
+  command.add_option("--threads", options->threads, "Compute threads")
+      ->check(CLI::Range(1, 1024))
+      ->option_text("N [all cores]");
+  command.callback([options, &job] { job = [options] { return run(*options); }; });
+}
+
+}  // namespace lockstep::cli

@@ -1,0 +1,42 @@
+#pragma once
+
+#include <CLI/CLI.hpp>
+#include <cstdint>
+#include <optional>
+#include <string>
+
+#include "lockstep/data/source.h"
+#include "lockstep/model/cpu/matmul.h"
+#include "lockstep/model/schedule.h"
+#include "lockstep/report/training_log.h"
+
+namespace lockstep::cli {
+
+// What the command line of `lockstep train` says. What is not given is chosen when the data is
+// known.
+struct TrainOptions {
+  DataOptions data;
+  std::string out;
+  std::string init;
+  std::string config;
+  std::optional<std::int64_t> steps;
+  std::uint64_t global_batch = 16;
+  std::uint64_t micro_batch = 0;
+  ModelConfig model;  // 0: chosen
+  std::uint32_t vocab = 0;
+  std::optional<double> learning_rate;
+  std::optional<std::int64_t> warmup;
+  Decay decay = Decay::kCosine;
+  double weight_decay = 0.1;
+  double clip = 1.0;
+  std::uint64_t seed = 0;
+  int threads = 0;
+  Precision precision = Precision::kF32;
+  std::optional<std::int64_t> eval_every;
+  std::optional<LogStyle> log;
+};
+
+// The options and the explanation that --help shows.
+void add_train_options(CLI::App& command, TrainOptions& options);
+
+}  // namespace lockstep::cli

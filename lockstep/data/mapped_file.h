@@ -1,0 +1,31 @@
+#pragma once
+
+#include <cstddef>
+#include <span>
+#include <string>
+
+namespace lockstep {
+
+// A file's bytes, read-only in memory. Move-only. Empty files map to no bytes.
+// Errors are Error{kIo} that name the file.
+class MappedFile {
+ public:
+  explicit MappedFile(std::string path);
+  MappedFile(MappedFile&& other) noexcept;
+  MappedFile& operator=(MappedFile&& other) noexcept;
+  ~MappedFile();
+
+  const std::string& path() const { return path_; }
+  std::span<const std::byte> bytes() const { return bytes_; }
+
+ private:
+  std::string path_;
+  std::span<const std::byte> bytes_;
+};
+
+// For broken input: throws Error{kIo} "PATH: WHAT", or "PATH: byte POSITION: WHAT".
+[[noreturn]] void throw_bad_file(const std::string& path, const std::string& what);
+[[noreturn]] void throw_bad_file(const std::string& path, std::size_t position,
+                                 const std::string& what);
+
+}  // namespace lockstep

@@ -1,0 +1,40 @@
+#include "lockstep/data/samples.h"
+
+#include <algorithm>
+#include <utility>
+
+#include "lockstep/base/check.h"
+
+namespace lockstep {
+
+Samples::Samples(std::vector<TokenShard> shards, std::uint32_t vocab, int context)
+    : shards_(std::move(shards)), vocab_(vocab), context_(context) {
+  LOCKSTEP_CHECK(context > 0);
+  for (const TokenShard& shard : shards_) {
+    if (shard.size() > 0) count_ += (shard.size() - 1) / static_cast<std::uint64_t>(context);
+    ends_.push_back(count_);
+  }
+}
+
+void Samples::read(std::uint64_t sample, std::span<std::int32_t> tokens,
+                   std::span<std::int32_t> targets) const {
+  const auto length = static_cast<std::size_t>(context_);
+  LOCKSTEP_CHECK(sample < count_ && tokens.size() == length && targets.size() == length);
+  const std::uint64_t id = first_ + sample;
+  const auto shard = std::ranges::upper_bound(ends_, id) - ends_.begin();
+  const std::uint64_t before = shard == 0 ? 0 : ends_[static_cast<std::size_t>(shard - 1)];
+  const TokenShard& from = shards_[static_cast<std::size_t>(shard)];
+  const std::uint64_t begin = (id - before) * length;
+  from.copy(begin, vocab_, tokens);
+  from.copy(begin + 1, vocab_, targets);
+}
+
+Samples Samples::slice(std::uint64_t first, std::uint64_t count) const {
+  LOCKSTEP_CHECK(first <= count_ && count <= count_ - first);
+  Samples part = *this;
+  part.first_ = first_ + first;
+  part.count_ = count;
+  return part;
+}
+
+}  // namespace lockstep

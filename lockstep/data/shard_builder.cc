@@ -1,0 +1,91 @@
+#include "lockstep/data/shard_builder.h"
+
+#include <fmt/format.h>
+
+#include <algorithm>
+#include <filesystem>
+
+#include "lockstep/base/error.h"
+#include "lockstep/data/atomic_file.h"
+
+namespace lockstep {
+namespace {
+
+constexpr std::size_t kPiece = 1 << 20;  // bytes of text at once, then up to the line's end
+
+}  // namespace
+
+std::vector<std::string> shards_in(const std::string& folder) {
+  std::vector<std::string> paths;
+  std::error_code error;
+  for (const auto& entry : std::filesystem::directory_iterator(folder, error)) {
+    if (entry.path().extension() == ".bin") paths.push_back(entry.path());
+  }
+  if (error) throw_io("reading the folder " + folder, error.value());
+  std::ranges::sort(paths);
+  return paths;
+}
+
+ShardBuilder::ShardBuilder(const Options& options, const Tokenizer& tokenizer)
+    : options_(options), tokenizer_(tokenizer) {
+  make_folder(options_.folder);
+  if (const auto there = shards_in(options_.folder); !there.empty()) {
+    throw Error(ErrorCode::kInvalidArgument,
+                fmt::format("{} is there already: shards of two runs do not mix", there[0]));
+  }
+  if (!tokenizer_.model().empty()) {
+    AtomicFile file(fmt::format("{}/{}", options_.folder, kTokenizerFile));
+    file.write(tokenizer_.model());
+    file.commit();
+  }
+}
+
+void ShardBuilder::add_document(std::string_view text,
+                                const std::function<void(std::size_t)>& progress) {
+  std::size_t done = 0;
+  while (done < text.size()) {
+    std::size_t end = std::min(text.size(), done + kPiece);
+    if (end < text.size()) end = std::min(text.find('\n', end), text.size() - 1) + 1;
+    tokenizer_.encode(text.substr(done, end - done), tokens_);
+    std::size_t bytes = end - done;
+    if (end == text.size() && tokenizer_.end_of_document()) {
+      tokens_.push_back(*tokenizer_.end_of_document());
+      ++bytes;
+    }
+    write(bytes);
+    done = end;
+    if (progress) progress(done);
+  }
+  ++totals_.documents;
+}
+
+void ShardBuilder::write(std::size_t text_bytes) {
+  if (!writer_) {
+    ShardHeader header = shard_header_for(tokenizer_);
+    header.entropy_per_byte = options_.entropy_per_byte;
+    writer_ = std::make_unique<ShardWriter>(
+        fmt::format("{}/shard_{:05}.bin", options_.folder, totals_.shards), header);
+    ++totals_.shards;
+  }
+  writer_->write(tokens_);
+  shard_tokens_ += tokens_.size();
+  shard_text_bytes_ += text_bytes;
+  totals_.tokens += tokens_.size();
+  totals_.text_bytes += text_bytes;
+  tokens_.clear();
+  if (shard_tokens_ >= options_.shard_tokens) end_shard();
+}
+
+void ShardBuilder::end_shard() {
+  writer_->commit(shard_text_bytes_);
+  writer_.reset();
+  shard_tokens_ = 0;
+  shard_text_bytes_ = 0;
+}
+
+ShardBuilder::Totals ShardBuilder::finish() {
+  if (writer_) end_shard();
+  return totals_;
+}
+
+}  // namespace lockstep

@@ -1,0 +1,40 @@
+#include "lockstep/data/tokenizer.h"
+
+namespace lockstep {
+namespace {
+
+class ByteTokenizer final : public Tokenizer {
+ public:
+  TokenizerKind kind() const override { return TokenizerKind::kBytes; }
+  std::uint32_t vocab() const override { return 256; }
+  std::optional<std::int32_t> end_of_document() const override { return 0; }
+  void encode(std::string_view text, std::vector<std::int32_t>& tokens) const override {
+    tokens.reserve(tokens.size() + text.size());
+    for (const char c : text) tokens.push_back(static_cast<unsigned char>(c));
+  }
+  std::string decode(std::span<const std::int32_t> tokens) const override {
+    std::string text;
+    for (const std::int32_t token : tokens) {
+      if (token > 0 && token < 256) text += static_cast<char>(token);
+    }
+    return text;
+  }
+  std::string_view model() const override { return {}; }
+};
+
+}  // namespace
+
+std::unique_ptr<Tokenizer> byte_tokenizer() { return std::make_unique<ByteTokenizer>(); }
+
+ShardHeader shard_header_for(const Tokenizer& tokenizer) {
+  ShardHeader header;
+  header.vocab = tokenizer.vocab();
+  header.token_bytes = header.vocab <= 65536 ? 2 : 4;
+  header.tokenizer = tokenizer.kind();
+  if (!tokenizer.model().empty()) {
+    header.tokenizer_model = blake3(std::as_bytes(std::span(tokenizer.model())));
+  }
+  return header;
+}
+
+}  // namespace lockstep

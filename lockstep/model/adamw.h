@@ -1,0 +1,56 @@
+#pragma once
+
+#include <cstdint>
+#include <span>
+#include <vector>
+
+#include "lockstep/base/float_buffer.h"
+#include "lockstep/base/thread_pool.h"
+#include "lockstep/model/layout.h"
+
+namespace lockstep {
+
+struct AdamWOptions {
+  double beta1 = 0.9;
+  double beta2 = 0.95;
+  double eps = 1e-8;
+  double weight_decay = 0.1;  // decoupled; not on norms
+};
+
+// AdamW over a range of the flat buffers, in one pass. An element's result depends on its operands
+// alone, and the bits are the same on every processor:
+//   g = sum × factor,  m = β₁·m + (1−β₁)·g,  v = β₂·v + (1−β₂)·(g·g),
+//   p = p·(1 − rate·decay) − (rate/(1−β₁ᵗ))·m / (√v·(1/√(1−β₂ᵗ)) + ε),  t = step + 1,
+// each operation rounded to f32 and each scalar computed in f64 and rounded once.
+class AdamW {
+ public:
+  // Moments for `range` only, which a sharded optimizer may choose; all of it unless told.
+  AdamW(const ParameterLayout& layout, const AdamWOptions& options);
+  AdamW(const ParameterLayout& layout, const AdamWOptions& options, Range range);
+
+  // Updates parameters[range] from gradient_sum[range]; both are whole flat buffers. `step` counts
+  // from 0. No heap.
+  void step(std::span<float> parameters, std::span<const float> gradient_sum, float factor,
+            double learning_rate, std::int64_t step, ThreadPool& pool);
+
+  const AdamWOptions& options() const { return options_; }
+  Range range() const { return range_; }
+  // Element i belongs to element range().begin + i of the flat buffers.
+  std::span<float> first_moment() { return first_.span(); }
+  std::span<float> second_moment() { return second_.span(); }
+
+ private:
+  struct Piece {
+    Range range;
+    bool decay;
+  };
+
+  AdamWOptions options_;
+  std::size_t size_;
+  Range range_;
+  std::vector<Piece> pieces_;  // of `range_`, in order, each of one kind and small
+  FloatBuffer first_;
+  FloatBuffer second_;
+};
+
+}  // namespace lockstep

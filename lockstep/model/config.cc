@@ -1,0 +1,76 @@
+#include "lockstep/model/config.h"
+
+#include <fmt/format.h>
+
+#include <array>
+#include <cmath>
+#include <utility>
+
+#include "lockstep/base/error.h"
+
+namespace lockstep {
+namespace {
+
+// Rows of 64 bytes: every tensor of the flat buffer is then aligned without padding.
+constexpr int kHiddenMultiple = 16;
+constexpr int kLargest = 1 << 24;  // products of two sizes stay far inside 64 bits
+
+template <typename... Args>
+[[noreturn]] void refuse(fmt::format_string<Args...> text, Args&&... args) {
+  throw Error(ErrorCode::kInvalidArgument,
+              "model: " + fmt::format(text, std::forward<Args>(args)...));
+}
+
+}  // namespace
+
+void validate(const ModelConfig& config) {
+  const std::array<std::pair<const char*, int>, 7> sizes = {{{"vocab", config.vocab},
+                                                             {"hidden", config.hidden},
+                                                             {"layers", config.layers},
+                                                             {"heads", config.heads},
+                                                             {"kv_heads", config.kv_heads},
+                                                             {"intermediate", config.intermediate},
+                                                             {"context", config.context}}};
+  for (const auto& [name, value] : sizes) {
+    if (value < 1) refuse("{} is {}, and must be at least 1", name, value);
+    if (value > kLargest) refuse("{} is {}, and may be at most {}", name, value, kLargest);
+  }
+  if (config.hidden % kHiddenMultiple != 0) {
+    refuse("hidden is {}, and must be a multiple of {}", config.hidden, kHiddenMultiple);
+  }
+  if (config.hidden % config.heads != 0) {
+    refuse("hidden {} cannot be shared by {} heads", config.hidden, config.heads);
+  }
+  if (config.head_dim() % 2 != 0) {
+    refuse("a head has {} values, and rotary embeddings need an even number", config.head_dim());
+  }
+  if (config.heads % config.kv_heads != 0) {
+    refuse("{} heads cannot share {} kv_heads evenly", config.heads, config.kv_heads);
+  }
+  if (!(config.rope_theta > 0.0f) || !std::isfinite(config.rope_theta)) {
+    refuse("rope_theta is {}, and must be positive", config.rope_theta);
+  }
+  if (!(config.norm_eps > 0.0f) || !std::isfinite(config.norm_eps)) {
+    refuse("norm_eps is {}, and must be positive", config.norm_eps);
+  }
+}
+
+std::optional<ModelConfig> named_model(std::string_view name) {
+  const auto shape = [](int vocab, int hidden, int layers, int heads, int kv_heads,
+                        int intermediate, int context) {
+    return ModelConfig{.vocab = vocab,
+                       .hidden = hidden,
+                       .layers = layers,
+                       .heads = heads,
+                       .kv_heads = kv_heads,
+                       .intermediate = intermediate,
+                       .context = context};
+  };
+  if (name == "tiny") return shape(4096, 256, 6, 8, 4, 768, 256);
+  if (name == "small") return shape(8192, 512, 8, 8, 8, 1408, 512);
+  if (name == "124m") return shape(50304, 768, 12, 12, 12, 2048, 1024);
+  if (name == "350m") return shape(32768, 1024, 24, 16, 4, 4096, 1024);
+  return std::nullopt;
+}
+
+}  // namespace lockstep

@@ -1,0 +1,154 @@
+#include "lockstep/model/cpu/matmul.h"
+
+#include <algorithm>
+#include <utility>
+#include <vector>
+
+#include "lockstep/base/error.h"
+#include "lockstep/base/float_buffer.h"
+#include "lockstep/model/cpu/matmul_kernel.h"
+
+namespace lockstep {
+namespace {
+
+// Rows of one task: its strips stay in the second-level cache while the panels pass.
+constexpr std::size_t kTaskRows = 128;
+// Panels of one task of packing.
+constexpr std::size_t kPackPanels = 8;
+
+std::size_t ceil_div(std::size_t a, std::size_t b) { return (a + b - 1) / b; }
+
+// The depth in blocks that are alike; they depend on the depth alone.
+struct DepthBlocks {
+  explicit DepthBlocks(std::size_t depth)
+      : total(depth),
+        count(std::max<std::size_t>(1, ceil_div(depth, kMaxDepthBlock))),
+        each(ceil_div(depth, count)) {}
+
+  DepthBlock operator[](std::size_t block) const {
+    return {.k = block * each, .depth = std::min(each, total - block * each)};
+  }
+
+  std::size_t total, count, each;
+};
+
+// How the result is cut into tasks. No element depends on it.
+struct Grid {
+  Grid(const Product& product, std::size_t panels, std::size_t threads) {
+    row_tasks = ceil_div(product.rows, kTaskRows);
+    if (row_tasks > 1) {
+      // Alike for every thread, as long as the tasks do not become too small to reuse panels.
+      const std::size_t even = ceil_div(row_tasks, threads) * threads;
+      if (product.rows / even >= kTaskRows / 3) row_tasks = even;
+    }
+    panel_tasks = row_tasks % threads == 0 ? 1 : std::min(panels, ceil_div(4 * threads, row_tasks));
+  }
+
+  std::size_t row_tasks, panel_tasks;
+};
+
+}  // namespace
+
+std::string_view to_string(Precision precision) {
+  return precision == Precision::kF32 ? "fp32" : "bf16";
+}
+
+const MatmulKernel& best_kernel(Precision precision) {
+  const auto kernels = supported_kernels(precision);
+  if (kernels.empty()) {
+    throw Error(ErrorCode::kInvalidArgument,
+                "this processor has no instructions for bf16 products; use --precision fp32");
+  }
+  return *kernels.front();
+}
+
+bool supports(Precision precision) { return !supported_kernels(precision).empty(); }
+
+std::vector<const MatmulKernel*> supported_kernels(Precision precision) {
+  std::vector<const MatmulKernel*> kernels;
+  if (precision != Precision::kF32) return kernels;
+#ifdef __x86_64__
+  __builtin_cpu_init();
+  // Every processor with these has the rest of its level, too.
+  const bool v3 = __builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma") &&
+                  __builtin_cpu_supports("bmi2");
+  const bool v4 = v3 && __builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512bw") &&
+                  __builtin_cpu_supports("avx512cd") && __builtin_cpu_supports("avx512dq") &&
+                  __builtin_cpu_supports("avx512vl");
+  if (v4) kernels.push_back(&kMatmulV4);
+  if (v3) kernels.push_back(&kMatmulV3);
+#endif
+  kernels.push_back(&kMatmulGeneric);
+  return kernels;
+}
+
+Matmul::Matmul(ThreadPool& pool, Precision precision) : Matmul(pool, best_kernel(precision)) {}
+
+Matmul::Matmul(ThreadPool& pool, const MatmulKernel& kernel)
+    : pool_(pool), kernel_(kernel), workers_(static_cast<std::size_t>(pool.threads())) {
+  for (Scratch& scratch : workers_) {
+    scratch.strips = FloatBuffer(ceil_div(kTaskRows, kernel.strip_rows) * kernel.strip_floats);
+    scratch.panel = FloatBuffer(kernel.panel_floats);
+  }
+}
+
+Precision Matmul::precision() const { return kernel_.precision; }
+
+void Matmul::operator()(const Product& product) {
+  if (product.rows == 0 || product.cols == 0) return;
+  const DepthBlocks blocks(product.depth);
+  const std::size_t across = ceil_div(product.cols, kernel_.panel_cols);
+  const Grid grid(product, across, workers_.size());
+
+  float* panels = nullptr;
+  if (grid.row_tasks > 1) {
+    const std::size_t floats = across * blocks.count * kernel_.panel_floats;
+    if (panels_.size() < floats) panels_ = FloatBuffer(floats);
+    panels = panels_.data();
+    const std::size_t pack_tasks = ceil_div(across, kPackPanels);
+    pool_.run(pack_tasks * blocks.count, [&](std::size_t index) {
+      const std::size_t block = index / pack_tasks;
+      const std::size_t panel = index % pack_tasks * kPackPanels;
+      const std::size_t col = panel * kernel_.panel_cols;
+      kernel_.pack_panels(product.b, col,
+                          std::min(kPackPanels * kernel_.panel_cols, product.cols - col),
+                          blocks[block], panels + (block * across + panel) * kernel_.panel_floats);
+    });
+  }
+
+  pool_.run(grid.row_tasks * grid.panel_tasks, [&](std::size_t index, int worker) {
+    const std::size_t task = index % grid.row_tasks;
+    const std::size_t group = index / grid.row_tasks;
+    const std::size_t row = task * product.rows / grid.row_tasks;
+    const std::size_t rows = (task + 1) * product.rows / grid.row_tasks - row;
+    const Scratch& scratch = workers_[static_cast<std::size_t>(worker)];
+    const RowBlock strips{.row = row, .rows = rows, .strips = ceil_div(rows, kernel_.strip_rows)};
+    for (std::size_t block = 0; block < blocks.count; ++block) {
+      kernel_.pack_strips(product.a, product.rows, strips, blocks[block], scratch.strips.data());
+      for (std::size_t panel = group * across / grid.panel_tasks;
+           panel < (group + 1) * across / grid.panel_tasks; ++panel) {
+        const std::size_t col = panel * kernel_.panel_cols;
+        const std::size_t cols = std::min(kernel_.panel_cols, product.cols - col);
+        const float* packed = scratch.panel.data();
+        if (panels) {
+          packed = panels + (block * across + panel) * kernel_.panel_floats;
+        } else {
+          kernel_.pack_panels(product.b, col, cols, blocks[block], scratch.panel.data());
+        }
+        const float* add = block == 0 ? product.add : product.out;
+        for (std::size_t s = 0; s < strips.strips; ++s) {
+          const std::size_t top = row + s * rows / strips.strips;
+          const std::size_t height = row + (s + 1) * rows / strips.strips - top;
+          const std::size_t offset = top * product.out_stride + col;
+          kernel_.multiply(scratch.strips.data() + s * kernel_.strip_floats, packed,
+                           blocks[block].depth, height, cols,
+                           {.out = product.out + offset,
+                            .add = add ? add + offset : nullptr,
+                            .stride = product.out_stride});
+        }
+      }
+    }
+  });
+}
+
+}  // namespace lockstep

@@ -1,0 +1,66 @@
+#pragma once
+
+#include <cstddef>
+#include <vector>
+
+#include "lockstep/base/float_buffer.h"
+#include "lockstep/model/cpu/layers.h"
+#include "lockstep/model/cpu/weights.h"
+#include "lockstep/model/layout.h"
+#include "lockstep/model/transformer.h"
+
+namespace lockstep {
+
+// What Transformer runs: the passes over one batch at a time, and the memory for them. Callers have
+// checked the batch.
+class Passes {
+ public:
+  Passes(const ParameterLayout& layout, Precision precision, ThreadPool& pool,
+         std::size_t max_tokens, std::size_t max_context);
+
+  // Leaves the input of the lm_head, the gate_up of every block and the like for what follows.
+  void forward(const Weights<const float>& weights, const Batch& batch);
+  // After forward(): writes the logits of all tokens.
+  void logits(const Weights<const float>& weights, float* out);
+  // After forward().
+  LossSum loss(const Weights<const float>& weights, const Batch& batch);
+  // After forward(): the loss, and every gradient.
+  LossSum backward(const Weights<const float>& weights, const Batch& batch,
+                   const Weights<float>& gradient, const RangeReady& ready);
+
+ private:
+  // What the backward pass needs from a block; one row per token.
+  struct BlockMemory {
+    FloatBuffer input, input_rstd, normed_input;  // of attention
+    FloatBuffer qkv, lse, attended;
+    FloatBuffer middle, middle_rstd, normed_middle;  // the input of the MLP
+    FloatBuffer gate_up;
+  };
+  using Parameters = Weights<const float>::Block;
+  using Gradients = Weights<float>::Block;
+
+  Layers::Linear size(std::size_t in, std::size_t out) const { return {tokens_, in, out}; }
+  LossSum heads(const Weights<const float>& weights, const Batch& batch, float* dlm_head);
+  void backward_mlp(int index, const Parameters& weights, const Gradients& gradient,
+                    const RangeReady& ready);
+  void backward_attention(int index, const Parameters& weights, const Gradients& gradient,
+                          const RangeReady& ready);
+  void tell(const RangeReady& ready, Component first, Component last, int block = -1) const;
+
+  const ParameterLayout& layout_;
+  std::size_t hidden_, qkv_width_, intermediate_, vocab_;
+  std::size_t chunk_;  // tokens whose logits are in memory at the same time
+  Layers layers_;
+  std::size_t rows_ = 0, context_ = 0, tokens_ = 0;  // of the batch at hand
+
+  std::vector<BlockMemory> blocks_;
+  FloatBuffer sublayer_;  // what attention or the MLP adds to the residual stream
+  FloatBuffer act_;
+  FloatBuffer output_, output_rstd_, normed_output_;
+  FloatBuffer logits_;
+  std::vector<double> losses_;  // one per token
+  FloatBuffer dx_;              // of the residual stream
+  FloatBuffer dnormed_, dact_, dqkv_;
+};
+
+}  // namespace lockstep

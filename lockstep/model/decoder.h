@@ -1,0 +1,44 @@
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <span>
+#include <vector>
+
+#include "lockstep/base/float_buffer.h"
+#include "lockstep/base/thread_pool.h"
+#include "lockstep/model/cpu/layers.h"
+#include "lockstep/model/layout.h"
+
+namespace lockstep {
+
+// Reads one sequence token by token, keeping the keys and values of what it has read. The logits
+// are those of Transformer::logits, to the bit, however the sequence is cut into calls.
+class Decoder {
+ public:
+  // `parameters` must outlive the decoder. Sequences of up to layout.config().context tokens.
+  Decoder(const ParameterLayout& layout, std::span<const float> parameters, Precision precision,
+          ThreadPool& pool);
+
+  // Reads `tokens`, at least one, and returns the logits after the last of them: vocab floats,
+  // valid until the next call. Throws Error{kInvalidArgument} when the context is full or a token
+  // is not in the vocabulary.
+  std::span<const float> logits_after(std::span<const std::int32_t> tokens);
+
+  std::size_t length() const { return length_; }  // tokens read
+  // Forgets everything but the first `length` tokens.
+  void truncate(std::size_t length);
+
+ private:
+  void read(std::span<const std::int32_t> tokens);
+
+  const ParameterLayout& layout_;
+  std::span<const float> parameters_;
+  std::size_t context_, hidden_, kv_hidden_, intermediate_, vocab_;
+  Layers layers_;
+  std::size_t length_ = 0;
+  std::vector<FloatBuffer> caches_;  // per block: a row of keys, then values, per position
+  FloatBuffer stream_, sublayer_, normed_, rstd_, qkv_, attended_, lse_, gate_up_, act_, logits_;
+};
+
+}  // namespace lockstep

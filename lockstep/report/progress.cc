@@ -1,0 +1,74 @@
+#include "lockstep/report/progress.h"
+
+#include <fmt/format.h>
+
+#include <algorithm>
+#include <cmath>
+
+namespace lockstep {
+namespace {
+
+constexpr double kWeightOfNewest = 0.1;  // of the speed's moving average
+constexpr int kNarrowestBar = 8;
+
+}  // namespace
+
+std::string short_number(double value) {
+  constexpr const char* kUnits[] = {"", "k", "M", "G", "T"};
+  std::size_t unit = 0;
+  while (std::abs(value) >= 999.5 && unit + 1 < std::size(kUnits)) {
+    value /= 1000;
+    ++unit;
+  }
+  if (unit == 0) return fmt::format("{:.0f}", value);
+  return fmt::format("{:.{}f}{}", value, value < 9.995 ? 2 : value < 99.95 ? 1 : 0, kUnits[unit]);
+}
+
+std::string short_duration(double seconds) {
+  const auto whole = static_cast<std::int64_t>(std::llround(std::max(0.0, seconds)));
+  if (whole < 60) return fmt::format("{}s", whole);
+  if (whole < 3600) return fmt::format("{}m{:02}s", whole / 60, whole % 60);
+  return fmt::format("{}h{:02}m", whole / 3600, whole / 60 % 60);
+}
+
+std::string format_bar(const Progress& progress, int width) {
+  std::string words =
+      fmt::format(" {}/{}  loss {:.4f}", progress.step, progress.steps, progress.loss);
+  if (progress.validation_loss) words += fmt::format("  val {:.4f}", *progress.validation_loss);
+  words += fmt::format("  {} tok/s  {} left", short_number(progress.tokens_per_second),
+                       short_duration(progress.seconds_left));
+  const int room = width - static_cast<int>(words.size()) - 2;
+  if (room < kNarrowestBar) return words.substr(1, static_cast<std::size_t>(std::max(width, 1)));
+  const std::int64_t filled =
+      progress.steps > 0 ? std::min<std::int64_t>(room, progress.step * room / progress.steps) : 0;
+  return fmt::format("[{}{}]{}", std::string(static_cast<std::size_t>(filled), '='),
+                     std::string(static_cast<std::size_t>(room - filled), ' '), words);
+}
+
+std::string format_plain(const Progress& progress) {
+  std::string line =
+      fmt::format("step {}/{}  loss {:.4f}", progress.step, progress.steps, progress.loss);
+  if (progress.validation_loss) line += fmt::format("  val {:.4f}", *progress.validation_loss);
+  line += fmt::format("  {} tok/s", short_number(progress.tokens_per_second));
+  if (progress.step < progress.steps) {
+    line += fmt::format("  {} left", short_duration(progress.seconds_left));
+  }
+  return line;
+}
+
+const Progress& ProgressMeter::update(const StepReport& report) {
+  seconds_per_step_ =
+      seconds_per_step_ == 0
+          ? report.seconds
+          : seconds_per_step_ + kWeightOfNewest * (report.seconds - seconds_per_step_);
+  progress_.step = report.step;
+  progress_.loss = report.loss;
+  if (report.validation_loss) progress_.validation_loss = report.validation_loss;
+  if (seconds_per_step_ > 0) {
+    progress_.tokens_per_second = static_cast<double>(report.tokens) / seconds_per_step_;
+  }
+  progress_.seconds_left = static_cast<double>(progress_.steps - report.step) * seconds_per_step_;
+  return progress_;
+}
+
+}  // namespace lockstep

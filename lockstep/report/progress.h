@@ -1,0 +1,42 @@
+#pragma once
+
+#include <cstdint>
+#include <optional>
+#include <string>
+
+#include "lockstep/train/trainer.h"
+
+namespace lockstep {
+
+// What there is to say about a run under way.
+struct Progress {
+  std::int64_t step = 0;
+  std::int64_t steps = 0;
+  double loss = 0;
+  std::optional<double> validation_loss;  // the latest
+  double tokens_per_second = 0;           // of late
+  double seconds_left = 0;
+};
+
+// "1.2k", "34M": three digits that count.
+std::string short_number(double value);
+// "45s", "3m20s", "2h05m"
+std::string short_duration(double seconds);
+
+// One line of at most `width` columns, with a bar that takes what the words leave.
+std::string format_bar(const Progress& progress, int width);
+// One line for a log file.
+std::string format_plain(const Progress& progress);
+
+// Turns steps into progress: averages the speed over the last of them.
+class ProgressMeter {
+ public:
+  explicit ProgressMeter(std::int64_t steps) { progress_.steps = steps; }
+  const Progress& update(const StepReport& report);
+
+ private:
+  Progress progress_;
+  double seconds_per_step_ = 0;
+};
+
+}  // namespace lockstep

@@ -1,0 +1,22 @@
+#pragma once
+
+#include <cstdint>
+
+#include "lockstep/model/config.h"
+
+namespace lockstep {
+
+// A model that fits `tokens` tokens of training data: larger data, larger model, and a context that
+// leaves enough samples to shuffle. The vocabulary is not looked at.
+ModelConfig fitting_model(std::uint64_t tokens);
+
+// So many steps that a model of `parameters` sees ten tokens for each of them; at least 200.
+std::int64_t fitting_steps(std::uint64_t parameters, std::uint64_t tokens_per_step);
+
+// The wider the model, the smaller its steps.
+double fitting_learning_rate(int hidden);
+
+// Samples that are kept for validation: one in twenty, at least one, at most half.
+std::uint64_t validation_samples(std::uint64_t samples);
+
+}  // namespace lockstep

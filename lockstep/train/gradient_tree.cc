@@ -1,0 +1,66 @@
+#include "lockstep/train/gradient_tree.h"
+
+#include <algorithm>
+#include <utility>
+
+#include "lockstep/base/check.h"
+#include "lockstep/comm/kernels.h"
+
+namespace lockstep {
+namespace {
+
+// Elements that one task adds: large enough to be worth a task, small enough to share out.
+constexpr std::size_t kPiece = 1 << 16;
+
+// The lanes of `node`, whose sum is to end up in `slot`; the slots after it are free.
+void append_lanes(TreeNode node, std::uint32_t slot, LaneSchedule& schedule) {
+  if (node.end - node.begin == 1) {
+    schedule.lanes.push_back({node.begin, slot, {}});
+    schedule.slots = std::max(schedule.slots, slot + 1);
+    return;
+  }
+  const std::uint32_t middle = node.begin + tree_split(node.end - node.begin);
+  append_lanes({node.begin, middle}, slot, schedule);
+  append_lanes({middle, node.end}, slot + 1, schedule);
+  schedule.lanes.back().merges.push_back({slot, slot + 1});
+}
+
+}  // namespace
+
+LaneSchedule schedule_lanes(std::span<const TreeNode> partials) {
+  LaneSchedule schedule;
+  schedule.partials.assign(partials.begin(), partials.end());
+  for (std::uint32_t i = 0; i < partials.size(); ++i) {
+    append_lanes(partials[i], i, schedule);  // the slots before it hold the partials before it
+    schedule.partial_slot.push_back(i);
+  }
+  return schedule;
+}
+
+GradientTree::GradientTree(LaneSchedule schedule, std::size_t size, ThreadPool& pool)
+    : schedule_(std::move(schedule)), pool_(pool) {
+  for (std::uint32_t i = 0; i < schedule_.slots; ++i) slots_.emplace_back(size);
+}
+
+std::span<float> GradientTree::lane_gradient(std::size_t index) {
+  return slots_[schedule_.lanes[index].slot].span();
+}
+
+void GradientTree::ready(std::size_t index, Range range) {
+  for (const LaneMerge merge : schedule_.lanes[index].merges) {
+    float* into = slots_[merge.into].data() + range.begin;
+    const float* from = slots_[merge.from].data() + range.begin;
+    pool_.run((range.size() + kPiece - 1) / kPiece, [&](std::size_t piece) {
+      const std::size_t begin = piece * kPiece;
+      combine(ReduceOp::kSum, DataType::kF32, into + begin, into + begin, from + begin,
+              std::min(kPiece, range.size() - begin));
+    });
+  }
+}
+
+std::span<const float> GradientTree::partial(std::size_t index) const {
+  LOCKSTEP_CHECK(index < schedule_.partials.size());
+  return slots_[schedule_.partial_slot[index]].span();
+}
+
+}  // namespace lockstep

@@ -1,0 +1,60 @@
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <span>
+#include <vector>
+
+#include "lockstep/base/float_buffer.h"
+#include "lockstep/base/thread_pool.h"
+#include "lockstep/comm/canonical_tree.h"
+#include "lockstep/model/layout.h"
+
+namespace lockstep {
+
+// How a worker adds up its lanes. A lane's gradient is computed into a slot, a buffer of the size
+// of the model; then slots are merged as soon as both halves of a node of T(0, V) are complete, so
+// that few are open at once. Plain data, computed by a pure function.
+struct LaneMerge {
+  std::uint32_t into = 0;  // slots: into = into + from, the left half of the node first
+  std::uint32_t from = 0;
+  bool operator==(const LaneMerge&) const = default;
+};
+struct LaneWork {
+  std::uint32_t lane = 0;
+  std::uint32_t slot = 0;         // where its gradient is computed
+  std::vector<LaneMerge> merges;  // once it is there, in this order
+};
+struct LaneSchedule {
+  std::vector<LaneWork> lanes;              // in the order in which they are to be computed
+  std::vector<TreeNode> partials;           // the worker's maximal nodes
+  std::vector<std::uint32_t> partial_slot;  // where each of them ends up
+  std::uint32_t slots =
+      0;  // at most the partials, and floor(log2(n)) for the n lanes of the largest
+};
+
+// For the maximal nodes of one worker, as owned_nodes() gives them.
+LaneSchedule schedule_lanes(std::span<const TreeNode> partials);
+
+// The slots of a schedule and their sums. ready() may be told of a lane's gradient piece by piece,
+// while the rest is still being computed. One thread at a time.
+class GradientTree {
+ public:
+  GradientTree(LaneSchedule schedule, std::size_t size, ThreadPool& pool);
+
+  const LaneSchedule& schedule() const { return schedule_; }
+  // Where the gradient of the `index`-th lane of the schedule goes. It may overwrite all of it once
+  // the lanes before are done.
+  std::span<float> lane_gradient(std::size_t index);
+  // Elements `range` of that gradient are final: adds them to the open sums.
+  void ready(std::size_t index, Range range);
+  // The sum over the lanes of a partial, when all of them are done.
+  std::span<const float> partial(std::size_t index) const;
+
+ private:
+  LaneSchedule schedule_;
+  std::vector<FloatBuffer> slots_;
+  ThreadPool& pool_;
+};
+
+}  // namespace lockstep

@@ -1,0 +1,289 @@
+#!/usr/bin/env python3
+"""`lockstep data`, `train` and `generate` as people use them: what they leave behind, the same bits whatever the
+threads, clean stops, and one clear line for what is wrong."""
+# ctest: TIMEOUT 240
+
+import json
+import math
+import os
+import re
+import signal
+import struct
+import subprocess
+import tempfile
+import unittest
+from pathlib import Path
+
+LOCKSTEP = os.environ["LOCKSTEP_BIN"]
+TEXT = "".join(f"{i} small foxes sat under {i * 7 % 11} tall trees and sang about number {i * i}.\n" for i in range(120))
+TINY = ["--hidden", "32", "--layers", "1", "--heads", "2", "--intermediate", "48", "--context", "32", "--global-batch", "6",
+        "--micro-batch", "2"]
+WEIGHTS = re.compile(r"^weights (blake3:[0-9a-f]{64})$")
+
+
+def lockstep(*arguments, timeout=120, **options):
+    return subprocess.run([LOCKSTEP, *map(str, arguments)], capture_output=True, text=True, timeout=timeout, **options)
+
+
+class Case(unittest.TestCase):
+    def setUp(self):
+        folder = tempfile.TemporaryDirectory()
+        self.addCleanup(folder.cleanup)
+        self.folder = Path(folder.name)
+        self.text = self.write("text.txt", TEXT)
+
+    def write(self, name, content):
+        path = self.folder / name
+        path.write_bytes(content if isinstance(content, bytes) else content.encode())
+        return path
+
+    def train(self, *arguments):
+        """Runs to the end and returns the hash of the weights."""
+        run = lockstep("train", *TINY, *arguments)
+        self.assertEqual(run.returncode, 0, run.stderr)
+        match = WEIGHTS.match(run.stdout.splitlines()[-1])
+        self.assertTrue(match, run.stdout)
+        return match[1]
+
+    def fails(self, code, *arguments):
+        """One line on stderr says why; returns it."""
+        run = lockstep(*arguments)
+        self.assertEqual(run.returncode, code, run.stdout + run.stderr)
+        lines = [line for line in run.stderr.splitlines() if line.startswith("error: ")] or run.stderr.splitlines()[:1]
+        self.assertEqual(len(lines), 1, run.stderr)
+        return lines[0]
+
+
+class Training(Case):
+    def test_same_bits_for_any_threads_and_every_time(self):
+        arguments = ["--data", self.text, "--steps", 8]
+        first = self.train(*arguments, "--threads", 1)
+        self.assertEqual(self.train(*arguments, "--threads", 1), first)
+        self.assertEqual(self.train(*arguments, "--threads", 2), first)
+        self.assertEqual(self.train(*arguments, "--eval-every", 1, "--log", "json"), first)
+        self.assertNotEqual(self.train(*arguments, "--seed", 1), first)
+
+    def test_what_it_leaves(self):
+        out = self.folder / "deep" / "model"
+        weights = self.train("--data", self.text, "--steps", 6, "--eval-every", 3, "--out", out)
+        self.assertEqual(sorted(path.name for path in out.iterdir()), ["config.json", "metrics.jsonl", "model.safetensors"])
+        rows = [json.loads(line) for line in (out / "metrics.jsonl").read_text().splitlines()]
+        self.assertEqual([row["step"] for row in rows], [1, 2, 3, 4, 5, 6])
+        self.assertEqual([row["step"] for row in rows if "val_loss" in row], [3, 6])
+        for row in rows:
+            self.assertEqual(row["tokens"], 6 * 32)
+            self.assertGreater(row["tokens_per_s"], 0)
+            self.assertTrue(math.isfinite(row["loss"]) and math.isfinite(row["grad_norm"]))
+        self.assertAlmostEqual(rows[-1]["val_bits_per_byte"], rows[-1]["val_loss"] / math.log(2))
+        config = json.loads((out / "config.json").read_text())
+        self.assertEqual((config["hidden_size"], config["vocab_size"], config["model_type"]), (32, 256, "llama"))
+        with open(out / "model.safetensors", "rb") as file:
+            header = json.loads(file.read(struct.unpack("<Q", file.read(8))[0]))
+        self.assertEqual(header["__metadata__"]["lockstep_weights"], weights)
+        self.assertEqual(header["model.embed_tokens.weight"]["shape"], [256, 32])
+
+    def test_sensible_without_any_option(self):
+        run = lockstep("train", "--data", self.text, "--steps", 2)
+        self.assertEqual(run.returncode, 0, run.stderr)
+        self.assertIn("model: ", run.stderr)
+        self.assertRegex(run.stdout.splitlines()[-1], WEIGHTS)
+
+    def test_logs(self):
+        run = lockstep("train", *TINY, "--data", self.text, "--steps", 3, "--log", "json")
+        *rows, last = run.stdout.splitlines()
+        self.assertEqual([json.loads(row)["step"] for row in rows], [1, 2, 3])
+        self.assertRegex(last, WEIGHTS)
+        run = lockstep("train", *TINY, "--data", self.text, "--steps", 3, "--log", "bar")
+        self.assertRegex(run.stderr, r"\[=+ *\] 3/3  loss [0-9.]+  val [0-9.]+  .* tok/s  0s left")
+        run = lockstep("train", *TINY, "--data", self.text, "--steps", 3)
+        self.assertRegex(run.stdout, r"(?m)^step 3/3  loss [0-9.]+  val [0-9.]+")
+
+    def test_options_from_a_file(self):
+        config = self.write("run.toml", f"""
+            # the same names as on the command line
+            data = ["{self.text}"]
+            steps = 4
+            schedule = "linear"
+            tie-embeddings = true
+            weight_decay = 0.2
+        """)
+        flags = ["--data", self.text, "--schedule", "linear", "--tie-embeddings", "--weight-decay", "0.2"]
+        self.assertEqual(self.train("--config", config), self.train(*flags, "--steps", 4))
+        self.assertEqual(self.train("--config", config, "--steps", 2), self.train(*flags, "--steps", 2))
+        self.assertIn("'stepz' is no option", self.fails(2, "train", "--config", self.write("bad.toml", "stepz = 4\n")))
+        self.assertIn("steps", self.fails(2, "train", "--config", self.write("bad.toml", "steps = \"many\"\n")))
+        self.assertIn("none.toml", self.fails(2, "train", "--config", self.folder / "none.toml"))
+
+    def test_goes_on_from_saved_weights(self):
+        out = self.folder / "model"
+        weights = self.train("--data", self.text, "--steps", 3, "--out", out)
+        self.assertEqual(self.train("--data", self.text, "--steps", 0, "--init", out), weights)
+        self.assertIn("--hidden 64", self.fails(2, "train", "--data", self.text, "--init", out, "--hidden", 64))
+
+    def test_halts_on_what_is_not_finite(self):
+        out = self.folder / "model"
+        self.train("--data", self.text, "--steps", 1, "--out", out)
+        weights = out / "model.safetensors"
+        content = bytearray(weights.read_bytes())
+        length, = struct.unpack_from("<Q", content)
+        begin = json.loads(content[8:8 + length])["model.layers.0.mlp.up_proj.weight"]["data_offsets"][0]
+        struct.pack_into("<f", content, 8 + length + begin + 4 * 11, math.nan)
+        weights.write_bytes(content)
+        line = self.fails(3, "train", *TINY, "--data", self.text, "--steps", 5, "--init", out)
+        self.assertIn("step 1: weight model.layers.0.mlp.up_proj.weight, element 11, is nan; no weights were changed", line)
+        # Steps so large that the weights overflow: the run halts by itself.
+        line = self.fails(3, "train", *TINY, "--data", self.text, "--steps", 50, "--lr", "1e38", "--warmup", 0)
+        self.assertRegex(line, r"step \d+: (weight|lane \d+ \(samples \d+, \d+\): the gradient of) .*, element \d+, is -?(nan|inf)")
+
+    def test_signals_stop_it_cleanly(self):
+        for number in (signal.SIGINT, signal.SIGTERM):
+            with self.subTest(signal=number):
+                out = self.folder / f"model{number}"
+                process = subprocess.Popen(
+                    [LOCKSTEP, "train", *TINY, "--data", self.text, "--steps", "1000000", "--log", "json", "--out", out],
+                    stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+                self.addCleanup(process.communicate)
+                self.addCleanup(process.kill)
+                self.assertIn('"step":1', process.stdout.readline())
+                process.send_signal(number)
+                output, errors = process.communicate(timeout=60)
+                self.assertEqual(process.returncode, 128 + number, errors)
+                self.assertRegex(output.splitlines()[-1], WEIGHTS)
+                self.assertRegex(errors, rf"stopped by signal {number:d} after step \d+ of 1000000")
+                self.assertEqual(lockstep("generate", out, "--tokens", 5).returncode, 0)
+
+
+class Broken(Case):
+    def test_input_is_told_with_file_and_position(self):
+        shard = struct.pack("<6H", 1, 2, 3, 4, 999, 6) * 200
+        for name, content, words in (
+            ("empty.txt", b"", "empty.txt: the file is empty"),
+            ("latin.txt", b"caf\xe9", "latin.txt: byte 3: 0xe9 is not UTF-8"),
+            ("empty.bin", b"", "empty.bin: byte 0: the file is empty"),
+            ("odd.bin", b"abc", "odd.bin: byte 3: an odd number of bytes"),
+            ("short.bin", b"LOCKTOKS" + b"\1\0", "short.bin: byte 10: the file ends inside its header"),
+            ("llm.bin", struct.pack("<256i", 20240520, 1, 50, *[0] * 253) + b"ab",
+             "llm.bin: byte 1026: the file ends after 1 of the 50 tokens"),
+            ("tiny.txt", b"too short", "tiny.txt: 10 tokens are too few for a context of 32"),
+        ):
+            with self.subTest(name=name):
+                self.assertIn(words, self.fails(1, "train", *TINY, "--data", self.write(name, content), "--steps", 1))
+        bare = self.folder / "bare"
+        bare.mkdir()
+        self.assertIn("none.txt: No such file", self.fails(1, "train", "--data", self.folder / "none.txt"))
+        self.assertIn("no .bin files", self.fails(1, "train", "--data", bare))
+        self.assertIn("token 4 has id 999, but the vocabulary has 500",
+                      self.fails(1, "data", "--check", "--vocab", 500, self.write("ids.bin", shard)))
+        for command in (["data", "--out", self.folder / "o"], ["train", "--data"]):
+            self.assertIn("latin.txt: byte 3", self.fails(1, *command, self.write("latin.txt", b"caf\xe9")))
+
+    def test_shard_whose_tokens_are_beyond_its_vocabulary(self):
+        out = self.folder / "shards"
+        self.assertEqual(lockstep("data", self.text, "--out", out).returncode, 0)
+        path = out / "shard_00000.bin"
+        content = bytearray(path.read_bytes())
+        struct.pack_into("<H", content, 128 + 2 * 1000, 256)
+        path.write_bytes(content)
+        line = self.fails(1, "train", *TINY, "--data", out, "--steps", 200)
+        self.assertRegex(line, r"shard_00000.bin: byte 2128: token 1000 has id 256, but the vocabulary has 256")
+
+    def test_wrong_usage(self):
+        for arguments, word in (
+            (["train", "--global-batch", 7, "--micro-batch", 2, "--data", self.text], "--micro-batch 2"),
+            (["train", "--hidden", 40, "--data", self.text], "hidden is 40"),
+            (["train", "--schedule", "stairs"], "stairs"),
+            (["train", "--log", "loud"], "loud"),
+            (["train", "--lr", "-1"], "--lr"),
+            (["train", "--elastic"], "--elastic"),
+            (["data"], "either text files or --stories"),
+            (["data", self.text], "--out"),
+            (["data", self.text, "--stories", 3, "--out", "x"], "either"),
+            (["generate"], "model"),
+            (["generate", "x", "--top-p", 2], "--top-p"),
+        ):
+            with self.subTest(arguments=arguments):
+                self.assertIn(word, self.fails(2, *arguments))
+
+    def test_models_that_are_none(self):
+        self.assertIn("config.json: No such file", self.fails(1, "generate", self.folder / "none"))
+        out = self.folder / "model"
+        self.train("--data", self.text, "--steps", 1, "--out", out)
+        weights = out / "model.safetensors"
+        content = weights.read_bytes()
+        weights.write_bytes(content[:-4])
+        self.assertRegex(self.fails(1, "generate", out), r"model.safetensors: byte 8: tensor '.*' (lies outside|is larger than) the file")
+        weights.unlink()
+        self.assertIn("model.safetensors: No such file", self.fails(1, "generate", out))
+
+    def test_a_folder_that_cannot_be(self):
+        self.assertIn("text.txt", self.fails(1, "train", *TINY, "--data", self.text, "--steps", 1, "--out", self.text / "x"))
+
+
+class Generation(Case):
+    def test_a_seed_is_a_text(self):
+        out = self.folder / "model"
+        self.train("--data", self.text, "--steps", 20, "--out", out)
+
+        def text(*arguments):
+            run = lockstep("generate", out, "--tokens", 60, *arguments)
+            self.assertEqual(run.returncode, 0, run.stderr)
+            return run.stdout
+
+        first = text("--prompt", "12 small", "--seed", 4)
+        self.assertTrue(first.startswith("12 small"), first)
+        self.assertEqual(text("--prompt", "12 small", "--seed", 4), first)
+        self.assertEqual(text("--prompt", "12 small", "--seed", 4, "--threads", 1), first)
+        self.assertNotEqual(text("--prompt", "12 small", "--seed", 5), first)
+        cold = text("--temperature", 0, "--seed", 1)
+        self.assertEqual(text("--temperature", 0, "--seed", 2), cold)
+        self.assertEqual(text("--top-k", 1, "--seed", 2), cold)
+        self.assertEqual(text("--top-p", 0, "--seed", 2), cold)
+
+
+class Data(Case):
+    def test_shards_train_to_the_same_bits_as_their_text(self):
+        out = self.folder / "shards"
+        run = lockstep("data", self.text, "--out", out)
+        self.assertEqual(run.returncode, 0, run.stderr)
+        self.assertIn(f"{len(TEXT) + 1} tokens of 256", run.stdout)
+        arguments = ["--steps", 5]
+        weights = self.train("--data", self.text, *arguments)
+        self.assertEqual(self.train("--data", out, *arguments), weights)
+        # The same tokens as nanoGPT has them.
+        bare = self.write("train.bin", struct.pack(f"<{len(TEXT) + 1}H", *TEXT.encode(), 0))
+        self.assertEqual(self.train("--data", bare, "--vocab", 256, *arguments), weights)
+        self.assertIn("there already", self.fails(2, "data", self.text, "--out", out))
+        check = lockstep("data", "--check", out)
+        self.assertIn(f"lockstep, {len(TEXT) + 1} tokens of 2 bytes", check.stdout)
+
+    def test_stories(self):
+        run = lockstep("data", "--stories", 2, "--print")
+        self.assertEqual(run.returncode, 0, run.stderr)
+        self.assertRegex(run.stdout, r"entropy of the grammar: [0-9.]+ bits per story of [0-9.]+ bytes, 0\.\d+ bits per byte")
+        self.assertNotEqual(lockstep("data", "--stories", 2, "--print", "--seed", 1).stdout, run.stdout)
+        out = self.folder / "stories"
+        self.assertEqual(lockstep("data", "--stories", 50, "--out", out).returncode, 0)
+        trained = lockstep("train", *TINY, "--data", out, "--steps", 2)
+        self.assertIn("the source itself has 0.0", trained.stderr)
+
+    def test_sentencepiece(self):
+        out = self.folder / "pieces"
+        run = lockstep("data", self.text, "--out", out, "--tokenizer", "sentencepiece", "--vocab", 300)
+        if "built without SentencePiece" in run.stderr:
+            self.assertEqual(run.returncode, 2)
+            return
+        self.assertEqual(run.returncode, 0, run.stderr)
+        self.assertIn("tokenizer.model", [path.name for path in out.iterdir()])
+        model = self.folder / "model"
+        self.train("--data", out, "--steps", 3, "--out", model)
+        self.assertEqual((model / "tokenizer.model").read_bytes(), (out / "tokenizer.model").read_bytes())
+        text = lockstep("generate", model, "--prompt", "small foxes", "--tokens", 10)
+        self.assertTrue(text.stdout.startswith("small foxes"), text.stdout + text.stderr)
+        # A given model, on text directly: the same tokens, the same bits.
+        direct = self.train("--data", self.text, "--tokenizer", out / "tokenizer.model", "--steps", 3)
+        self.assertEqual(self.train("--data", out, "--steps", 3), direct)
+        self.assertIn("text.txt: not a SentencePiece model", self.fails(1, "train", "--data", self.text, "--tokenizer", self.text))
+
+
+if __name__ == "__main__":
+    unittest.main()

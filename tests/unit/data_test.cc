@@ -1,0 +1,217 @@
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+#include <fstream>
+#include <numeric>
+
+#include "lockstep/base/error.h"
+#include "lockstep/data/samples.h"
+#include "lockstep/data/shard_builder.h"
+#include "lockstep/data/source.h"
+#include "lockstep/data/text.h"
+#include "tests/support/temporary_folder.h"
+
+namespace lockstep {
+namespace {
+
+using ::testing::ElementsAre;
+using ::testing::HasSubstr;
+
+std::string write(const std::string& path, std::string_view text) {
+  std::ofstream(path, std::ios::binary) << text;
+  return path;
+}
+
+template <typename Body>
+std::string message_of(Body&& body) {
+  try {
+    body();
+  } catch (const Error& error) {
+    return error.what();
+  }
+  return "no error";
+}
+
+// Without the library the rest is still tested.
+bool has_sentencepiece() {
+  return message_of([] { sentencepiece_tokenizer("", "x"); }).find("built without") ==
+         std::string::npos;
+}
+
+TEST(Utf8, WhatIsAndWhatIsNot) {
+  for (const char* good : {"", "a", "\xc3\xa9", "\xe2\x82\xac", "\xf0\x9f\x99\x82", "\xed\x9f\xbf",
+                           "\xf4\x8f\xbf\xbf"}) {
+    EXPECT_EQ(find_not_utf8(good), std::nullopt) << good;
+  }
+  // A lone continuation, overlong forms, a surrogate, beyond U+10FFFF, cut short, not continued.
+  for (const char* bad :
+       {"\x80", "\xc0\x80", "\xc1\xbf", "\xe0\x9f\xbf", "\xed\xa0\x80", "\xf0\x8f\xbf\xbf",
+        "\xf4\x90\x80\x80", "\xf5\x80\x80\x80", "\xff", "\xe2\x82", "\xe2\x28\xa1"}) {
+    EXPECT_EQ(find_not_utf8(std::string("ab") + bad), 2u) << bad;
+    EXPECT_EQ(find_not_utf8(std::string("ab") + bad + "cd"), 2u) << bad;
+  }
+}
+
+TEST(Utf8, WholeCharacters) {
+  const std::string text = "a\xc3\xa9\xe2\x82\xac\xf0\x9f\x99\x82";
+  const std::vector<std::size_t> whole = {0, 1, 1, 3, 3, 3, 6, 6, 6, 6, 10};
+  for (std::size_t n = 0; n <= text.size(); ++n)
+    EXPECT_EQ(whole_characters(text.substr(0, n)), whole[n]) << n;
+}
+
+TEST(Utf8, Repaired) {
+  EXPECT_EQ(repair_utf8("h\xc3\xa9!"), "h\xc3\xa9!");
+  EXPECT_EQ(repair_utf8("\xff\xe2\x82z"), "\xef\xbf\xbd\xef\xbf\xbd\xef\xbf\xbdz");
+}
+
+TEST(Samples, CutEndToEndWithTheNextTokenAsTarget) {
+  std::vector<std::int32_t> first(11), second(4);
+  std::iota(first.begin(), first.end(), 0);
+  std::iota(second.begin(), second.end(), 100);
+  const Samples samples(
+      {TokenShard::of("a", first, {}), TokenShard::of("s", std::vector<std::int32_t>{7}, {}),
+       TokenShard::of("b", second, {})},
+      200, 3);
+  ASSERT_EQ(samples.size(), 4u);  // 3 of the first; none of the one token; 1 of the second
+  std::vector<std::int32_t> tokens(3), targets(3);
+  samples.read(2, tokens, targets);
+  EXPECT_THAT(tokens, ElementsAre(6, 7, 8));
+  EXPECT_THAT(targets, ElementsAre(7, 8, 9));
+  samples.read(3, tokens, targets);
+  EXPECT_THAT(tokens, ElementsAre(100, 101, 102));
+  EXPECT_THAT(targets, ElementsAre(101, 102, 103));
+  const Samples end = samples.slice(3, 1);
+  EXPECT_EQ(end.size(), 1u);
+  end.read(0, tokens, targets);
+  EXPECT_THAT(tokens, ElementsAre(100, 101, 102));
+}
+
+TEST(Tokenizer, BytesComeBack) {
+  const auto tokenizer = byte_tokenizer();
+  std::vector<std::int32_t> tokens;
+  tokenizer->encode("h\xc3\xa9!", tokens);
+  EXPECT_THAT(tokens, ElementsAre('h', 0xc3, 0xa9, '!'));
+  EXPECT_EQ(tokenizer->decode(tokens), "h\xc3\xa9!");
+  EXPECT_EQ(tokenizer->vocab(), 256u);
+  EXPECT_EQ(tokenizer->end_of_document(), 0);
+}
+
+TEST(Tokenizer, SentencePieceComesBack) {
+  if (!has_sentencepiece()) GTEST_SKIP() << "built without SentencePiece";
+  std::string text;
+  for (int i = 0; i < 200; ++i)
+    text += "The quick brown fox jumps  over the lazy dog\n  and again, na\xc3\xafve.\n\n";
+  const std::vector<std::string_view> texts = {text};
+  const std::string model = train_sentencepiece(texts, 320);
+  EXPECT_EQ(model, train_sentencepiece(texts, 320)) << "training is not reproducible";
+  const auto tokenizer = sentencepiece_tokenizer(model, "m");
+  EXPECT_LE(tokenizer->vocab(), 320u);
+  std::vector<std::int32_t> tokens;
+  const std::string other =
+      text.substr(0, 200) + "\ttabs, \xf0\x9f\x99\x82 and what it never saw: Zw\xc3\xb6lf\n";
+  tokenizer->encode(other, tokens);
+  EXPECT_EQ(tokenizer->decode(tokens), other);
+  EXPECT_LT(tokens.size(), other.size() * 2 / 3);
+  for (const std::int32_t token : tokens)
+    EXPECT_LT(static_cast<std::uint32_t>(token), tokenizer->vocab());
+  EXPECT_THAT(message_of([] { sentencepiece_tokenizer("nonsense", "bad.model"); }),
+              HasSubstr("bad.model: not a Sentence"));
+}
+
+TEST(ShardBuilder, DocumentsToShardsAndBack) {
+  TemporaryFolder folder;
+  const auto tokenizer = byte_tokenizer();
+  ShardBuilder builder(
+      {.folder = folder.path() + "/deep/down", .shard_tokens = 10, .entropy_per_byte = 0.5},
+      *tokenizer);
+  builder.add_document("once upon", {});
+  builder.add_document("a", {});
+  builder.add_document("time", {});
+  const auto totals = builder.finish();
+  EXPECT_EQ(totals.shards, 2u);
+  EXPECT_EQ(totals.documents, 3u);
+  EXPECT_EQ(totals.tokens, 17u);
+  EXPECT_EQ(totals.text_bytes, 17u);
+
+  const DataSource source = open_data({.paths = {folder.path() + "/deep/down"}});
+  ASSERT_EQ(source.training.size(), 2u);
+  EXPECT_EQ(source.vocab, 256u);
+  EXPECT_EQ(source.entropy_per_byte, 0.5);
+  EXPECT_EQ(source.bytes_per_token, 1.0);
+  std::vector<std::int32_t> tokens(source.training[1].size());
+  source.training[1].copy(0, 256, tokens);
+  EXPECT_EQ(source.tokenizer->decode(tokens), "atime");  // the ends of documents are no text
+  EXPECT_THAT(
+      message_of([&] { ShardBuilder({.folder = folder.path() + "/deep/down"}, *tokenizer); }),
+      HasSubstr("shard_00000.bin is there already"));
+}
+
+TEST(ShardBuilder, SentencePieceModelLiesBesideTheShards) {
+  if (!has_sentencepiece()) GTEST_SKIP() << "built without SentencePiece";
+  TemporaryFolder folder;
+  std::string text;
+  for (int i = 0; i < 300; ++i) text += "a small fox sat under a small tree and slept\n";
+  const auto tokenizer = make_tokenizer("sentencepiece", 300, std::vector<std::string_view>{text});
+  ShardBuilder builder({.folder = folder.path()}, *tokenizer);
+  builder.add_document(text, {});
+  builder.finish();
+  const DataSource source = open_data({.paths = {folder.path()}});
+  std::vector<std::int32_t> tokens(source.training[0].size());
+  source.training[0].copy(0, source.vocab, tokens);
+  EXPECT_EQ(source.tokenizer->decode(tokens), text);
+  EXPECT_GT(source.bytes_per_token, 2.0);
+
+  const auto other =
+      train_sentencepiece(std::vector<std::string_view>{"another text, another model\n"}, 280);
+  write(folder.path() + "/tokenizer.model", other);
+  EXPECT_THAT(message_of([&] { open_data({.paths = {folder.path()}}); }),
+              HasSubstr("not the tokenizer that"));
+}
+
+TEST(OpenData, TextFilesAndWhatIsWrongWithThem) {
+  TemporaryFolder folder;
+  const std::string good = write(folder.path() + "/good.txt", "hello\n");
+  const DataSource source = open_data({.paths = {good, good}});
+  EXPECT_EQ(source.training.size(), 2u);
+  EXPECT_EQ(source.training[0].size(), 7u);
+  const auto problem = [&](const char* name, std::string_view text) {
+    return message_of([&] {
+      open_data({.paths = {good, write(folder.path() + "/" + name, text)}});
+    });
+  };
+  EXPECT_THAT(problem("empty.txt", ""), HasSubstr("empty.txt: the file is empty"));
+  EXPECT_THAT(problem("latin.txt", "caf\xe9 au lait"),
+              HasSubstr("latin.txt: byte 3: 0xe9 is not UTF-8"));
+  EXPECT_THAT(problem("zero.txt", std::string_view("ab\0c", 4)),
+              HasSubstr("zero.txt: byte 2: a zero byte"));
+  EXPECT_THAT(problem("mixed.bin", "1234"), HasSubstr("train on one kind"));
+  EXPECT_THAT(message_of([&] { open_data({.paths = {folder.path() + "/none.txt"}}); }),
+              HasSubstr("none.txt: No such file"));
+}
+
+TEST(OpenData, ValidationByName) {
+  EXPECT_TRUE(is_for_validation("x/val.bin"));
+  EXPECT_TRUE(is_for_validation("fineweb_val_000000.bin"));
+  EXPECT_TRUE(is_for_validation("validation.bin"));
+  EXPECT_FALSE(is_for_validation("val/train.bin"));
+  EXPECT_FALSE(is_for_validation("medieval.bin"));
+  EXPECT_FALSE(is_for_validation("values.bin"));
+  TemporaryFolder folder;
+  write(folder.path() + "/train.bin", "aabbcc");
+  write(folder.path() + "/val.bin", "dd");
+  const DataSource source = open_data({.paths = {folder.path()}});
+  EXPECT_EQ(source.training[0].size(), 3u);
+  EXPECT_EQ(source.validation[0].size(), 1u);
+  EXPECT_EQ(source.vocab, 0x6464u + 1);  // the largest that is there
+  EXPECT_EQ(source.tokenizer, nullptr);
+}
+
+TEST(OpenData, BuiltInStories) {
+  const DataSource source = open_data({.stories = 10, .seed = 1});
+  EXPECT_EQ(source.vocab, 256u);
+  EXPECT_GT(source.entropy_per_byte, 0.01);
+  EXPECT_GT(source.training[0].size(), 5000u);
+}
+
+}  // namespace
+}  // namespace lockstep

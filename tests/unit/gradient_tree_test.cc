@@ -1,0 +1,128 @@
+#include "lockstep/train/gradient_tree.h"
+
+#include <fmt/format.h>
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+#include <bit>
+#include <cmath>
+#include <cstring>
+
+#include "lockstep/base/random.h"
+#include "lockstep/comm/kernels.h"
+#include "lockstep/train/reducer.h"
+
+namespace lockstep {
+namespace {
+
+// The definition of T, with the cut found by counting up.
+std::string expression(std::uint32_t begin, std::uint32_t end) {
+  if (end - begin == 1) return std::to_string(begin);
+  std::uint32_t p = 1;
+  while (2 * p < end - begin) p *= 2;
+  return fmt::format("({}+{})", expression(begin, begin + p), expression(begin + p, end));
+}
+
+// Runs a schedule on expressions.
+std::vector<std::string> evaluate(const LaneSchedule& schedule) {
+  std::vector<std::string> slots(schedule.slots);
+  for (const LaneWork& work : schedule.lanes) {
+    slots[work.slot] = std::to_string(work.lane);
+    for (const LaneMerge merge : work.merges) {
+      slots[merge.into] = fmt::format("({}+{})", slots[merge.into], slots[merge.from]);
+    }
+  }
+  std::vector<std::string> partials;
+  for (const std::uint32_t slot : schedule.partial_slot) partials.push_back(slots[slot]);
+  return partials;
+}
+
+TEST(LaneSchedule, AddsInTheCanonicalTreeWithFewSlots) {
+  for (std::uint32_t lanes = 1; lanes <= 40; ++lanes) {
+    for (int workers = 1; workers <= static_cast<int>(lanes) && workers <= 9; ++workers) {
+      const LeafOwners owners = even_owners(lanes, workers);
+      for (int rank = 0; rank < workers; ++rank) {
+        const auto nodes = owned_nodes(owners, rank);
+        const LaneSchedule schedule = schedule_lanes(nodes);
+        const auto partials = evaluate(schedule);
+        ASSERT_EQ(partials.size(), nodes.size());
+        for (std::size_t i = 0; i < nodes.size(); ++i) {
+          EXPECT_EQ(partials[i], expression(nodes[i].begin, nodes[i].end));
+        }
+        // Lanes come in order, each once; open at a time are floor(log2(n)) + 1, and the partials.
+        std::uint32_t lane = nodes[0].begin;
+        for (const LaneWork& work : schedule.lanes) EXPECT_EQ(work.lane, lane++);
+        EXPECT_EQ(lane, nodes.back().end);
+        const auto n = static_cast<std::uint32_t>(schedule.lanes.size());
+        EXPECT_LE(schedule.slots, nodes.size() - 1 + static_cast<std::size_t>(std::bit_width(n)));
+        if (workers == 1) {
+          EXPECT_EQ(schedule.slots, static_cast<std::uint32_t>(std::bit_width(n)));
+        }
+      }
+    }
+  }
+}
+
+constexpr std::size_t kSize = 100'003;  // several pieces, and an odd end
+
+float lane_value(std::uint32_t lane, std::size_t i) {
+  return (random_f32(1, lane, i) - 0.5f) * std::ldexp(1.0f, static_cast<int>(lane % 7) * 5 - 15);
+}
+
+// Every worker's partials, combined along the tree.
+std::vector<float> sum_over_workers(std::uint32_t lanes, int workers, ThreadPool& pool,
+                                    std::size_t cut) {
+  const LeafOwners owners = even_owners(lanes, workers);
+  std::vector<GradientTree> trees;
+  std::vector<const void*> inputs;
+  trees.reserve(static_cast<std::size_t>(workers));
+  for (int rank = 0; rank < workers; ++rank) {
+    GradientTree& tree = trees.emplace_back(schedule_lanes(owned_nodes(owners, rank)), kSize, pool);
+    for (std::size_t i = 0; i < tree.schedule().lanes.size(); ++i) {
+      const std::span<float> gradient = tree.lane_gradient(i);
+      for (std::size_t begin = 0; begin < kSize; begin += cut) {
+        const std::size_t end = std::min(begin + cut, kSize);
+        for (std::size_t e = begin; e < end; ++e)
+          gradient[e] = lane_value(tree.schedule().lanes[i].lane, e);
+        tree.ready(i, {begin, end});
+      }
+    }
+    for (std::size_t i = 0; i < tree.schedule().partials.size(); ++i)
+      inputs.push_back(tree.partial(i).data());
+  }
+  const auto program = combine_program(maximal_nodes(owners), lanes);
+  std::vector<float> sum(kSize);
+  void* output = sum.data();
+  reduce_tree({ReduceOp::kSum, DataType::kF32, program}, inputs, std::span(&output, 1), kSize);
+  return sum;
+}
+
+bool same_bits(std::span<const float> a, std::span<const float> b) {
+  return a.size() == b.size() && std::memcmp(a.data(), b.data(), a.size_bytes()) == 0;
+}
+
+// Who computes a lane, on how many threads and in what pieces does not change a bit.
+TEST(GradientTree, SameBitsForAnyWorkersThreadsAndPieces) {
+  ThreadPool one(1), two(2);
+  const std::vector<float> alone = sum_over_workers(11, 1, one, kSize);
+  for (const int workers : {1, 2, 3, 4, 8, 11}) {
+    EXPECT_TRUE(same_bits(sum_over_workers(11, workers, two, 7777), alone)) << workers;
+  }
+  // The values are such that another order would show.
+  std::vector<float> in_turn(kSize);
+  for (std::uint32_t lane = 0; lane < 11; ++lane) {
+    for (std::size_t i = 0; i < kSize; ++i) in_turn[i] += lane_value(lane, i);
+  }
+  EXPECT_FALSE(same_bits(in_turn, alone));
+}
+
+TEST(GradientReducer, SumsTailsAlongTheTree) {
+  std::vector<Tail> tails;
+  for (int i = 0; i < 7; ++i) tails.push_back({std::ldexp(1.0 + i, i % 3 * 20), 5.0});
+  const double left = (tails[0].loss + tails[1].loss) + (tails[2].loss + tails[3].loss);
+  EXPECT_EQ(sum_tails(tails).loss, left + ((tails[4].loss + tails[5].loss) + tails[6].loss));
+  EXPECT_EQ(sum_tails(tails).tokens, 35.0);
+}
+
+}  // namespace
+}  // namespace lockstep

@@ -1,0 +1,230 @@
+#include "lockstep/train/trainer.h"
+
+#include <fmt/format.h>
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+#include <cmath>
+#include <cstring>
+#include <limits>
+
+#include "lockstep/base/error.h"
+#include "lockstep/base/random.h"
+#include "lockstep/comm/kernels.h"
+#include "lockstep/model/weights_hash.h"
+#include "lockstep/train/defaults.h"
+
+namespace lockstep {
+namespace {
+
+using ::testing::HasSubstr;
+
+constexpr int kContext = 16;
+
+Samples some_samples(std::uint64_t count) {
+  std::vector<std::int32_t> tokens(count * kContext + 1);
+  for (std::size_t i = 0; i < tokens.size(); ++i) {  // something to learn: i, 2 i, 3 i, ...
+    tokens[i] = static_cast<std::int32_t>((i * (i / 64 % 5 + 1)) % 48);
+  }
+  return Samples({TokenShard::of("tokens", tokens, {})}, 64, kContext);
+}
+
+TrainerOptions small_options() {
+  TrainerOptions options;
+  options.model.vocab = 64;
+  options.model.hidden = 32;
+  options.model.layers = 2;
+  options.model.heads = 4;
+  options.model.kv_heads = 2;
+  options.model.intermediate = 48;
+  options.model.context = kContext;
+  options.global_batch = 12;
+  options.micro_batch = 4;
+  options.schedule.peak = 1e-2;
+  options.schedule.steps = 30;
+  options.schedule.warmup = 3;
+  options.seed = 11;
+  return options;
+}
+
+std::string train(const TrainerOptions& options, int threads,
+                  std::vector<double>* losses = nullptr) {
+  ThreadPool pool(threads);
+  Trainer trainer(options, some_samples(50), some_samples(5), pool);
+  std::atomic<int> stop{0};
+  trainer.run(stop, [&](const StepReport& report) {
+    if (losses != nullptr) losses->push_back(report.loss);
+  });
+  EXPECT_EQ(trainer.steps_done(), options.schedule.steps);
+  return weights_hash(trainer.layout(), trainer.parameters());
+}
+
+TEST(Trainer, LearnsAndGivesTheSameBitsForAnyThreads) {
+  std::vector<double> losses;
+  const std::string alone = train(small_options(), 1, &losses);
+  EXPECT_NEAR(losses.front(), std::log(64), 0.2);
+  EXPECT_LT(losses.back(), 0.8 * losses.front());
+  EXPECT_EQ(train(small_options(), 1), alone);
+  EXPECT_EQ(train(small_options(), 2), alone);
+  EXPECT_EQ(train(small_options(), 3), alone);
+}
+
+TEST(Trainer, TheSeedChangesTheResult) {
+  TrainerOptions options = small_options();
+  options.schedule.steps = 2;
+  const std::string one = train(options, 1);
+  options.seed = 12;
+  EXPECT_NE(train(options, 1), one);
+}
+
+// A step once more, by hand: lanes one by one, added as the tree says, one factor, one AdamW.
+TEST(Trainer, AStepIsOneSumOverLanes) {
+  const TrainerOptions options = small_options();
+  const Samples samples = some_samples(50);
+  ThreadPool pool(1);
+  Trainer trainer(options, samples, samples, pool);
+  const std::vector<float> start(trainer.parameters().begin(), trainer.parameters().end());
+
+  Transformer transformer(options.model, options.precision, pool, 4, kContext);
+  std::vector<FloatBuffer> lanes;
+  double loss = 0;
+  for (std::uint32_t lane = 0; lane < 3; ++lane) {
+    std::vector<std::uint64_t> ids(4);
+    trainer.lanes().sample_ids(0, lane, ids);
+    std::vector<std::int32_t> tokens(4 * kContext), targets(4 * kContext);
+    for (std::size_t row = 0; row < 4; ++row) {
+      samples.read(ids[row], std::span(tokens).subspan(row * kContext, kContext),
+                   std::span(targets).subspan(row * kContext, kContext));
+    }
+    lanes.emplace_back(start.size());
+    loss += transformer.gradient(start, {tokens, targets, 4, kContext}, lanes.back().span()).loss;
+  }
+  double squares = 0;
+  for (std::size_t i = 0; i < start.size(); ++i) {
+    float& sum = lanes[0].span()[i];
+    sum = (sum + lanes[1].span()[i]) + lanes[2].span()[i];
+    squares += static_cast<double>(sum) * sum;
+  }
+  const StepReport report = trainer.step();
+  EXPECT_EQ(report.tokens, 12 * kContext);
+  EXPECT_NEAR(report.loss, loss / (12 * kContext), 1e-12);
+  EXPECT_NEAR(report.gradient_norm, std::sqrt(squares) / (12 * kContext), 1e-9);
+  const double mean_norm = std::sqrt(squares) / (12 * kContext);
+  const auto factor = static_cast<float>(std::min(1.0, options.clip / mean_norm) / (12 * kContext));
+  std::vector<float> expected = start;
+  AdamW adamw(transformer.layout(), options.adamw);
+  adamw.step(expected, lanes[0].span(), factor, learning_rate(options.schedule, 0), 0, pool);
+  EXPECT_EQ(
+      std::memcmp(expected.data(), trainer.parameters().data(), expected.size() * sizeof(float)),
+      0);
+}
+
+TEST(Trainer, StopsAfterTheStepUnderWay) {
+  ThreadPool pool(1);
+  Trainer trainer(small_options(), some_samples(50), some_samples(5), pool);
+  std::atomic<int> stop{0};
+  int reports = 0;
+  trainer.run(stop, [&](const StepReport& report) {
+    ++reports;
+    if (report.step == 4) stop = 2;
+  });
+  EXPECT_EQ(reports, 4);
+  EXPECT_EQ(trainer.steps_done(), 4);
+}
+
+TEST(Trainer, ValidatesWhenAsked) {
+  TrainerOptions options = small_options();
+  options.eval_every = 4;
+  options.eval_samples = 7;
+  options.schedule.steps = 10;
+  ThreadPool pool(2);
+  Trainer trainer(options, some_samples(50), some_samples(10), pool);
+  std::vector<std::int64_t> validated;
+  std::atomic<int> stop{0};
+  trainer.run(stop, [&](const StepReport& report) {
+    if (report.validation_loss) validated.push_back(report.step);
+  });
+  EXPECT_EQ(validated, (std::vector<std::int64_t>{4, 8, 10}));
+  EXPECT_EQ(trainer.evaluate(), trainer.evaluate());
+}
+
+// Runs one step that must halt; the weights stay as they are.
+std::string halt_message(Trainer& trainer) {
+  const std::vector<float> before(trainer.parameters().begin(), trainer.parameters().end());
+  try {
+    trainer.step();
+  } catch (const Error& error) {
+    EXPECT_EQ(error.code(), ErrorCode::kNonFinite);
+    EXPECT_EQ(
+        std::memcmp(before.data(), trainer.parameters().data(), before.size() * sizeof(float)), 0);
+    EXPECT_EQ(trainer.steps_done(), 0);
+    return error.what();
+  }
+  return "no error";
+}
+
+TEST(Trainer, NamesAWeightThatIsNotFinite) {
+  ThreadPool pool(1);
+  Trainer trainer(small_options(), some_samples(50), some_samples(5), pool);
+  const Range range = trainer.layout().range(Component::kDown, 1);
+  trainer.parameters()[range.begin + 5] = std::numeric_limits<float>::quiet_NaN();
+  EXPECT_THAT(halt_message(trainer),
+              HasSubstr("step 1: weight model.layers.1.mlp.down_proj.weight, element 5, is nan; no "
+                        "weights were changed"));
+}
+
+// One embedding is so large that adding the first block's output overflows: the sample with its
+// token, and only it, has no gradient.
+TEST(Trainer, NamesTheLaneAndItsSamples) {
+  std::vector<std::int32_t> tokens(50 * kContext + 1, 3);
+  constexpr std::uint64_t kBadSample = 17;
+  tokens[kBadSample * kContext + 4] = 9;
+  const Samples samples({TokenShard::of("tokens", tokens, {})}, 64, kContext);
+  TrainerOptions options = small_options();
+  options.global_batch = 50;
+  options.micro_batch = 2;
+  options.model.tie_embeddings = false;
+  ThreadPool pool(1);
+  Trainer trainer(options, samples, samples, pool);
+  const Range embedding = trainer.layout().range(Component::kEmbedding);
+  for (std::size_t i = 0; i < 32; ++i) trainer.parameters()[embedding.begin + 9 * 32 + i] = 3.4e38f;
+  const Range output = trainer.layout().range(Component::kOutput, 0);
+  for (std::size_t i = output.begin; i < output.end; ++i) trainer.parameters()[i] *= 1e38f;
+
+  std::vector<std::uint64_t> ids(2);
+  std::uint32_t lane = 0;
+  for (;; ++lane) {
+    trainer.lanes().sample_ids(0, lane, ids);
+    if (ids[0] == kBadSample || ids[1] == kBadSample) break;
+  }
+  const std::string message = halt_message(trainer);
+  EXPECT_THAT(message, HasSubstr(fmt::format("lane {} (samples {}, {}): the gradient of ", lane,
+                                             ids[0], ids[1])));
+  EXPECT_THAT(message, ::testing::ContainsRegex("weight, element [0-9]+, is -?(nan|inf)"));
+}
+
+TEST(Trainer, WrongUsage) {
+  ThreadPool pool(1);
+  TrainerOptions options = small_options();
+  options.micro_batch = 5;
+  EXPECT_THROW(Trainer(options, some_samples(50), some_samples(5), pool), Error);
+}
+
+TEST(Defaults, FitTheData) {
+  ModelConfig previous = fitting_model(1);
+  for (std::uint64_t tokens = 1; tokens < std::uint64_t{1} << 40; tokens *= 3) {
+    ModelConfig model = fitting_model(tokens);
+    model.vocab = 256;
+    EXPECT_NO_THROW(validate(model)) << tokens;
+    EXPECT_GE(model.hidden, previous.hidden);
+    previous = model;
+  }
+  EXPECT_EQ(fitting_model(600).context, 16);
+  EXPECT_EQ(validation_samples(2), 1u);
+  EXPECT_EQ(validation_samples(1), 0u);
+  EXPECT_EQ(validation_samples(1000), 50u);
+  EXPECT_EQ(fitting_steps(1, 1000), 200);
+}
+
+}  // namespace
+}  // namespace lockstep
