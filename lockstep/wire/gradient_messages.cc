@@ -102,6 +102,14 @@ void fields(auto& visit, Is<Totals> auto& message) {
   visit(message.total);
 }
 
+void fields(auto& visit, Is<Welcome> auto& message) {
+  visit(message.timeout_ms);
+  visit(message.mode);
+  visit(message.average);
+  visit(message.total_samples);
+  visit(message.largest_frame);
+}
+
 void fields(auto& visit, Is<GradientHead> auto& head) {
   visit(head.step);
   switch (head.tag) {
@@ -159,6 +167,7 @@ WireTag tag_for(const Alive&) { return WireTag::kAlive; }
 WireTag tag_for(const Halt&) { return WireTag::kHalt; }
 WireTag tag_for(const Refusal&) { return WireTag::kRefusal; }
 WireTag tag_for(const Totals&) { return WireTag::kTotals; }
+WireTag tag_for(const Welcome&) { return WireTag::kWelcome; }
 
 std::uint8_t raw(WireTag tag) { return static_cast<std::uint8_t>(tag); }
 
@@ -191,6 +200,7 @@ std::string_view to_string(WireTag tag) {
     case WireTag::kHalt: return "Halt";
     case WireTag::kRefusal: return "Refusal";
     case WireTag::kTotals: return "Totals";
+    case WireTag::kWelcome: return "Welcome";
   }
   return "unknown message";
 }

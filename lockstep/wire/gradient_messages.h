@@ -38,6 +38,7 @@ enum class WireTag : std::uint8_t {
   kHalt = 0x43,
   kRefusal = 0x44,
   kTotals = 0x45,
+  kWelcome = 0x46,
 };
 std::string_view to_string(WireTag tag);  // "unknown message" for others
 // It carries f32 data: a GradientHead describes it. All other messages are small.
@@ -117,8 +118,18 @@ struct Totals {
   std::uint64_t total = 0;
   bool operator==(const Totals&) const = default;
 };
+// Follows JoinAccepted: the coordinator's settings, so that one --timeout rules both sides, a worker
+// need not be told the mode, and anyone can recompute an average.
+struct Welcome {
+  std::uint64_t timeout_ms = 0;
+  std::uint8_t mode = 0;     // 0 vector, 1 blocks, 2 lanes
+  std::uint8_t average = 0;  // 0 mean, 1 weighted
+  std::uint64_t total_samples = 0;
+  std::uint32_t largest_frame = 0;  // of a worker, in bytes
+  bool operator==(const Welcome&) const = default;
+};
 using SmallMessage = std::variant<JoinRequest, JoinAccepted, ShardAssignment, Heartbeat, Shutdown,
-                                  Alive, Halt, Refusal, Totals>;
+                                  Alive, Halt, Refusal, Totals, Welcome>;
 WireTag tag_of(const SmallMessage& message);
 // A whole frame.
 std::vector<std::byte> encode(const SmallMessage& message);
