@@ -62,7 +62,8 @@ std::vector<SmallMessage> small_messages() {
           Alive{},
           Halt{{ErrorCode::kNonFinite, 2, "worker 2 sent NaN"}},
           Refusal{{ErrorCode::kAuthentication, -1, "the job is full"}},
-          Totals{4, 0.5f, 9, 10}};
+          Totals{4, 0.5f, 9, 10},
+          Welcome{30000, 1, 1, 1024, 1u << 30}};
 }
 
 std::vector<Gradient> gradients() {
@@ -189,6 +190,12 @@ TEST(GradientMessages, ExtensionsLieAsThePageSays) {
                                                           "0000403f"
                                                           "0900000000000000"
                                                           "0a00000000000000"));
+  EXPECT_EQ(encode(Welcome{1000, 1, 0, 1024, 0x7fffffff}), bytes_of_hex("0000001746"
+                                                                        "e803000000000000"
+                                                                        "01"
+                                                                        "00"
+                                                                        "0004000000000000"
+                                                                        "ffffff7f"));
   GradientHead partial;
   partial.tag = WireTag::kPartialSum;
   partial.step = 7;
@@ -429,7 +436,7 @@ TEST(GradientMessages, FrameStart) {
   EXPECT_EQ(start("0000000107"), (FrameStart{1, WireTag::kShutdown}));
   EXPECT_EQ(start("fffffffd04"), (FrameStart{0xfffffffd, WireTag::kGradientPayload}));
   EXPECT_FALSE(start("0000000007")) << "no room for the tag";
-  for (const char* tag : {"00", "0c", "3f", "46", "ff"}) {
+  for (const char* tag : {"00", "0c", "3f", "47", "ff"}) {
     EXPECT_FALSE(start(std::string("00000001") + tag)) << tag;
   }
 }
