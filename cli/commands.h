@@ -15,6 +15,8 @@ using Job = std::function<int()>;
 // `app` and, when it is chosen, sets `job`. `arguments` are the program's own, for commands that
 // start themselves again as ranks. All outlive the parse.
 void add_bench(CLI::App& app, const std::vector<std::string>& arguments, Job& job);
+void add_coordinator(CLI::App& app, Job& job);
+void add_worker(CLI::App& app, Job& job);
 void add_bench_allreduce(CLI::App& bench, const std::vector<std::string>& arguments, Job& job);
 
 }  // namespace lockstep::cli

@@ -26,6 +26,8 @@ int run(int argc, char** argv) {
   Job job;
   const std::vector<std::string> arguments(argv + 1, argv + argc);
   add_bench(app, arguments, job);
+  add_coordinator(app, job);
+  add_worker(app, job);
 
   try {
     app.parse(argc, argv);

@@ -59,7 +59,8 @@ std::size_t FrameChannel::flush(std::size_t most) {
     const Outgoing& front = queue_.front();
     std::size_t at = sent_of_front_;
     std::span<const std::byte> part;
-    for (const std::span<const std::byte> each : {std::span(front.head), front.body, std::span(front.foot)}) {
+    for (const std::span<const std::byte> each :
+         {std::span(front.head), front.body, std::span(front.foot)}) {
       if (at < each.size()) {
         part = each.subspan(at);
         break;
@@ -78,10 +79,11 @@ std::size_t FrameChannel::flush(std::size_t most) {
   return moved;
 }
 
-void FrameChannel::drop_queue() {
-  queue_.clear();
-  queued_bytes_ = 0;
-  sent_of_front_ = 0;
+void FrameChannel::drop_unsent() {
+  while (queue_.size() > (sent_of_front_ > 0 ? 1 : 0)) {
+    queued_bytes_ -= queue_.back().size();
+    queue_.pop_back();
+  }
 }
 
 std::size_t FrameChannel::receive(std::span<std::byte> to) {
@@ -109,6 +111,14 @@ std::size_t FrameChannel::fill(std::size_t most) {
   return got;
 }
 
+bool FrameChannel::awaits_more() const {
+  const std::uint64_t here = end_ - begin_;
+  if (head_) return here < elements_left_ * sizeof(float) + foot_bytes(*head_);
+  if (here < kFrameStartBytes) return here > 0;
+  const auto frame = decode_frame_start(raw().first<kFrameStartBytes>());
+  return frame && here - kLengthBytes < frame->length;
+}
+
 void FrameChannel::consume(std::size_t bytes) {
   LOCKSTEP_CHECK(bytes <= end_ - begin_);
   begin_ += bytes;
@@ -126,9 +136,8 @@ std::optional<FrameStart> FrameChannel::start() const {
   }
   const std::uint32_t most = is_gradient(start->tag) ? most_ : kMaxSmallFrame;
   if (start->length > most) {
-    refuse(ErrorCode::kMessageTooLarge,
-           fmt::format("announced a {} of {} bytes; {} are allowed", to_string(start->tag),
-                       start->length, most));
+    refuse(ErrorCode::kMessageTooLarge, fmt::format("announced a {} of {} bytes; {} are allowed",
+                                                    to_string(start->tag), start->length, most));
   }
   return start;
 }

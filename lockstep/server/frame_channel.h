@@ -25,6 +25,7 @@ class FrameChannel {
 
   Socket& socket() { return socket_; }
   const Socket& socket() const { return socket_; }
+  std::size_t window() const { return window_; }
   void set_window(std::size_t bytes);  // grows only
   void set_largest_frame(std::uint32_t most) { most_ = most; }
 
@@ -43,15 +44,18 @@ class FrameChannel {
   std::size_t queued_bytes() const { return queued_bytes_; }
   // Sends what can be sent without waiting, about `most` bytes, and returns how many.
   std::size_t flush(std::size_t most);
-  void drop_queue();
+  // Forgets what has not begun to go out.
+  void drop_unsent();
 
-  // Reads once into the window; returns how many bytes. The end of the stream is kept in end().
+  // Reads once into the window, up to `most` bytes; returns how many bytes. The end of the stream
+  // is kept in end().
   std::size_t fill(std::size_t most);
   // There is so little room that reading waits until something is taken.
   bool full() const { return window_ - (end_ - begin_) < window_ / 2; }
   // Why nothing more will come. What came before is still to be taken.
   const std::optional<Error>& ended() const { return ended_; }
-  bool mid_frame() const { return head_ || begin_ < end_; }
+  // A frame has begun to arrive and more of it is to come.
+  bool awaits_more() const;
 
   // Bytes that are no frames: the handshake's.
   std::span<const std::byte> raw() const { return {bytes_.get() + begin_, end_ - begin_}; }

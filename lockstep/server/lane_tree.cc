@@ -49,8 +49,8 @@ LaneTree::Outcome LaneTree::add(TreeNode node, LaneValue value) {
   }
   while (!place.is_root) {
     const bool is_left = node.begin == place.parent.begin;
-    const TreeNode sibling = is_left ? TreeNode{node.end, place.parent.end}
-                                     : TreeNode{place.parent.begin, node.begin};
+    const TreeNode sibling =
+        is_left ? TreeNode{node.end, place.parent.end} : TreeNode{place.parent.begin, node.begin};
     const auto found = present_.find(sibling.begin);
     if (found == present_.end() || found->second.node != sibling) break;
     LaneValue other = std::move(found->second.value);
