@@ -2,12 +2,12 @@
 
 #include <algorithm>
 #include <iostream>
-#include <map>
 #include <nlohmann/json.hpp>
 #include <sstream>
 #include <thread>
 
 #include "cli/allreduce_timing.h"
+#include "cli/choice.h"
 #include "cli/commands.h"
 #include "cli/launch.h"
 #include "cli/world.h"
@@ -210,22 +210,6 @@ int run(Options& options, const std::vector<std::string>& arguments) {
                       environment->world_size));
   const auto communicator = join_world(options.world, *environment);
   return run_rank(*communicator, options);
-}
-
-// An option whose values are the names of an enum's.
-template <typename Enum>
-CLI::Option* add_choice(CLI::App& command, const std::string& flag, Enum& chosen,
-                        const std::string& description, std::initializer_list<Enum> values) {
-  std::map<std::string, Enum> names;
-  for (const Enum value : values) {
-    std::string name(to_string(value));
-    names.emplace(name, value);
-    std::ranges::replace(name, '-', '_');  // either spelling will do
-    names.emplace(name, value);
-  }
-  const auto choose = [&chosen, names](const std::string& name) { chosen = names.at(name); };
-  return command.add_option_function<std::string>(flag, choose, description)
-      ->check(CLI::IsMember(names));
 }
 
 }  // namespace

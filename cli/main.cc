@@ -32,6 +32,8 @@ int run(int argc, char** argv) {
   add_data(app, job);
   add_generate(app, job);
   add_bench(app, arguments, job);
+  add_coordinator(app, job);
+  add_worker(app, job);
 
   try {
     app.parse(argc, argv);

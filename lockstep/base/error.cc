@@ -25,6 +25,9 @@ std::string_view to_string(ErrorCode code) {
     case ErrorCode::kVersionMismatch: return "version mismatch";
     case ErrorCode::kUnexpectedMessage: return "unexpected message";
     case ErrorCode::kMessageTooLarge: return "message too large";
+    case ErrorCode::kStepMismatch: return "step mismatch";
+    case ErrorCode::kBlockMismatch: return "block mismatch";
+    case ErrorCode::kComponentMismatch: return "component mismatch";
   }
   return "unknown error";
 }

@@ -24,6 +24,9 @@ enum class ErrorCode {
   kVersionMismatch,
   kUnexpectedMessage,
   kMessageTooLarge,
+  kStepMismatch,  // these three: what a worker sent is not what the gradient server expects
+  kBlockMismatch,
+  kComponentMismatch,
 };
 
 // The code as it appears in messages and logs, e.g. "size mismatch".

@@ -8,7 +8,7 @@
 
 #include "lockstep/base/log.h"
 #include "lockstep/net/control_messages.h"
-#include "lockstep/net/wire_error.h"
+#include "lockstep/wire/wire_error.h"
 
 namespace lockstep {
 namespace {

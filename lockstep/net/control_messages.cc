@@ -4,7 +4,7 @@
 #include <string_view>
 #include <utility>
 
-#include "lockstep/net/wire_error.h"
+#include "lockstep/wire/wire_error.h"
 #include "lockstep/wire/bytes.h"
 
 namespace lockstep {

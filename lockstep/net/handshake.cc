@@ -7,7 +7,7 @@
 #include <utility>
 
 #include "lockstep/base/check.h"
-#include "lockstep/net/wire_error.h"
+#include "lockstep/wire/wire_error.h"
 #include "lockstep/wire/bytes.h"
 
 namespace lockstep {

@@ -8,7 +8,7 @@
 #include "lockstep/net/control_messages.h"
 #include "lockstep/net/job_health.h"
 #include "lockstep/net/text.h"
-#include "lockstep/net/wire_error.h"
+#include "lockstep/wire/wire_error.h"
 
 namespace lockstep {
 

@@ -6,7 +6,7 @@
 #include <utility>
 
 #include "lockstep/net/interface.h"
-#include "lockstep/net/wire_error.h"
+#include "lockstep/wire/wire_error.h"
 
 namespace lockstep {
 

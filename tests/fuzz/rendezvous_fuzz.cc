@@ -8,7 +8,7 @@
 #include "lockstep/net/job_health.h"
 #include "lockstep/net/join_messages.h"
 #include "lockstep/net/message.h"
-#include "lockstep/net/wire_error.h"
+#include "lockstep/wire/wire_error.h"
 
 using namespace lockstep;
 

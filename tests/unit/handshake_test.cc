@@ -3,7 +3,7 @@
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
-#include "lockstep/net/wire_error.h"
+#include "lockstep/wire/wire_error.h"
 #include "lockstep/wire/bytes.h"
 #include "tests/support/ranks.h"
 

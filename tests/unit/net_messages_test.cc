@@ -4,7 +4,7 @@
 #include "lockstep/net/control_messages.h"
 #include "lockstep/net/join_messages.h"
 #include "lockstep/net/message.h"
-#include "lockstep/net/wire_error.h"
+#include "lockstep/wire/wire_error.h"
 #include "lockstep/wire/bytes.h"
 #include "tests/support/ranks.h"
 
@@ -163,7 +163,7 @@ TEST(WireError, RefusesUnknownCodesAndRanks) {
   EXPECT_EQ(decode_wire_error(body), (WireError{ErrorCode::kMessageTooLarge, 7, "text"}));
   expect_exact(body, [](auto bytes) { return decode_wire_error(bytes).has_value(); });
   auto bad_code = body;
-  bad_code[0] = std::byte{17};
+  bad_code[0] = std::byte{20};
   EXPECT_FALSE(decode_wire_error(bad_code));
   auto bad_rank = body;
   store_little_endian<std::int32_t>(bad_rank.data() + 1, -2);

@@ -14,7 +14,7 @@ namespace lockstep {
 class ByteReader;
 class ByteWriter;
 
-// An Error as it travels: code u8, rank i32, message. Longer messages are cut.
+// An Error as it travels: code u8, rank i32, message in UTF-8. Longer messages are cut.
 inline constexpr std::uint32_t kMaxErrorText = 4096;
 
 struct WireError {
@@ -27,7 +27,7 @@ struct WireError {
 };
 
 void write_error(ByteWriter& writer, const Error& error);
-// An unknown code or a rank below -1 makes the reader fail.
+// An unknown code, a rank below -1 or a message that is no UTF-8 makes the reader fail.
 WireError read_error(ByteReader& reader);
 
 std::vector<std::byte> encode_wire_error(const Error& error);

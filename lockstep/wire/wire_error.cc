@@ -1,8 +1,9 @@
-#include "lockstep/net/wire_error.h"
+#include "lockstep/wire/wire_error.h"
 
 #include <utility>
 
 #include "lockstep/wire/bytes.h"
+#include "lockstep/wire/utf8.h"
 
 namespace lockstep {
 
@@ -10,12 +11,14 @@ namespace lockstep {
 static_assert(static_cast<int>(ErrorCode::kInvalidArgument) == 0);
 static_assert(static_cast<int>(ErrorCode::kPeerLost) == 9);
 static_assert(static_cast<int>(ErrorCode::kMessageTooLarge) == 16);
-constexpr auto kLastCode = static_cast<std::uint8_t>(ErrorCode::kMessageTooLarge);
+static_assert(static_cast<int>(ErrorCode::kComponentMismatch) == 19);
+constexpr auto kLastCode = static_cast<std::uint8_t>(ErrorCode::kComponentMismatch);
 
 void write_error(ByteWriter& writer, const Error& error) {
   writer.u8(static_cast<std::uint8_t>(error.code()));
   writer.i32(error.rank());
-  writer.string(error.message().substr(0, kMaxErrorText), kMaxErrorText);
+  const std::string text = to_utf8(error.message());
+  writer.string(utf8_prefix(text, kMaxErrorText), kMaxErrorText);
 }
 
 WireError read_error(ByteReader& reader) {
@@ -23,7 +26,7 @@ WireError read_error(ByteReader& reader) {
   const std::uint8_t code = reader.u8();
   error.rank = reader.i32();
   error.message = reader.string(kMaxErrorText);
-  if (code > kLastCode || error.rank < -1) {
+  if (code > kLastCode || error.rank < -1 || !is_utf8(error.message)) {
     reader.fail();
     return {};
   }

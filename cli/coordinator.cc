@@ -1,0 +1,258 @@
+#include <fmt/format.h>
+
+#include <algorithm>
+#include <cstdio>
+#include <thread>
+
+#include "cli/choice.h"
+#include "cli/star.h"
+#include "cli/stop_signals.h"
+#include "lockstep/base/log.h"
+#include "lockstep/net/text.h"
+#include "lockstep/server/local_star.h"
+
+namespace lockstep::cli {
+namespace {
+
+constexpr const char* kExplanation =
+    R"(The coordinator is the middle of a star: it waits for the workers, gives each its share of every
+step's samples, then collects what they send, checks it, averages it and sends the average back.
+Try it in three terminals:
+
+  lockstep coordinator --bind 127.0.0.1:0 --workers 2      prints the address it listens on
+  lockstep worker --coordinator 127.0.0.1:PORT             twice
+
+The average is taken in a fixed tree over the workers, so its bits do not depend on who came first.
+'mean' treats all workers alike; 'weighted' counts a worker by its samples. In mode 'vector' a step
+is one gradient vector with loss and counts, in 'blocks' the blocks from last to first, then lm_head,
+final_norm and embedding, in 'lanes' partial sums over as many lanes as --total-samples says.
+
+The first NaN or infinity, or a message that does not belong, halts the job: every worker is told
+the same reason, which names the worker at fault, and the exit code is 3. A worker that dies, stops
+or falls silent is noticed within --timeout. Workers of the original protocol may join, too.
+
+Other hosts can only be served with a token (--token-file or LOCKSTEP_TOKEN), the same everywhere.
+It authenticates workers and coordinator to each other and encrypts nothing.)";
+
+struct Options {
+  std::string bind = "127.0.0.1:0";
+  ServerOptions server;
+  std::uint64_t steps = 100;
+  double timeout = 30;
+  std::string token_file;
+  bool local = false;
+  SyntheticOptions synthetic;  // of the local workers
+};
+
+HostPort parse_bind(const std::string& text) {
+  const auto where = parse_host_port(text);
+  if (!where)
+    throw Error(ErrorCode::kInvalidArgument, fmt::format("--bind {}: not HOST:PORT", text));
+  return *where;
+}
+
+// Prints how far the job is, on standard output.
+class Progress {
+ public:
+  using Clock = std::chrono::steady_clock;
+
+  explicit Progress(std::uint64_t steps) : steps_(steps) {}
+
+  void add(const RoundResult& result) {
+    elements_ += result.gradients.size();
+    if (result.key.kind == RoundKind::kVector) {
+      text_ =
+          fmt::format("  loss {:.6f}  {} of {} correct", result.loss, result.correct, result.total);
+    }
+  }
+  void add(const LaneStep::Piece& last) {
+    elements_ += last.head.offset + last.head.count;
+    text_ = fmt::format("  {} lanes", last.head.lanes);
+  }
+  void end_step(std::uint64_t step) {
+    if (clock_.due() || step + 1 == steps_) {
+      const std::chrono::duration<double, std::milli> time = Clock::now() - start_;
+      fmt::print("step {}/{}{}  {} elements in {:.1f} ms\n", step + 1, steps_, text_, elements_,
+                 time.count());
+      std::fflush(stdout);
+    }
+    elements_ = 0;
+    start_ = Clock::now();
+  }
+
+ private:
+  const std::uint64_t steps_;
+  ProgressClock clock_;
+  std::uint64_t elements_ = 0;
+  Clock::time_point start_ = Clock::now();
+  std::string text_;
+};
+
+void reduce_blocks(GradientServer& server, std::uint64_t step, Progress& progress) {
+  // The number of blocks is the workers' to tell; the first of them comes last.
+  std::optional<std::uint32_t> next;
+  do {
+    const RoundResult result = server.reduce({RoundKind::kBlock, step, next, 0});
+    server.broadcast(result);
+    progress.add(result);
+    next = *result.key.block - 1;
+  } while (*next != UINT32_MAX);
+  for (std::uint8_t component = 0; component < kComponents; ++component) {
+    const RoundResult result = server.reduce({RoundKind::kComponent, step, {}, component});
+    server.broadcast(result);
+    progress.add(result);
+  }
+}
+
+void run_steps(GradientServer& server, const Options& options) {
+  server.wait_for_workers();
+  fmt::print("all {} workers are here; {} steps, mode {}, average {}\n", options.server.workers,
+             options.steps, to_string(options.server.settings.mode),
+             to_string(options.server.settings.average));
+  std::fflush(stdout);
+  Progress progress(options.steps);
+  for (std::uint64_t step = 0; step < options.steps; ++step) {
+    server.send_shards(step);
+    switch (options.server.settings.mode) {
+      case Mode::kVector: {
+        const RoundResult result = server.reduce({RoundKind::kVector, step, {}, 0});
+        server.broadcast(result);
+        progress.add(result);
+        break;
+      }
+      case Mode::kBlocks: reduce_blocks(server, step, progress); break;
+      case Mode::kLanes: progress.add(server.reduce_lanes(step)); break;
+    }
+    progress.end_step(step);
+  }
+  server.shutdown();
+  fmt::print("done: {} steps with {} workers\n", options.steps, options.server.workers);
+}
+
+void print_notice(const std::string& text) {
+  fmt::print("{}\n", text);
+  std::fflush(stdout);
+}
+
+// The workers as threads of this process. The server's error is the cause; theirs follow from it.
+void run_local(const Options& options) {
+  LocalStar star = make_local_star(options.server);
+  std::vector<std::thread> threads;
+  for (std::size_t i = 0; i < star.ends.size(); ++i) {
+    threads.emplace_back([&options, i, end = std::move(star.ends[i])]() mutable {
+      try {
+        WorkerOptions worker;
+        worker.node_id = fmt::format("thread-{}", i);
+        worker.timeout = options.server.settings.timeout;
+        WorkerClient client(std::move(end), worker);
+        try {
+          SyntheticJob job(client, options.synthetic);
+          while (const auto shard = client.next_shard()) job.step(*shard);
+        } catch (const Error& error) {
+          client.abort(error);
+          throw;
+        }
+      } catch (const Error& error) {
+        log(LogLevel::kError, "worker {}: {}", i, error.what());
+      }
+    });
+  }
+  std::exception_ptr failure;
+  try {
+    star.server->set_notice(print_notice);
+    run_steps(*star.server, options);
+  } catch (const Error&) {
+    failure = std::current_exception();
+  }
+  star.server.reset();
+  for (std::thread& thread : threads) thread.join();
+  if (failure) std::rethrow_exception(failure);
+}
+
+void run_served(const Options& options) {
+  Socket listener = listen_for_workers(parse_bind(options.bind), options.server.token,
+                                       Deadline::after(options.server.settings.timeout));
+  fmt::print("listening on {}; {} workers expected\n", to_string(listener.local_address()),
+             options.server.workers);
+  std::fflush(stdout);
+  GradientServer server(std::move(listener), options.server);
+  server.set_notice(print_notice);
+  run_steps(server, options);
+}
+
+int run(Options& options) {
+  options.server.settings.timeout = duration_of(options.timeout);
+  options.server.token = token_from(options.token_file);
+  const bool lanes = options.server.settings.mode == Mode::kLanes;
+  if (lanes && (options.server.settings.total_samples < 1 ||
+                options.server.settings.total_samples > (1U << 20))) {
+    throw Error(ErrorCode::kInvalidArgument,
+                "--mode lanes needs --total-samples from 1 to 1048576");
+  }
+  const StopSignals signals;
+  options.server.stop_fd = signals.fd();
+  try {
+    if (options.local) {
+      run_local(options);
+    } else {
+      run_served(options);
+    }
+    return 0;
+  } catch (const Error& error) {
+    if (error.code() == ErrorCode::kInvalidArgument) throw;
+    log_line(LogLevel::kError, error.what());
+    return is_defect(error.code()) ? kHaltedCode : signals.exit_code(1);
+  }
+}
+
+}  // namespace
+
+void add_coordinator(CLI::App& app, Job& job) {
+  CLI::App& command =
+      *app.add_subcommand("coordinator", "Average gradients for workers: the middle of a star.");
+  command.footer(kExplanation);
+  const auto options = std::make_shared<Options>();
+  JobSettings& settings = options->server.settings;
+  settings.total_samples = 1024;
+
+  command.add_option("--bind", options->bind, "Where to listen; port 0: any, which is printed")
+      ->option_text("HOST:PORT [127.0.0.1:0]");
+  command.add_option("--workers", options->server.workers, "How many workers to wait for")
+      ->check(CLI::Range(1, 4096))
+      ->option_text("N [1]");
+  command.add_option("--steps", options->steps, "Steps to run, numbered from 0")
+      ->option_text("N [100]");
+  command
+      .add_option("--total-samples", settings.total_samples,
+                  "Samples of a step, dealt out to the workers")
+      ->check(CLI::Range(std::uint64_t{0}, std::uint64_t{1} << 48))
+      ->option_text("N [1024]");
+  add_choice(command, "--mode", settings.mode, "vector, blocks or lanes",
+             {Mode::kVector, Mode::kBlocks, Mode::kLanes})
+      ->option_text("NAME [vector]");
+  add_choice(command, "--average", settings.average, "mean or weighted",
+             {Average::kMean, Average::kWeighted})
+      ->option_text("NAME [weighted]");
+  command.add_option("--token-file", options->token_file, "The job's secret, needed between hosts")
+      ->option_text("FILE");
+  command.add_flag("--insecure", options->server.insecure,
+                   "With a token: let in workers that have none, such as the original protocol's");
+  command
+      .add_option("--timeout", options->timeout,
+                  "A worker that is silent for so long is dead; in seconds")
+      ->check(CLI::Range(0.01, 1e7))
+      ->option_text("S [30]");
+  command.add_option("--max-frame", settings.largest_frame, "The largest message that is accepted")
+      ->transform(CLI::AsSizeValue(false))
+      ->option_text("SIZE [2GiB]");
+  CLI::Option* local = command.add_flag(
+      "--local", options->local,
+      "Run the workers as threads of this process, with the synthetic job and its options");
+  for (const char* name : {"--bind", "--token-file", "--insecure"}) {
+    command.get_option(name)->excludes(local);
+  }
+  add_synthetic_options(command, options->synthetic);
+  command.callback([options, &job] { job = [options] { return run(*options); }; });
+}
+
+}  // namespace lockstep::cli

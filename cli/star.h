@@ -1,0 +1,41 @@
+#pragma once
+
+#include <chrono>
+#include <string>
+
+#include "cli/commands.h"
+#include "lockstep/base/error.h"
+#include "lockstep/server/synthetic.h"
+
+namespace lockstep::cli {
+
+// What `lockstep coordinator` and `lockstep worker` share.
+
+// From --token-file, else from LOCKSTEP_TOKEN, else empty.
+std::string token_from(const std::string& file);
+
+std::chrono::nanoseconds duration_of(double seconds);
+
+// The flags of the synthetic job.
+void add_synthetic_options(CLI::App& command, SyntheticOptions& options);
+
+// 3 where the job was halted on a defect: a non-finite value, or a worker that sent what nobody
+// expects. Otherwise what main makes of the error.
+bool is_defect(ErrorCode code);
+inline constexpr int kHaltedCode = 3;
+
+// A clock for progress: true at most twice a second.
+class ProgressClock {
+ public:
+  bool due() {
+    const auto now = std::chrono::steady_clock::now();
+    if (now - last_ < std::chrono::milliseconds(500)) return false;
+    last_ = now;
+    return true;
+  }
+
+ private:
+  std::chrono::steady_clock::time_point last_{};
+};
+
+}  // namespace lockstep::cli

@@ -1,0 +1,120 @@
+#include <fmt/format.h>
+#include <unistd.h>
+
+#include <cstdio>
+
+#include "cli/choice.h"
+#include "cli/star.h"
+#include "cli/stop_signals.h"
+#include "lockstep/base/log.h"
+#include "lockstep/net/host.h"
+#include "lockstep/net/text.h"
+#include "lockstep/server/worker_client.h"
+
+namespace lockstep::cli {
+namespace {
+
+constexpr const char* kExplanation =
+    R"(A worker joins a coordinator, and at every step gets its share of the samples, sends its gradients
+and receives the averages. It may be started before the coordinator; it tries to connect for
+--timeout. From then on the coordinator's own timeout counts, and its mode.
+
+The synthetic job computes nothing: its gradients come from a counter-based generator of seed, step,
+worker and block. So every worker can compute what all others sent, and with --check does, and
+compares each average bit for bit with the tree sum; all workers must have the same seed and shape.
+
+--seed-protocol speaks to a server of the original protocol, which tells no mode.)";
+
+struct Options {
+  std::string coordinator;
+  std::string job = "synthetic";
+  WorkerOptions worker;
+  SyntheticOptions synthetic;
+  double timeout = 30;
+  std::string token_file;
+};
+
+int work(const Options& options, const StopSignals& signals, WorkerClient& client) {
+  client.set_stop(signals.fd());
+  fmt::print("joined as worker {} of {}\n", client.worker_id(), client.total_workers());
+  std::fflush(stdout);
+  SyntheticJob job(client, options.synthetic);
+  ProgressClock clock;
+  std::uint64_t steps = 0;
+  std::size_t compared = 0;
+  while (const auto shard = client.next_shard()) {
+    const SyntheticJob::Report report = job.step(*shard);
+    ++steps;
+    compared += report.compared;
+    if (!clock.due()) continue;
+    const std::string loss = report.loss ? fmt::format("  loss {:.6f}", *report.loss) : "";
+    fmt::print("step {}  samples [{}, {}){}  {} elements{}\n", shard->step, shard->begin,
+               shard->end, loss, report.elements,
+               options.synthetic.check ? ", all as they should be" : "");
+    std::fflush(stdout);
+  }
+  fmt::print("done: {} steps{}\n", steps,
+             options.synthetic.check ? fmt::format(", {} elements checked", compared) : "");
+  return 0;
+}
+
+int run(Options& options) {
+  const auto where = parse_host_port(options.coordinator);
+  if (!where) {
+    throw Error(ErrorCode::kInvalidArgument,
+                fmt::format("--coordinator {}: not HOST:PORT", options.coordinator));
+  }
+  options.worker.coordinator = *where;
+  options.worker.timeout = duration_of(options.timeout);
+  options.worker.token = token_from(options.token_file);
+  if (options.worker.node_id.empty()) {
+    options.worker.node_id = fmt::format("{}-{}", this_host().hostname, ::getpid());
+  }
+  // Until it has joined, a signal may end it as any program.
+  WorkerClient client(options.worker);
+  const StopSignals signals;
+  try {
+    return work(options, signals, client);
+  } catch (const Error& error) {
+    client.abort(error);
+    if (error.code() == ErrorCode::kInvalidArgument) throw;
+    log_line(LogLevel::kError, error.what());
+    return is_defect(error.code()) ? kHaltedCode : signals.exit_code(1);
+  }
+}
+
+}  // namespace
+
+void add_worker(CLI::App& app, Job& job) {
+  CLI::App& command = *app.add_subcommand("worker", "Work for a coordinator.");
+  command.footer(kExplanation);
+  const auto options = std::make_shared<Options>();
+  options->worker.node_id.clear();
+
+  command.add_option("--coordinator", options->coordinator, "Where the coordinator listens")
+      ->required()
+      ->option_text("HOST:PORT");
+  command.add_option("--job", options->job, "What to work on: synthetic")
+      ->check(CLI::IsMember({"synthetic"}))
+      ->option_text("NAME [synthetic]");
+  command.add_option("--node-id", options->worker.node_id, "How messages call this worker")
+      ->check([](const std::string& text) { return text.size() <= 100 ? "" : "at most 100 bytes"; })
+      ->option_text("NAME [host-pid]");
+  command
+      .add_option("--timeout", options->timeout, "How long to try to connect and join; in seconds")
+      ->check(CLI::Range(0.01, 1e7))
+      ->option_text("S [30]");
+  command.add_option("--token-file", options->token_file, "The job's secret, needed between hosts")
+      ->option_text("FILE");
+  CLI::Option* seed_protocol =
+      command.add_flag("--seed-protocol", options->worker.seed_protocol,
+                       "Speak the original protocol: no token, no heartbeats, no extensions");
+  add_choice(command, "--mode", options->synthetic.mode, "vector or blocks, with --seed-protocol",
+             {Mode::kVector, Mode::kBlocks})
+      ->needs(seed_protocol)
+      ->option_text("NAME [vector]");
+  add_synthetic_options(command, options->synthetic);
+  command.callback([options, &job] { job = [options] { return run(*options); }; });
+}
+
+}  // namespace lockstep::cli

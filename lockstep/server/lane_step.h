@@ -1,0 +1,60 @@
+#pragma once
+
+#include <cstdint>
+#include <optional>
+#include <string>
+#include <vector>
+
+#include "lockstep/base/error.h"
+#include "lockstep/server/lane_tree.h"
+#include "lockstep/wire/gradient_messages.h"
+
+namespace lockstep {
+
+// One step in lane mode, as the gradient server sees it: workers send partial sums of nodes of
+// T(0, lanes), piece by piece. The first frame of a piece opens it; it is finished when its nodes
+// cover all lanes, whoever brought them. The piece that has a tail ends the step. No I/O; what does
+// not fit throws an Error that names the worker at fault.
+class LaneStep {
+ public:
+  LaneStep(std::uint64_t step, std::vector<std::string> names);
+
+  // Whether the frame belongs to the open piece (or opens one). If not, it is to be offered again
+  // when the piece is finished.
+  bool offer(int worker, const GradientHead& head);
+  // All of a frame that was accepted.
+  void add(int worker, const GradientHead& head, LaneValue value);
+  // Throws if all workers have gone on to other pieces: nothing can finish the open one.
+  void check_stuck() const;
+
+  struct Piece {
+    GradientHead head;  // of the RawSum
+    LaneValue sum;
+  };
+  // The finished piece, once; the next may then be opened.
+  std::optional<Piece> take_finished();
+  bool done() const { return done_; }
+  // It has brought something for the open piece, or is ahead of it.
+  bool has_brought(int worker) const;
+  // "lanes [4, 8) of step 3, elements from 65536 on"; what is missing first.
+  std::string missing() const;
+
+ private:
+  struct Open {
+    GradientHead head;  // that opened it
+    int opener = -1;
+    LaneTree tree;
+  };
+
+  [[noreturn]] void fail(ErrorCode code, int worker, const std::string& what) const;
+  void check_finite(int worker, const GradientHead& head, const LaneValue& value) const;
+
+  const std::uint64_t step_;
+  const std::vector<std::string> names_;
+  std::optional<Open> open_;
+  std::vector<bool> brought_;
+  std::vector<std::optional<std::uint64_t>> waiting_at_;  // offset of a frame that was put off
+  bool done_ = false;
+};
+
+}  // namespace lockstep

@@ -1,0 +1,92 @@
+#include "lockstep/server/lane_tree.h"
+
+#include <utility>
+
+#include "lockstep/base/check.h"
+#include "lockstep/comm/kernels.h"
+
+namespace lockstep {
+namespace {
+
+// left += right, as a node of the tree.
+void add_right(LaneValue& left, const LaneValue& right) {
+  LOCKSTEP_CHECK(left.data.size() == right.data.size() && left.tail.size() == right.tail.size());
+  combine(ReduceOp::kSum, DataType::kF32, left.data.data(), left.data.data(), right.data.data(),
+          left.data.size());
+  combine(ReduceOp::kSum, DataType::kF64, left.tail.data(), left.tail.data(), right.tail.data(),
+          left.tail.size());
+}
+
+}  // namespace
+
+TreePlace place_in_tree(TreeNode node, std::uint32_t lanes) {
+  if (node.begin >= node.end || node.end > lanes) return {};
+  TreeNode at{0, lanes};
+  TreePlace place{.is_node = false, .parent = {}, .is_root = true};
+  while (at != node) {
+    if (at.end - at.begin == 1) return {};
+    const std::uint32_t middle = at.begin + tree_split(at.end - at.begin);
+    place = {.is_node = false, .parent = at, .is_root = false};
+    if (node.end <= middle) {
+      at.end = middle;
+    } else if (node.begin >= middle) {
+      at.begin = middle;
+    } else {
+      return {};
+    }
+  }
+  place.is_node = true;
+  return place;
+}
+
+LaneTree::Outcome LaneTree::add(TreeNode node, LaneValue value) {
+  TreePlace place = place_in_tree(node, lanes_);
+  if (!place.is_node) return Outcome::kNoNode;
+  const auto after = present_.lower_bound(node.begin);
+  if (after != present_.end() && after->second.node.begin < node.end) return Outcome::kOverlaps;
+  if (after != present_.begin() && std::prev(after)->second.node.end > node.begin) {
+    return Outcome::kOverlaps;
+  }
+  while (!place.is_root) {
+    const bool is_left = node.begin == place.parent.begin;
+    const TreeNode sibling =
+        is_left ? TreeNode{node.end, place.parent.end} : TreeNode{place.parent.begin, node.begin};
+    const auto found = present_.find(sibling.begin);
+    if (found == present_.end() || found->second.node != sibling) break;
+    LaneValue other = std::move(found->second.value);
+    present_.erase(found);
+    if (is_left) {
+      add_right(value, other);
+    } else {
+      add_right(other, value);
+      value = std::move(other);
+    }
+    node = place.parent;
+    place = place_in_tree(node, lanes_);
+  }
+  present_.emplace(node.begin, Entry{node, std::move(value)});
+  return Outcome::kAdded;
+}
+
+bool LaneTree::complete() const {
+  return present_.size() == 1 && present_.begin()->second.node == TreeNode{0, lanes_};
+}
+
+LaneValue LaneTree::take() {
+  LOCKSTEP_CHECK(complete());
+  LaneValue value = std::move(present_.begin()->second.value);
+  present_.clear();
+  return value;
+}
+
+std::optional<TreeNode> LaneTree::first_gap() const {
+  std::uint32_t at = 0;
+  for (const auto& [begin, entry] : present_) {
+    if (begin > at) return TreeNode{at, begin};
+    at = entry.node.end;
+  }
+  if (at < lanes_) return TreeNode{at, lanes_};
+  return std::nullopt;
+}
+
+}  // namespace lockstep

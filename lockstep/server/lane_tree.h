@@ -1,0 +1,53 @@
+#pragma once
+
+#include <cstdint>
+#include <map>
+#include <optional>
+#include <span>
+#include <vector>
+
+#include "lockstep/comm/canonical_tree.h"
+
+namespace lockstep {
+
+// A value at a node of T(0, lanes): f32 elements and a tail of f64 numbers, both sums over lanes.
+struct LaneValue {
+  std::vector<float> data;
+  std::vector<double> tail;
+};
+
+// Adds values of nodes along T(0, lanes), whoever brings them and in whatever order they come: two
+// siblings become their parent as soon as both are there, so the bits depend on the tree alone.
+class LaneTree {
+ public:
+  explicit LaneTree(std::uint32_t lanes) : lanes_(lanes) {}
+
+  enum class Outcome : std::uint8_t { kAdded, kNoNode, kOverlaps };
+  // All values have the same numbers of elements; kNoNode and kOverlaps change nothing.
+  [[nodiscard]] Outcome add(TreeNode node, LaneValue value);
+
+  bool complete() const;
+  // The root's value, once complete. The tree is then empty.
+  LaneValue take();
+  // The first lanes for which nothing has come.
+  std::optional<TreeNode> first_gap() const;
+
+ private:
+  struct Entry {
+    TreeNode node;
+    LaneValue value;
+  };
+
+  std::uint32_t lanes_;
+  std::map<std::uint32_t, Entry> present_;  // by the node's first lane; disjoint
+};
+
+// The parent of a node of T(0, lanes), or nothing for the root; nothing at all if it is no node.
+struct TreePlace {
+  bool is_node = false;
+  TreeNode parent;  // where there is one
+  bool is_root = false;
+};
+TreePlace place_in_tree(TreeNode node, std::uint32_t lanes);
+
+}  // namespace lockstep

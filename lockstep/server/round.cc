@@ -1,0 +1,247 @@
+#include "lockstep/server/round.h"
+
+#include <fmt/format.h>
+
+#include <algorithm>
+#include <bit>
+#include <cmath>
+#include <numeric>
+
+#include "lockstep/base/check.h"
+
+namespace lockstep {
+namespace {
+
+// Sums of so many samples over all workers stay exact.
+constexpr std::uint64_t kMostSamples = std::uint64_t{1} << 48;
+
+WireTag tag_of(RoundKind kind) {
+  switch (kind) {
+    case RoundKind::kVector: return WireTag::kGradientPayload;
+    case RoundKind::kBlock: return WireTag::kBlockGradientPayload;
+    case RoundKind::kComponent: return WireTag::kNonBlockGradientPayload;
+  }
+  return {};
+}
+
+std::string list_sizes(const std::vector<std::uint32_t>& sizes) {
+  std::string text = fmt::format("{} sizes:", sizes.size());
+  constexpr std::size_t kMost = 16;
+  for (std::size_t i = 0; i < std::min(sizes.size(), kMost); ++i) {
+    text += fmt::format(" {}", sizes[i]);
+  }
+  return sizes.size() > kMost ? text + " ..." : text;
+}
+
+}  // namespace
+
+std::string_view component_name(std::uint8_t component) {
+  constexpr std::string_view kNames[kComponents] = {"lm_head", "final_norm", "embedding"};
+  return component < kComponents ? kNames[component] : "unknown";
+}
+
+std::string describe(const RoundKey& key) {
+  switch (key.kind) {
+    case RoundKind::kVector: return fmt::format("the gradient vector of step {}", key.step);
+    case RoundKind::kBlock:
+      return key.block ? fmt::format("block {} of step {}", *key.block, key.step)
+                       : fmt::format("the last block of step {}", key.step);
+    case RoundKind::kComponent:
+      return fmt::format("component {} ({}) of step {}", key.component,
+                         component_name(key.component), key.step);
+  }
+  return "?";
+}
+
+Round::Round(const RoundKey& key, Average average, std::vector<std::string> names,
+             std::vector<std::uint64_t> shards)
+    : key_(key), average_(average) {
+  LOCKSTEP_CHECK(!names.empty() && names.size() == shards.size());
+  for (std::size_t i = 0; i < names.size(); ++i) {
+    workers_.push_back({.name = std::move(names[i]), .shard = shards[i], .totals = {}});
+  }
+}
+
+void Round::fail(ErrorCode code, int worker, const std::string& what) const {
+  throw Error(code, fmt::format("{} {}", workers_[static_cast<std::size_t>(worker)].name, what),
+              worker);
+}
+
+void Round::check_tag(int worker, WireTag tag) const {
+  if (tag == tag_of(key_.kind)) return;
+  fail(ErrorCode::kUnexpectedMessage, worker,
+       fmt::format("sent a {}; a {} is expected, for {}", to_string(tag),
+                   to_string(tag_of(key_.kind)), describe(key_)));
+}
+
+void Round::begin(int worker, const GradientHead& head) {
+  check_tag(worker, head.tag);
+  if (head.step != key_.step) {
+    fail(ErrorCode::kStepMismatch, worker,
+         fmt::format("sent a {} of step {}; step {} is expected", to_string(head.tag), head.step,
+                     key_.step));
+  }
+  if (key_.kind == RoundKind::kBlock) check_block(worker, head);
+  if (key_.kind == RoundKind::kComponent && head.component != key_.component) {
+    fail(ErrorCode::kComponentMismatch, worker,
+         fmt::format("sent component {} ({}) of step {}; component {} ({}) is expected",
+                     head.component, component_name(head.component), head.step, key_.component,
+                     component_name(key_.component)));
+  }
+  if (first_ < 0) {
+    first_ = worker;
+    first_head_ = head;
+    count_ = head.count;
+  } else {
+    compare_with_first(worker, head);
+  }
+  workers_[static_cast<std::size_t>(worker)].begun = true;
+}
+
+void Round::check_block(int worker, const GradientHead& head) {
+  if (head.block_idx >= head.num_blocks) {
+    fail(ErrorCode::kBlockMismatch, worker,
+         fmt::format("sent block {} of {} blocks", head.block_idx, head.num_blocks));
+  }
+  const std::uint32_t expected = key_.block.value_or(head.num_blocks - 1);
+  if (head.block_idx != expected) {
+    fail(ErrorCode::kBlockMismatch, worker,
+         fmt::format("sent block {} of step {}; block {} is expected", head.block_idx, head.step,
+                     expected));
+  }
+  key_.block = expected;
+  const auto sum =
+      std::accumulate(head.component_sizes.begin(), head.component_sizes.end(), std::uint64_t{0});
+  if (sum != head.count) {
+    fail(ErrorCode::kSizeMismatch, worker,
+         fmt::format("sent {} elements for {}, but component sizes that add up to {}", head.count,
+                     describe(key_), sum));
+  }
+}
+
+void Round::compare_with_first(int worker, const GradientHead& head) {
+  const std::string& other = workers_[static_cast<std::size_t>(first_)].name;
+  if (head.count != first_head_.count) {
+    fail(ErrorCode::kSizeMismatch, worker,
+         fmt::format("sent {} elements for {}, but {} sent {}", head.count, describe(key_), other,
+                     first_head_.count));
+  }
+  if (head.num_blocks != first_head_.num_blocks) {
+    fail(ErrorCode::kBlockMismatch, worker,
+         fmt::format("has {} blocks, but {} has {}", head.num_blocks, other,
+                     first_head_.num_blocks));
+  }
+  if (head.component_sizes != first_head_.component_sizes) {
+    fail(ErrorCode::kComponentMismatch, worker,
+         fmt::format("sent {} for {}, but {} sent {}", list_sizes(head.component_sizes),
+                     describe(key_), other, list_sizes(first_head_.component_sizes)));
+  }
+}
+
+void Round::set_totals(int worker, float loss, std::uint64_t correct, std::uint64_t total) {
+  Worker& each = workers_[static_cast<std::size_t>(worker)];
+  LOCKSTEP_CHECK(each.begun && !each.totals);
+  if (!std::isfinite(loss)) {
+    fail(ErrorCode::kNonFinite, worker,
+         fmt::format("sent the loss {} at step {}", loss, key_.step));
+  }
+  if (std::max(correct, total) > kMostSamples) {
+    fail(ErrorCode::kSizeMismatch, worker,
+         fmt::format("says that {} of {} samples of step {} are correct; {} is the most", correct,
+                     total, key_.step, kMostSamples));
+  }
+  each.totals = Totals{loss, correct, total};
+}
+
+bool Round::waits_for_totals(int worker) const {
+  return key_.kind == RoundKind::kVector && average_ == Average::kWeighted &&
+         !workers_[static_cast<std::size_t>(worker)].totals;
+}
+
+bool Round::ready() const {
+  for (std::size_t i = 0; i < workers_.size(); ++i) {
+    if (!workers_[i].begun || waits_for_totals(static_cast<int>(i))) return false;
+  }
+  return output_ != nullptr;
+}
+
+void Round::prepare() {
+  std::vector<std::uint64_t> weights;
+  for (const Worker& worker : workers_) {
+    weights.push_back(worker.totals ? worker.totals->total : worker.shard);
+  }
+  averager_.emplace(average_, std::move(weights));
+}
+
+void Round::advance(std::span<std::byte* const> inputs, std::size_t count) {
+  LOCKSTEP_CHECK(ready() && done_ + count <= *count_);
+  if (!averager_) prepare();
+  if (const auto defect = averager_->run(inputs, output_ + done_, count)) {
+    const std::string element = element_name(done_ + defect->index);
+    if (defect->worker >= 0) {
+      fail(ErrorCode::kNonFinite, defect->worker,
+           fmt::format("sent {} for {}: {}", defect->value, describe(key_), element));
+    }
+    throw Error(ErrorCode::kNonFinite, fmt::format("the average of {} overflows to {}: {}",
+                                                   describe(key_), defect->value, element));
+  }
+  done_ += count;
+}
+
+std::string Round::element_name(std::uint64_t index) const {
+  std::uint64_t begin = 0;
+  for (std::size_t i = 0; i < first_head_.component_sizes.size(); ++i) {
+    const std::uint64_t size = first_head_.component_sizes[i];
+    if (index < begin + size) {
+      return fmt::format("element {} (component {} of the block, element {} of it)", index, i,
+                         index - begin);
+    }
+    begin += size;
+  }
+  return fmt::format("element {}", index);
+}
+
+void Round::end(int worker, const GradientFoot& foot) {
+  Worker& each = workers_[static_cast<std::size_t>(worker)];
+  LOCKSTEP_CHECK(each.begun && !each.ended && done_ == *count_);
+  if (key_.kind == RoundKind::kVector) {
+    if (!each.totals) {
+      set_totals(worker, foot.loss, foot.correct, foot.total);
+    } else if (each.totals->total != foot.total || each.totals->correct != foot.correct ||
+               std::bit_cast<std::uint32_t>(each.totals->loss) !=
+                   std::bit_cast<std::uint32_t>(foot.loss)) {
+      fail(ErrorCode::kSizeMismatch, worker,
+           fmt::format(
+               "announced loss {}, {} of {} correct for step {}, then sent loss {}, {} of {}",
+               each.totals->loss, each.totals->correct, each.totals->total, key_.step, foot.loss,
+               foot.correct, foot.total));
+    }
+  }
+  each.ended = true;
+}
+
+bool Round::complete() const {
+  return std::ranges::all_of(workers_, [](const Worker& worker) { return worker.ended; });
+}
+
+RoundResult Round::result() const {
+  LOCKSTEP_CHECK(complete());
+  RoundResult result;
+  result.key = key_;
+  result.component_sizes = first_head_.component_sizes;
+  result.num_blocks = first_head_.num_blocks;
+  if (key_.kind != RoundKind::kVector) return result;
+  std::vector<double> losses;
+  for (const Worker& worker : workers_) {
+    result.correct += worker.totals->correct;
+    result.total += worker.totals->total;
+    losses.push_back(static_cast<double>(worker.totals->loss) *
+                     static_cast<double>(worker.totals->total));
+  }
+  if (result.total > 0) {
+    result.loss = static_cast<float>(tree_sum(losses) / static_cast<double>(result.total));
+  }
+  return result;
+}
+
+}  // namespace lockstep

@@ -1,0 +1,112 @@
+#pragma once
+
+#include <chrono>
+#include <cstdint>
+#include <memory>
+#include <optional>
+#include <span>
+#include <string>
+#include <vector>
+
+#include "lockstep/base/error.h"
+#include "lockstep/server/average.h"
+#include "lockstep/wire/gradient_messages.h"
+
+namespace lockstep {
+
+// One round of the gradient server: every worker sends the same part of a step's gradient, the
+// average goes back to all.
+enum class RoundKind : std::uint8_t { kVector, kBlock, kComponent };
+
+struct RoundKey {
+  RoundKind kind{};
+  std::uint64_t step = 0;
+  std::optional<std::uint32_t> block;  // blocks; nothing: the last block, whichever that is
+  std::uint8_t component = 0;          // components: 0 lm_head, 1 final_norm, 2 embedding
+
+  bool operator==(const RoundKey&) const = default;
+};
+// "the gradient vector of step 3", "block 5 of step 3", "component 2 (embedding) of step 3"
+std::string describe(const RoundKey& key);
+std::string_view component_name(std::uint8_t component);
+inline constexpr std::uint8_t kComponents = 3;
+
+struct RoundResult {
+  RoundKey key;
+  std::span<const float> gradients;  // averaged; `keep` holds them
+  std::shared_ptr<const void> keep;
+  float loss = 0;  // vectors: weighted by samples
+  std::uint64_t correct = 0;
+  std::uint64_t total = 0;
+  std::vector<std::uint32_t> component_sizes;  // blocks
+  std::uint32_t num_blocks = 0;
+  std::chrono::nanoseconds reduce_time{};  // from the call to the last check
+};
+
+// The checks and the arithmetic of a round; no I/O. Every check that fails throws an Error that
+// names the worker at fault and both values.
+class Round {
+ public:
+  // `names[w]` is how messages call worker w; `shards[w]` is the number of samples it was given.
+  Round(const RoundKey& key, Average average, std::vector<std::string> names,
+        std::vector<std::uint64_t> shards);
+
+  const RoundKey& key() const { return key_; }
+  // A gradient of this kind and step is expected from the worker, and no other.
+  void check_tag(int worker, WireTag tag) const;
+
+  // The fields ahead of a worker's elements.
+  void begin(int worker, const GradientHead& head);
+  // What a vector's foot holds, ahead of it. Only once, and only after begin().
+  void set_totals(int worker, float loss, std::uint64_t correct, std::uint64_t total);
+  // Its elements have to wait for the foot, because its weight is there.
+  bool waits_for_totals(int worker) const;
+
+  // Nothing until the first worker has begun.
+  std::optional<std::uint64_t> count() const { return count_; }
+  void set_output(float* elements) { output_ = elements; }
+  // All have begun, all weights are known, the output is there: advance() may be called.
+  bool ready() const;
+  // The next `count` elements of every worker, which are overwritten.
+  void advance(std::span<std::byte* const> inputs, std::size_t count);
+  // Behind a worker's last element.
+  void end(int worker, const GradientFoot& foot);
+
+  bool begun(int worker) const { return workers_[static_cast<std::size_t>(worker)].begun; }
+  bool ended(int worker) const { return workers_[static_cast<std::size_t>(worker)].ended; }
+  bool complete() const;
+  // Everything but elements and time.
+  RoundResult result() const;
+
+ private:
+  struct Totals {
+    float loss = 0;
+    std::uint64_t correct = 0;
+    std::uint64_t total = 0;
+  };
+  struct Worker {
+    std::string name;
+    std::uint64_t shard = 0;
+    bool begun = false;
+    bool ended = false;
+    std::optional<Totals> totals;
+  };
+
+  [[noreturn]] void fail(ErrorCode code, int worker, const std::string& what) const;
+  void check_block(int worker, const GradientHead& head);
+  void compare_with_first(int worker, const GradientHead& head);
+  std::string element_name(std::uint64_t index) const;
+  void prepare();
+
+  RoundKey key_;
+  const Average average_;
+  std::vector<Worker> workers_;
+  std::optional<std::uint64_t> count_;
+  int first_ = -1;  // who has begun first
+  GradientHead first_head_;
+  float* output_ = nullptr;
+  std::optional<Averager> averager_;
+  std::uint64_t done_ = 0;
+};
+
+}  // namespace lockstep

@@ -1,0 +1,51 @@
+#pragma once
+
+#include <chrono>
+#include <cstdint>
+#include <optional>
+#include <string_view>
+
+#include "lockstep/base/deadline.h"
+#include "lockstep/server/average.h"
+#include "lockstep/wire/gradient_messages.h"
+
+namespace lockstep {
+
+// What the workers send at every step. Values are part of the protocol.
+enum class Mode : std::uint8_t {
+  kVector = 0,  // one gradient vector, with loss and counts
+  kBlocks = 1,  // block after block, the last first, then lm_head, final_norm and embedding
+  kLanes = 2,   // partial sums over lanes; the raw sum goes back
+};
+std::string_view to_string(Mode mode);
+
+// The coordinator's settings, which its workers learn when they join.
+struct JobSettings {
+  Mode mode = Mode::kVector;
+  Average average = Average::kWeighted;
+  std::uint64_t total_samples = 0;  // of a step; in lane mode, its lanes
+  Deadline::Clock::duration timeout = std::chrono::seconds(30);
+  std::uint32_t largest_frame = 0x7fffffff;  // bytes of one gradient message
+
+  bool operator==(const JobSettings&) const = default;
+};
+Welcome to_welcome(const JobSettings& settings);
+// Nothing if a value is unknown or makes no sense.
+std::optional<JobSettings> from_welcome(const Welcome& welcome);
+
+// The samples [begin, end) of a step.
+struct Shard {
+  std::uint64_t step = 0;
+  std::uint64_t begin = 0;
+  std::uint64_t end = 0;
+
+  std::uint64_t size() const { return end - begin; }
+  bool operator==(const Shard&) const = default;
+};
+// Contiguous, total/workers each; the last worker takes the rest.
+Shard shard_of(std::uint64_t step, std::uint64_t total, int workers, int worker);
+
+// A lane sum travels in pieces of at most so many elements.
+inline constexpr std::size_t kLanePiece = 64 * 1024;
+
+}  // namespace lockstep

@@ -1,0 +1,79 @@
+#pragma once
+
+#include <cstdint>
+#include <optional>
+#include <span>
+#include <vector>
+
+#include "lockstep/server/settings.h"
+#include "lockstep/server/worker_client.h"
+
+namespace lockstep {
+
+// A model's shape, for gradients of the right sizes; the default is a 350M-class model scaled down.
+struct SyntheticShape {
+  std::uint32_t blocks = 24;
+  std::uint32_t hidden = 64;
+  std::uint32_t intermediate = 256;
+  std::uint32_t vocab = 2048;
+  std::size_t elements = 0;  // of the gradient vector and of lanes; 0: those of the whole model
+
+  // Query, key, value and output projections, gate, up, down, two norms.
+  std::vector<std::uint32_t> block_sizes() const;
+  std::size_t block_elements() const;
+  std::size_t component_elements(std::uint8_t component) const;
+  std::size_t vector_elements() const;
+};
+
+// What a part of a synthetic gradient is called: 0 for the vector, a block's number plus one, and
+// components from kSyntheticComponents on.
+inline constexpr std::uint32_t kSyntheticComponents = 0xffffff00;
+
+// Element i is a pure function of all of these: Philox with the seed as key and the counter
+// (i / 4, part, step mod 2^32, source); word i mod 4 of it, as a number in [-1, 1). The source is a
+// worker, or a lane. So anybody can compute anybody's gradient.
+void synthetic_gradient(std::uint64_t seed, std::uint64_t step, std::uint32_t source,
+                        std::uint32_t part, std::span<float> gradient);
+float synthetic_loss(std::uint64_t seed, std::uint64_t step, std::uint32_t source);
+
+struct SyntheticOptions {
+  std::uint64_t seed = 1;
+  SyntheticShape shape;
+  // Recompute everybody's gradients and compare every result bit for bit. Needs the settings.
+  bool check = false;
+  Mode mode = Mode::kVector;  // where the coordinator does not tell
+};
+
+// The worker's side of a job whose gradients come from the generator.
+class SyntheticJob {
+ public:
+  SyntheticJob(WorkerClient& client, const SyntheticOptions& options);
+
+  struct Report {
+    std::optional<float> loss;  // of all workers, in vector mode
+    std::size_t elements = 0;   // reduced
+    std::size_t compared = 0;   // of them, bit for bit
+  };
+  // Throws Error{kCollectiveMismatch} that names the first element which is not what it should be.
+  Report step(const Shard& shard);
+
+ private:
+  void vector_step(const Shard& shard, Report& report);
+  void block_step(const Shard& shard, Report& report);
+  void lane_step(const Shard& shard, Report& report);
+  void check_average(std::uint64_t step, std::uint32_t part, std::span<const float> received,
+                     Report& report) const;
+  void compare(std::uint64_t step, std::string_view what, std::span<const float> expected,
+               std::span<const float> received, Report& report) const;
+  // The sum of sources [begin, end) in the canonical tree, each times its weight.
+  std::vector<float> sum(std::uint64_t step, std::uint32_t part, std::uint32_t begin,
+                         std::uint32_t end, std::size_t elements,
+                         std::span<const float> weights = {}) const;
+
+  WorkerClient& client_;
+  const SyntheticOptions options_;
+  const Mode mode_;
+  std::vector<float> gradient_;
+};
+
+}  // namespace lockstep

@@ -1,0 +1,136 @@
+#pragma once
+
+#include <condition_variable>
+#include <functional>
+#include <mutex>
+#include <optional>
+#include <span>
+#include <string>
+#include <thread>
+#include <vector>
+
+#include "lockstep/base/deadline.h"
+#include "lockstep/comm/canonical_tree.h"
+#include "lockstep/net/address.h"
+#include "lockstep/server/frame_channel.h"
+#include "lockstep/server/settings.h"
+
+namespace lockstep {
+
+struct WorkerOptions {
+  HostPort coordinator;
+  std::string node_id = "worker";
+  std::uint32_t gpu_count = 0;
+  std::string backend = "cpu";
+  std::string job = "lockstep";
+  std::string token;
+  // Speak the original protocol: no handshake, no heartbeats, no extensions.
+  bool seed_protocol = false;
+  // For connecting and joining. Afterwards the coordinator's own rules, where it tells it.
+  Deadline::Clock::duration timeout = std::chrono::seconds(30);
+};
+
+// A worker's partial sum for a node of T(0, lanes).
+struct LanePart {
+  TreeNode node;
+  std::span<const float> data;
+  std::vector<double> tail;
+};
+
+// A worker's end of the star (docs/wire_protocol.md). Every call throws the job's first cause when
+// the coordinator says so, Error{kPeerLost} when nothing was heard of it for the timeout, and
+// Error{kTimeout} after ten times that; an error is final. Sending never needs somebody to receive
+// first: what arrives meanwhile is kept. Heartbeats go out on a thread of their own between calls.
+// Used by one thread.
+class WorkerClient {
+ public:
+  using Clock = Deadline::Clock;
+
+  // Connects, again and again until the timeout, and joins.
+  explicit WorkerClient(const WorkerOptions& options);
+  // Joins over a connection to a server of this process.
+  WorkerClient(Socket socket, const WorkerOptions& options);
+  ~WorkerClient();
+  WorkerClient(const WorkerClient&) = delete;
+  WorkerClient& operator=(const WorkerClient&) = delete;
+
+  int worker_id() const { return worker_id_; }
+  int total_workers() const { return total_workers_; }
+  // The coordinator's; nothing where it speaks the original protocol.
+  const std::optional<JobSettings>& settings() const { return settings_; }
+
+  // The samples of the next step, or nothing: the job is done.
+  std::optional<Shard> next_shard();
+
+  void send_gradient(std::uint64_t step, std::span<const float> gradients, float loss,
+                     std::uint64_t correct, std::uint64_t total);
+  // The averages, into memory of the size that was sent. A vector's gives the global loss.
+  float receive_averaged(std::uint64_t step, std::span<float> gradients);
+
+  void send_block(std::uint64_t step, std::uint32_t block, std::uint32_t num_blocks,
+                  std::span<const float> gradients, std::span<const std::uint32_t> component_sizes);
+  std::vector<std::uint32_t> receive_averaged_block(std::uint64_t step, std::uint32_t block,
+                                                    std::span<float> gradients);
+
+  void send_component(std::uint64_t step, std::uint8_t component, std::span<const float> gradients);
+  void receive_averaged_component(std::uint64_t step, std::uint8_t component,
+                                  std::span<float> gradients);
+
+  // Adds the partial sums of all workers, for elements [offset, offset + sum.size()) of the flat
+  // gradient, along T(0, lanes): `parts` are this worker's nodes, any number of them. Every worker
+  // calls it for the same ranges in the same order, with tails of the same length: none but for
+  // the last range of a step, which has one. `sum` may be the data of a part. Returns the tail's
+  // sum.
+  std::vector<double> reduce_lanes(std::uint64_t step, std::uint64_t offset, std::uint32_t lanes,
+                                   std::span<const LanePart> parts, std::size_t tail_count,
+                                   std::span<float> sum);
+
+  // A descriptor that, once readable, ends calls with Error{kAborted}.
+  void set_stop(int fd);
+
+  // Tells the coordinator why this worker gives up, as well as it can at once, and leaves.
+  void abort(const Error& reason);
+
+ private:
+  using Lock = std::unique_lock<std::mutex>;
+
+  void join(const WorkerOptions& options);
+  void pulse();
+
+  // Moves bytes until `done`, which takes what has come. `what` is what we wait for.
+  void drive(const std::string& what, const std::function<bool()>& done);
+  void wait(const std::string& what, Clock::time_point since);
+  void check_limits(const std::string& what, Clock::time_point since, Clock::time_point now) const;
+  void flush();
+  void fill();
+  // Heartbeats and halts, wherever they come.
+  void take_control();
+  void queue_alive(Clock::time_point now);
+  SmallMessage receive_small(const std::string& what);
+  void send(const GradientHead& head, std::span<const float> data, const GradientFoot& foot);
+  GradientFoot receive(const GradientHead& expected, std::span<float> into);
+  // Opens the gradient that is at the front, if it is there, and compares it with what is expected.
+  bool open_expected(const GradientHead& expected);
+  [[noreturn]] void fail(const Error& error);
+  std::string gone() const;
+
+  // Constant after joining.
+  bool ours_;
+  Clock::duration timeout_;
+  int worker_id_ = -1;
+  int total_workers_ = 0;
+  std::optional<JobSettings> settings_;
+
+  std::mutex mutex_;
+  std::condition_variable stopping_;
+  bool stop_ = false;  // guarded by mutex_, as is all below
+  int stop_fd_ = -1;
+  FrameChannel channel_;
+  std::optional<Error> failure_;
+  Clock::time_point last_heard_;
+  Clock::time_point next_alive_;
+  std::vector<std::uint32_t> last_sizes_;  // of the last block received
+  std::thread thread_;                     // last: it uses all of the above
+};
+
+}  // namespace lockstep

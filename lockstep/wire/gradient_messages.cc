@@ -1,0 +1,377 @@
+#include "lockstep/wire/gradient_messages.h"
+
+#include <fmt/format.h>
+
+#include <algorithm>
+#include <concepts>
+#include <type_traits>
+#include <utility>
+
+#include "lockstep/base/check.h"
+#include "lockstep/wire/bytes.h"
+#include "lockstep/wire/utf8.h"
+
+namespace lockstep {
+namespace {
+
+constexpr std::string_view kHandshakeMagic = "LSKP";  // as it lies on the wire
+constexpr std::size_t kLengthBytes = 4;
+
+// Each list of fields is written down once and serves both directions: Put and Take are called
+// with the fields in order.
+class Put {
+ public:
+  explicit Put(ByteWriter& writer) : writer_(writer) {}
+
+  void operator()(std::uint8_t value) { writer_.u8(value); }
+  void operator()(std::uint32_t value) { writer_.u32(value); }
+  void operator()(std::uint64_t value) { writer_.u64(value); }
+  void operator()(float value) { writer_.f32(value); }
+  void operator()(const std::string& text) {
+    if (!is_utf8(text)) throw Error(ErrorCode::kInvalidArgument, "a text that is no UTF-8");
+    writer_.string(text, kMaxWireText);
+  }
+  void operator()(const WireError& error) { write_error(writer_, error.error()); }
+  void operator()(const std::vector<std::uint32_t>& sizes) {
+    writer_.count(sizes.size(), kMaxComponents);
+    writer_.bytes(std::as_bytes(std::span(sizes)));
+  }
+
+ private:
+  ByteWriter& writer_;
+};
+
+class Take {
+ public:
+  explicit Take(ByteReader& reader) : reader_(reader) {}
+
+  void operator()(std::uint8_t& value) { value = reader_.u8(); }
+  void operator()(std::uint32_t& value) { value = reader_.u32(); }
+  void operator()(std::uint64_t& value) { value = reader_.u64(); }
+  void operator()(float& value) { value = reader_.f32(); }
+  void operator()(std::string& text) {
+    text = reader_.string(kMaxWireText);
+    if (!is_utf8(text)) reader_.fail();
+  }
+  void operator()(WireError& error) { error = read_error(reader_); }
+  void operator()(std::vector<std::uint32_t>& sizes) {
+    const std::uint32_t count = reader_.u32();
+    too_many_ = count > kMaxComponents;
+    if (too_many_) return reader_.fail();
+    const auto bytes = reader_.bytes(std::size_t{count} * sizeof(std::uint32_t));
+    sizes.resize(bytes.size() / sizeof(std::uint32_t));
+    if (!bytes.empty()) std::memcpy(sizes.data(), bytes.data(), bytes.size());
+  }
+  // More bytes would not help.
+  bool too_many() const { return too_many_; }
+
+ private:
+  ByteReader& reader_;
+  bool too_many_ = false;
+};
+
+template <typename M, typename T>
+concept Is = std::same_as<std::remove_const_t<M>, T>;
+
+void fields(auto& visit, Is<JoinRequest> auto& message) {
+  visit(message.node_id);
+  visit(message.gpu_count);
+  visit(message.backend);
+}
+void fields(auto& visit, Is<JoinAccepted> auto& message) {
+  visit(message.worker_id);
+  visit(message.total_workers);
+}
+void fields(auto& visit, Is<ShardAssignment> auto& message) {
+  visit(message.step);
+  visit(message.shard_start);
+  visit(message.shard_end);
+}
+void fields(auto& visit, Is<Heartbeat> auto& message) {
+  visit(message.node_id);
+  visit(message.timestamp_ms);
+}
+void fields(auto&, Is<Shutdown> auto&) {}
+void fields(auto&, Is<Alive> auto&) {}
+void fields(auto& visit, Is<Halt> auto& message) { visit(message.error); }
+void fields(auto& visit, Is<Refusal> auto& message) { visit(message.error); }
+void fields(auto& visit, Is<Totals> auto& message) {
+  visit(message.step);
+  visit(message.loss);
+  visit(message.correct);
+  visit(message.total);
+}
+
+void fields(auto& visit, Is<Welcome> auto& message) {
+  visit(message.timeout_ms);
+  visit(message.mode);
+  visit(message.average);
+  visit(message.total_samples);
+  visit(message.largest_frame);
+}
+
+void fields(auto& visit, Is<GradientHead> auto& head) {
+  visit(head.step);
+  switch (head.tag) {
+    case WireTag::kGradientPayload: visit(head.worker_id); break;
+    case WireTag::kBlockGradientPayload:
+      visit(head.worker_id);
+      visit(head.block_idx);
+      visit(head.num_blocks);
+      visit(head.component_sizes);
+      break;
+    case WireTag::kAveragedBlockGradient:
+      visit(head.block_idx);
+      visit(head.component_sizes);
+      break;
+    case WireTag::kNonBlockGradientPayload:
+      visit(head.worker_id);
+      visit(head.component);
+      break;
+    case WireTag::kAveragedNonBlockGradient: visit(head.component); break;
+    case WireTag::kPartialSum:
+      visit(head.offset);
+      visit(head.lanes);
+      visit(head.lane_begin);
+      visit(head.lane_end);
+      visit(head.tail_count);
+      break;
+    case WireTag::kRawSum:
+      visit(head.offset);
+      visit(head.lanes);
+      visit(head.tail_count);
+      break;
+    default: break;
+  }
+  visit(head.count);
+}
+
+constexpr std::size_t kLargestHead =
+    1 + 8 + 3 * 4 + 4 + std::size_t{kMaxComponents} * 4 + 8;  // a block payload's
+static_assert(kLargestHead <= kMaxGradientHead);
+
+void fields(auto& visit, auto& foot, WireTag tag) {
+  if (tag == WireTag::kGradientPayload || tag == WireTag::kAveragedGradient) visit(foot.loss);
+  if (tag == WireTag::kGradientPayload) {
+    visit(foot.correct);
+    visit(foot.total);
+  }
+}
+
+WireTag tag_for(const JoinRequest&) { return WireTag::kJoinRequest; }
+WireTag tag_for(const JoinAccepted&) { return WireTag::kJoinAccepted; }
+WireTag tag_for(const ShardAssignment&) { return WireTag::kShardAssignment; }
+WireTag tag_for(const Heartbeat&) { return WireTag::kHeartbeat; }
+WireTag tag_for(const Shutdown&) { return WireTag::kShutdown; }
+WireTag tag_for(const Alive&) { return WireTag::kAlive; }
+WireTag tag_for(const Halt&) { return WireTag::kHalt; }
+WireTag tag_for(const Refusal&) { return WireTag::kRefusal; }
+WireTag tag_for(const Totals&) { return WireTag::kTotals; }
+WireTag tag_for(const Welcome&) { return WireTag::kWelcome; }
+
+std::uint8_t raw(WireTag tag) { return static_cast<std::uint8_t>(tag); }
+
+// A node of some T(0, lanes) lies inside it and is not empty; whether it is a node at all, the
+// server knows.
+bool plausible(const GradientHead& head) {
+  if (head.tail_count > kMaxTail) return false;
+  return head.tag != WireTag::kPartialSum ||
+         (head.lane_begin < head.lane_end && head.lane_end <= head.lanes);
+}
+
+}  // namespace
+
+std::string_view to_string(WireTag tag) {
+  switch (tag) {
+    case WireTag::kJoinRequest: return "JoinRequest";
+    case WireTag::kJoinAccepted: return "JoinAccepted";
+    case WireTag::kShardAssignment: return "ShardAssignment";
+    case WireTag::kGradientPayload: return "GradientPayload";
+    case WireTag::kAveragedGradient: return "AveragedGradient";
+    case WireTag::kHeartbeat: return "Heartbeat";
+    case WireTag::kShutdown: return "Shutdown";
+    case WireTag::kBlockGradientPayload: return "BlockGradientPayload";
+    case WireTag::kAveragedBlockGradient: return "AveragedBlockGradient";
+    case WireTag::kNonBlockGradientPayload: return "NonBlockGradientPayload";
+    case WireTag::kAveragedNonBlockGradient: return "AveragedNonBlockGradient";
+    case WireTag::kPartialSum: return "PartialSum";
+    case WireTag::kRawSum: return "RawSum";
+    case WireTag::kAlive: return "Alive";
+    case WireTag::kHalt: return "Halt";
+    case WireTag::kRefusal: return "Refusal";
+    case WireTag::kTotals: return "Totals";
+    case WireTag::kWelcome: return "Welcome";
+  }
+  return "unknown message";
+}
+
+bool is_gradient(WireTag tag) {
+  switch (tag) {
+    case WireTag::kGradientPayload:
+    case WireTag::kAveragedGradient:
+    case WireTag::kBlockGradientPayload:
+    case WireTag::kAveragedBlockGradient:
+    case WireTag::kNonBlockGradientPayload:
+    case WireTag::kAveragedNonBlockGradient:
+    case WireTag::kPartialSum:
+    case WireTag::kRawSum: return true;
+    default: return false;
+  }
+}
+
+bool is_extension(WireTag tag) { return raw(tag) > raw(WireTag::kAveragedNonBlockGradient); }
+
+std::optional<FrameStart> decode_frame_start(std::span<const std::byte, kFrameStartBytes> bytes) {
+  ByteReader reader(bytes);
+  FrameStart start;
+  start.length = reader.u32_big_endian();
+  start.tag = static_cast<WireTag>(reader.u8());
+  if (start.length == 0 || to_string(start.tag) == "unknown message") return std::nullopt;
+  return start;
+}
+
+Opening recognise_opening(std::span<const std::byte> first_bytes) {
+  static_assert(kMaxSmallFrame <= 0xffff, "the first byte of a JoinRequest is zero, never an L");
+  const std::string_view text(reinterpret_cast<const char*>(first_bytes.data()),
+                              std::min(first_bytes.size(), kHandshakeMagic.size()));
+  if (kHandshakeMagic.starts_with(text)) {
+    return text == kHandshakeMagic ? Opening::kHandshake : Opening::kUndecided;
+  }
+  // Big-endian: after two zeros the length is at most 65535.
+  for (std::size_t i = 0; i < std::min<std::size_t>(first_bytes.size(), 2); ++i) {
+    if (first_bytes[i] != std::byte{0}) return Opening::kStranger;
+  }
+  if (first_bytes.size() < kFrameStartBytes) return Opening::kUndecided;
+  const auto start = decode_frame_start(first_bytes.first<kFrameStartBytes>());
+  return start && start->tag == WireTag::kJoinRequest && start->length <= kMaxSmallFrame
+             ? Opening::kJoinRequest
+             : Opening::kStranger;
+}
+
+WireTag tag_of(const SmallMessage& message) {
+  return std::visit([](const auto& each) { return tag_for(each); }, message);
+}
+
+std::vector<std::byte> encode(const SmallMessage& message) {
+  ByteWriter body;
+  Put put(body);
+  put(raw(tag_of(message)));
+  std::visit([&](const auto& each) { fields(put, each); }, message);
+  ByteWriter frame;
+  frame.u32_big_endian(static_cast<std::uint32_t>(body.written().size()));
+  frame.bytes(body.written());
+  return std::move(frame).take();
+}
+
+namespace {
+
+template <typename T>
+bool take_if(WireTag tag, ByteReader& reader, std::optional<SmallMessage>& found) {
+  T message;
+  if (tag_for(message) != tag) return false;
+  Take take(reader);
+  fields(take, message);
+  if (reader.finished()) found = std::move(message);
+  return true;
+}
+
+template <typename... T>
+std::optional<SmallMessage> take_any(ByteReader& reader, std::variant<T...>*) {
+  const auto tag = static_cast<WireTag>(reader.u8());
+  std::optional<SmallMessage> found;
+  static_cast<void>((take_if<T>(tag, reader, found) || ...));
+  return found;
+}
+
+}  // namespace
+
+std::optional<SmallMessage> decode_small(std::span<const std::byte> body) {
+  ByteReader reader(body);
+  return take_any(reader, static_cast<SmallMessage*>(nullptr));
+}
+
+std::size_t foot_bytes(const GradientHead& head) {
+  switch (head.tag) {
+    case WireTag::kGradientPayload: return 4 + 8 + 8;
+    case WireTag::kAveragedGradient: return 4;
+    case WireTag::kPartialSum:
+    case WireTag::kRawSum: return std::size_t{head.tail_count} * sizeof(double);
+    default: return 0;
+  }
+}
+
+std::vector<std::byte> encode_head(const GradientHead& head) {
+  LOCKSTEP_CHECK(is_gradient(head.tag));
+  ByteWriter body;
+  Put put(body);
+  put(raw(head.tag));
+  fields(put, head);
+  const std::uint64_t around = body.written().size() + foot_bytes(head);
+  if (head.tail_count > kMaxTail || head.count > (UINT32_MAX - around) / sizeof(float)) {
+    throw Error(ErrorCode::kMessageTooLarge,
+                fmt::format("a {} of {} elements and a tail of {}", to_string(head.tag), head.count,
+                            head.tail_count));
+  }
+  ByteWriter frame;
+  frame.reserve(kLengthBytes + body.written().size());
+  frame.u32_big_endian(static_cast<std::uint32_t>(around + head.count * sizeof(float)));
+  frame.bytes(body.written());
+  return std::move(frame).take();
+}
+
+std::vector<std::byte> encode_foot(const GradientHead& head, const GradientFoot& foot) {
+  LOCKSTEP_CHECK(foot.tail.size() == head.tail_count);
+  ByteWriter writer;
+  Put put(writer);
+  fields(put, foot, head.tag);
+  writer.bytes(std::as_bytes(std::span(foot.tail)));
+  return std::move(writer).take();
+}
+
+std::vector<std::byte> encode_gradient(const GradientHead& head, std::span<const float> data,
+                                       const GradientFoot& foot) {
+  LOCKSTEP_CHECK(data.size() == head.count);
+  std::vector<std::byte> frame = encode_head(head);
+  const auto elements = std::as_bytes(data);
+  frame.insert(frame.end(), elements.begin(), elements.end());
+  const auto end = encode_foot(head, foot);
+  frame.insert(frame.end(), end.begin(), end.end());
+  return frame;
+}
+
+HeadResult decode_head(std::span<const std::byte> body, std::uint32_t length) {
+  using State = HeadResult::State;
+  body = body.first(std::min<std::size_t>(body.size(), length));
+  ByteReader reader(body);
+  GradientHead head;
+  head.tag = static_cast<WireTag>(reader.u8());
+  if (reader.ok() && !is_gradient(head.tag)) return {};
+  Take take(reader);
+  fields(take, head);
+  if (!reader.ok()) {
+    const bool all = body.size() >= std::min<std::size_t>(length, kMaxGradientHead);
+    return {all || take.too_many() ? State::kMalformed : State::kIncomplete, {}, 0};
+  }
+  // Divides, because a product with a count off the wire could overflow.
+  const std::size_t size = body.size() - reader.remaining();
+  const std::size_t foot = foot_bytes(head);
+  if (!plausible(head) || foot > length - size) return {};
+  const std::size_t data = length - size - foot;
+  if (data % sizeof(float) != 0 || head.count != data / sizeof(float)) return {};
+  return {State::kDone, std::move(head), size};
+}
+
+std::optional<GradientFoot> decode_foot(const GradientHead& head,
+                                        std::span<const std::byte> bytes) {
+  if (bytes.size() != foot_bytes(head)) return std::nullopt;
+  ByteReader reader(bytes);
+  Take take(reader);
+  GradientFoot foot;
+  fields(take, foot, head.tag);
+  const auto tail = reader.bytes(reader.remaining());
+  foot.tail.resize(tail.size() / sizeof(double));
+  if (!tail.empty()) std::memcpy(foot.tail.data(), tail.data(), tail.size());
+  return foot;
+}
+
+}  // namespace lockstep

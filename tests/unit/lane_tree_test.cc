@@ -1,0 +1,142 @@
+#include "lockstep/server/lane_tree.h"
+
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+#include <algorithm>
+#include <random>
+
+#include "lockstep/base/random.h"
+#include "lockstep/server/lane_step.h"
+#include "tests/support/ranks.h"
+
+namespace lockstep {
+namespace {
+
+using ::testing::HasSubstr;
+using namespace testing;
+
+LaneValue leaf(std::uint32_t lane) {
+  LaneValue value;
+  for (std::uint64_t i = 0; i < 17; ++i) value.data.push_back(random_f32(3, lane, i) - 0.5F);
+  value.tail = {static_cast<double>(random_f32(4, lane, 0)), 1.0};
+  return value;
+}
+
+// T(begin, end), as it is defined.
+LaneValue reference(std::uint32_t begin, std::uint32_t end) {
+  if (end - begin == 1) return leaf(begin);
+  const std::uint32_t middle = begin + tree_split(end - begin);
+  LaneValue left = reference(begin, middle);
+  const LaneValue right = reference(middle, end);
+  for (std::size_t i = 0; i < left.data.size(); ++i) left.data[i] += right.data[i];
+  for (std::size_t i = 0; i < left.tail.size(); ++i) left.tail[i] += right.tail[i];
+  return left;
+}
+
+TEST(LaneTree, AnyOwnershipAndAnyOrderGiveTheSameBits) {
+  std::mt19937 random(5);
+  for (const std::uint32_t lanes : {1U, 2U, 3U, 7U, 8U, 13U, 32U, 45U}) {
+    const LaneValue expected = reference(0, lanes);
+    for (int trial = 0; trial < 10; ++trial) {
+      LeafOwners owners(lanes);
+      for (int& owner : owners) owner = static_cast<int>(random() % 4);  // not even contiguous
+      auto nodes = maximal_nodes(owners);
+      std::ranges::shuffle(nodes, random);
+      LaneTree tree(lanes);
+      for (const TreeNode& node : nodes) {
+        EXPECT_FALSE(tree.complete());
+        ASSERT_EQ(tree.add(node, reference(node.begin, node.end)), LaneTree::Outcome::kAdded);
+      }
+      ASSERT_TRUE(tree.complete());
+      const LaneValue got = tree.take();
+      EXPECT_EQ(got.data, expected.data);
+      EXPECT_EQ(got.tail, expected.tail);
+    }
+  }
+}
+
+TEST(LaneTree, RefusesWhatIsNoNodeAndWhatHasCome) {
+  LaneTree tree(6);  // T(0,6) = T(0,4) + T(4,6)
+  EXPECT_EQ(tree.add({1, 3}, leaf(0)), LaneTree::Outcome::kNoNode);
+  EXPECT_EQ(tree.add({2, 6}, leaf(0)), LaneTree::Outcome::kNoNode);
+  EXPECT_EQ(tree.add({4, 7}, leaf(0)), LaneTree::Outcome::kNoNode);
+  EXPECT_EQ(tree.add({2, 3}, leaf(2)), LaneTree::Outcome::kAdded);
+  EXPECT_EQ(tree.add({2, 3}, leaf(2)), LaneTree::Outcome::kOverlaps);
+  EXPECT_EQ(tree.add({2, 4}, leaf(2)), LaneTree::Outcome::kOverlaps);
+  EXPECT_EQ(tree.add({0, 4}, leaf(2)), LaneTree::Outcome::kOverlaps);
+  EXPECT_EQ(tree.first_gap(), (TreeNode{0, 2}));
+  EXPECT_EQ(tree.add({3, 4}, leaf(3)), LaneTree::Outcome::kAdded);
+  EXPECT_EQ(tree.add({3, 4}, leaf(3)), LaneTree::Outcome::kOverlaps);  // now part of [2, 4)
+}
+
+GradientHead partial(std::uint64_t offset, TreeNode node, std::uint32_t tail = 0) {
+  GradientHead head;
+  head.tag = WireTag::kPartialSum;
+  head.step = 3;
+  head.offset = offset;
+  head.lanes = 4;
+  head.lane_begin = node.begin;
+  head.lane_end = node.end;
+  head.count = 2;
+  head.tail_count = tail;
+  return head;
+}
+
+TEST(LaneStep, FinishesPieceAfterPieceAndEndsWithTheTail) {
+  LaneStep step(3, {"a", "b"});
+  ASSERT_TRUE(step.offer(0, partial(0, {0, 2})));
+  step.add(0, partial(0, {0, 2}), {{1, 2}, {}});
+  EXPECT_FALSE(step.take_finished());
+  EXPECT_FALSE(step.offer(0, partial(2, {0, 2}, 1)));  // a is ahead and has to wait
+  EXPECT_TRUE(step.has_brought(0));
+  EXPECT_FALSE(step.has_brought(1));
+  EXPECT_THAT(step.missing(), HasSubstr("lanes [2, 4)"));
+  ASSERT_TRUE(step.offer(1, partial(0, {2, 4})));
+  step.add(1, partial(0, {2, 4}), {{10, 20}, {}});
+  auto piece = step.take_finished();
+  ASSERT_TRUE(piece);
+  EXPECT_EQ(piece->sum.data, (std::vector<float>{11, 22}));
+  EXPECT_EQ(piece->head.tag, WireTag::kRawSum);
+  EXPECT_FALSE(step.done());
+
+  ASSERT_TRUE(step.offer(0, partial(2, {0, 4}, 1)));
+  step.add(0, partial(2, {0, 4}, 1), {{5, 6}, {7}});
+  piece = step.take_finished();
+  ASSERT_TRUE(piece);
+  EXPECT_EQ(piece->sum.tail, std::vector<double>{7});
+  EXPECT_TRUE(step.done());
+}
+
+TEST(LaneStep, NamesWhoDoesNotFit) {
+  const auto failure = [](auto&& body) {
+    LaneStep step(3, {"a", "b"});
+    EXPECT_TRUE(step.offer(0, partial(0, {0, 2})));
+    step.add(0, partial(0, {0, 2}), {{1, 2}, {}});
+    return error_of([&] { body(step); });
+  };
+  auto other = partial(0, {2, 4});
+  other.step = 4;
+  Error error = failure([&](LaneStep& step) { step.offer(1, other); });
+  EXPECT_EQ(error.code(), ErrorCode::kStepMismatch);
+  EXPECT_EQ(error.rank(), 1);
+  other = partial(0, {2, 4});
+  other.lanes = 5;
+  error = failure([&](LaneStep& step) { step.offer(1, other); });
+  EXPECT_THAT(error.what(), HasSubstr("b counts 5 lanes at step 3, but a counts 4"));
+  error = failure([&](LaneStep& step) { step.add(1, partial(0, {1, 2}), {{1, 2}, {}}); });
+  EXPECT_THAT(error.what(), HasSubstr("some have come already"));
+  error = failure([&](LaneStep& step) { step.add(1, partial(0, {2, 4}), {{1, NAN}, {}}); });
+  EXPECT_EQ(error.code(), ErrorCode::kNonFinite);
+  EXPECT_THAT(error.what(), HasSubstr("b sent nan for lanes [2, 4) of 4 at step 3: element 1"));
+  error = failure([&](LaneStep& step) {
+    EXPECT_FALSE(step.offer(0, partial(2, {0, 2})));
+    step.check_stuck();  // not yet
+    EXPECT_FALSE(step.offer(1, partial(4, {2, 4})));
+    step.check_stuck();
+  });
+  EXPECT_THAT(error.what(), HasSubstr("can never come"));
+}
+
+}  // namespace
+}  // namespace lockstep
