@@ -54,11 +54,12 @@ HostPort parse_bind(const std::string& text) {
 // Prints how far the job is, on standard output.
 class Progress {
  public:
+  using Clock = std::chrono::steady_clock;
+
   explicit Progress(std::uint64_t steps) : steps_(steps) {}
 
   void add(const RoundResult& result) {
     elements_ += result.gradients.size();
-    time_ += result.reduce_time;
     if (result.key.kind == RoundKind::kVector) {
       text_ =
           fmt::format("  loss {:.6f}  {} of {} correct", result.loss, result.correct, result.total);
@@ -70,19 +71,20 @@ class Progress {
   }
   void end_step(std::uint64_t step) {
     if (clock_.due() || step + 1 == steps_) {
-      fmt::print("step {}/{}{}  {} elements averaged in {:.1f} ms\n", step + 1, steps_, text_,
-                 elements_, std::chrono::duration<double, std::milli>(time_).count());
+      const std::chrono::duration<double, std::milli> time = Clock::now() - start_;
+      fmt::print("step {}/{}{}  {} elements in {:.1f} ms\n", step + 1, steps_, text_, elements_,
+                 time.count());
       std::fflush(stdout);
     }
     elements_ = 0;
-    time_ = {};
+    start_ = Clock::now();
   }
 
  private:
   const std::uint64_t steps_;
   ProgressClock clock_;
   std::uint64_t elements_ = 0;
-  std::chrono::nanoseconds time_{};
+  Clock::time_point start_ = Clock::now();
   std::string text_;
 };
 

@@ -137,9 +137,14 @@ LaneStep::Piece GradientServer::reduce_lanes(std::uint64_t step) {
   return std::move(*std::exchange(last_piece_, std::nullopt));
 }
 
+void GradientServer::drain() {
+  run([this] { return !anyone_sending(); });
+}
+
 void GradientServer::shutdown() {
   for_each_line([](int, Line& each) { each.channel.queue(encode(Shutdown{})); });
-  run([this] { return !anyone_sending(); });
+  finished_ = true;
+  drain();
   take_leave(std::min(options_.settings.timeout, kLeavePatience));
 }
 
@@ -304,10 +309,15 @@ Error GradientServer::departure(int worker) const {
 }
 
 void GradientServer::lose(int worker, const Error& error) {
+  auto& each = lines_[static_cast<std::size_t>(worker)];
+  if (finished_ && !each->channel.wants_to_send()) {
+    membership_.watch(worker, false, Clock::now());
+    return each.reset();
+  }
   if (membership_.complete()) throw Error(error);
   if (notice_) notice_(fmt::format("{} left: {}", membership_.name(worker), error.message()));
   membership_.forget(worker);
-  lines_[static_cast<std::size_t>(worker)].reset();
+  each.reset();
 }
 
 // Sends what is queued, then waits for the workers to close: with bytes of theirs unread, closing

@@ -65,6 +65,8 @@ class GradientServer {
   RoundResult reduce(const RoundKey& key);
   // To all workers. Returns at once: it goes out during the calls that follow.
   void broadcast(const RoundResult& result);
+  // Returns when all that was broadcast has gone out.
+  void drain();
   // Collects the partial sums of a step and sends every piece's sum back as soon as it is there.
   // Returns the last piece, which has the tail.
   LaneStep::Piece reduce_lanes(std::uint64_t step);
@@ -89,7 +91,7 @@ class GradientServer {
   void welcome(std::vector<Lobby::Candidate> candidates, Clock::time_point now);
   void send(Clock::time_point now);
   void judge(Clock::time_point now);
-  // Before all are there it is forgotten, then the job ends.
+  // Before all are there it is forgotten; later that ends the job, unless the job is done anyway.
   void lose(int worker, const Error& error);
   std::optional<Error> last_words(int worker);
   Error departure(int worker) const;
@@ -133,6 +135,7 @@ class GradientServer {
   std::optional<LaneStep::Piece> last_piece_;
   std::vector<pollfd> entries_;
   std::vector<std::byte*> inputs_;
+  bool finished_ = false;  // all workers have been told; they may go
   std::optional<Error> failure_;
 };
 

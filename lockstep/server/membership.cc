@@ -71,7 +71,8 @@ std::optional<Error> Membership::judge(Time now) const {
     const Worker& worker = at(i);
     if (!worker.present) continue;
     if (worker.watched && now - worker.last_heard >= timeout_) {
-      const std::string during = worker.owes.empty() ? "" : ", which owes " + worker.owes;
+      const std::string during =
+          worker.owes.empty() ? "" : fmt::format(", which owes {},", worker.owes);
       return Error(ErrorCode::kPeerLost,
                    fmt::format("nothing was heard of {}{} for {}", worker.name, during,
                                format_duration(timeout_)),

@@ -82,6 +82,7 @@ void WorkerClient::join(const WorkerOptions& options) {
         fmt::format("{} sent no settings that this worker understands", channel_.socket().peer()));
   }
   timeout_ = settings_->timeout;
+  next_alive_ = Clock::now();  // by the new timeout
 }
 
 void WorkerClient::pulse() {

@@ -62,9 +62,9 @@ TEST(Average, WeightedIsTheTreeOfProductsTimesTheReciprocal) {
   const auto got = average(averager, vectors, 3000);
   const auto factor = static_cast<float>(1.0 / 16777325.0);
   for (std::size_t i = 0; i < got.size(); ++i) {
-    const float sum = tree(
-        [&](std::size_t w) { return static_cast<float>(weights[w]) * vectors[w][i]; }, 0,
-        weights.size());
+    const float sum =
+        tree([&](std::size_t w) { return static_cast<float>(weights[w]) * vectors[w][i]; }, 0,
+             weights.size());
     ASSERT_EQ(std::bit_cast<std::uint32_t>(got[i]), std::bit_cast<std::uint32_t>(sum * factor));
   }
 }
@@ -88,7 +88,8 @@ TEST(Average, NoWeightAtAllGivesZero) {
 }
 
 TEST(Average, NamesWorkerElementAndValueOfADefect) {
-  for (const float bad : {std::numeric_limits<float>::infinity(), -std::numeric_limits<float>::infinity()}) {
+  for (const float bad :
+       {std::numeric_limits<float>::infinity(), -std::numeric_limits<float>::infinity()}) {
     Vectors vectors = random_vectors(3, 6000);
     vectors[2][5001] = bad;
     std::vector<std::byte*> inputs;

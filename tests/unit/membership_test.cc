@@ -12,7 +12,8 @@ using namespace std::chrono_literals;
 class MembershipTest : public ::testing::Test {
  protected:
   int join(const std::string& node, bool ours = true) {
-    return membership.join({.node_id = node, .backend = "cpu", .address = "here", .ours = ours}, now)
+    return membership
+        .join({.node_id = node, .backend = "cpu", .address = "here", .ours = ours}, now)
         .worker;
   }
   std::optional<Error> judge_after(Membership::Clock::duration time) {
@@ -35,14 +36,16 @@ TEST_F(MembershipTest, GivesTheLowestFreePlace) {
 }
 
 TEST_F(MembershipTest, GivesThePlaceAskedFor) {
-  EXPECT_EQ(membership.join({.node_id = "b", .address = "", .place = 1}, now).worker, 1);
-  EXPECT_EQ(membership.join({.node_id = "a", .address = "", .place = 0}, now).worker, 0);
+  EXPECT_EQ(membership.join({.node_id = "b", .backend = "", .address = "", .place = 1}, now).worker,
+            1);
+  EXPECT_EQ(membership.join({.node_id = "a", .backend = "", .address = "", .place = 0}, now).worker,
+            0);
 }
 
 TEST_F(MembershipTest, RefusesWhoComesLate) {
   join("a");
   join("b");
-  const auto late = membership.join({.node_id = "c", .address = "there"}, now);
+  const auto late = membership.join({.node_id = "c", .backend = "", .address = "there"}, now);
   EXPECT_EQ(late.worker, -1);
   EXPECT_THAT(late.refusal, HasSubstr("runs already with all its 2 workers"));
 }
@@ -72,8 +75,9 @@ TEST_F(MembershipTest, SilenceIsDeath) {
   ASSERT_TRUE(error);
   EXPECT_EQ(error->code(), ErrorCode::kPeerLost);
   EXPECT_EQ(error->rank(), 1);
-  EXPECT_THAT(error->what(),
-              HasSubstr("nothing was heard of worker 1 (b, here), which owes block 3 of step 7, for 10s"));
+  EXPECT_THAT(
+      error->what(),
+      HasSubstr("nothing was heard of worker 1 (b, here), which owes block 3 of step 7, for 10s"));
 }
 
 TEST_F(MembershipTest, SilenceOfWhomNobodyListensToMeansNothing) {
@@ -105,7 +109,8 @@ TEST_F(MembershipTest, AliveButAbsent) {
       ASSERT_TRUE(error);
       EXPECT_EQ(error->code(), ErrorCode::kTimeout);
       EXPECT_EQ(error->rank(), 1);
-      EXPECT_THAT(error->what(), HasSubstr("has not brought the gradient vector of step 1 within 100s"));
+      EXPECT_THAT(error->what(),
+                  HasSubstr("has not brought the gradient vector of step 1 within 100s"));
     }
     membership.heard(0, now);
     membership.heard(1, now);

@@ -121,7 +121,8 @@ TEST(Round, MismatchesNameTheWorkerAndBothValues) {
 
   error = second_fails(vector_round(), vector_head(7, 5), block_head(0, 1, {5}, 5));
   EXPECT_EQ(error.code(), ErrorCode::kUnexpectedMessage);
-  EXPECT_THAT(error.what(), HasSubstr("sent a BlockGradientPayload; a GradientPayload is expected"));
+  EXPECT_THAT(error.what(),
+              HasSubstr("sent a BlockGradientPayload; a GradientPayload is expected"));
 
   const auto block = block_head(2, 3, {2, 3}, 5);
   error = second_fails(block_round(), block, block_head(1, 3, {2, 3}, 5));
@@ -149,7 +150,8 @@ TEST(Round, ComponentsAreCompared) {
   head.component = 1;
   const Error error = error_of([&] { round.begin(0, head); });
   EXPECT_EQ(error.code(), ErrorCode::kComponentMismatch);
-  EXPECT_THAT(error.what(), HasSubstr("component 1 (final_norm) of step 7; component 2 (embedding)"));
+  EXPECT_THAT(error.what(),
+              HasSubstr("component 1 (final_norm) of step 7; component 2 (embedding)"));
 }
 
 TEST(Round, ANonFiniteElementIsNamedToTheLastDetail) {

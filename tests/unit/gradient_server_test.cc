@@ -1,0 +1,271 @@
+#include "lockstep/server/gradient_server.h"
+
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+#include <atomic>
+
+#include "tests/support/star.h"
+
+namespace lockstep {
+namespace {
+
+using ::testing::HasSubstr;
+using namespace testing;
+
+TEST(GradientServer, OneJobOfAllThreeKinds) {
+  Star star(server_options(3));
+  const auto expected = average({1, 1, 1}, kCount);
+  const std::vector<std::uint32_t> sizes = {3, 100000};
+  const auto errors = star.run(
+      3,
+      [&](GradientServer& server) {
+        for (std::uint64_t step = 0; step < 3; ++step) {
+          server.send_shards(step);
+          RoundResult result = server.reduce({RoundKind::kVector, step, {}, 0});
+          EXPECT_EQ(result.total, 100U);
+          server.broadcast(result);
+          result = server.reduce({RoundKind::kBlock, step, {}, 0});
+          EXPECT_EQ(result.key.block, 1U);
+          EXPECT_EQ(result.component_sizes, sizes);
+          server.broadcast(result);
+          server.broadcast(server.reduce({RoundKind::kBlock, step, 0, 0}));
+          for (std::uint8_t i = 0; i < kComponents; ++i) {
+            server.broadcast(server.reduce({RoundKind::kComponent, step, {}, i}));
+          }
+        }
+        server.shutdown();
+      },
+      [&](int) {
+        WorkerClient client(star.worker());
+        EXPECT_EQ(client.total_workers(), 3);
+        EXPECT_EQ(client.settings()->total_samples, 100U);
+        int steps = 0;
+        while (const auto shard = client.next_shard()) {
+          const std::uint64_t step = shard->step;
+          EXPECT_EQ(*shard, shard_of(step, 100, 3, client.worker_id()));
+          EXPECT_EQ(shard->size(), client.worker_id() == 2 ? 34U : 33U);
+          auto data = gradient(client.worker_id(), kCount);
+          client.send_gradient(step, data, 0.5F, 1, shard->size());
+          EXPECT_EQ(client.receive_averaged(step, data), 0.5F);
+          EXPECT_EQ(data, expected);
+          for (const std::uint32_t block : {1, 0}) {
+            data = gradient(client.worker_id(), kCount);
+            client.send_block(step, block, 2, data, sizes);
+            EXPECT_EQ(client.receive_averaged_block(step, block, data), sizes);
+            EXPECT_EQ(data, expected);
+          }
+          for (std::uint8_t i = 0; i < kComponents; ++i) {
+            data = gradient(client.worker_id(), kCount);
+            client.send_component(step, i, data);
+            client.receive_averaged_component(step, i, data);
+            EXPECT_EQ(data, expected);
+          }
+          ++steps;
+        }
+        EXPECT_EQ(steps, 3);
+      });
+  expect_no_errors(errors);
+}
+
+TEST(GradientServer, WeighsOldAndNewWorkersAlike) {
+  Star star(server_options(3, Average::kWeighted));
+  const std::vector<std::uint64_t> weights = {10, 7, 0};
+  const auto expected = average(weights, kCount, Average::kWeighted);
+  const auto errors = star.run(
+      3,
+      [&](GradientServer& server) {
+        for (std::uint64_t step = 0; step < 2; ++step) {
+          const RoundResult result = server.reduce({RoundKind::kVector, step, {}, 0});
+          EXPECT_EQ(result.total, 17U);
+          EXPECT_EQ(result.correct, 12U);
+          server.broadcast(result);
+        }
+        server.shutdown();
+      },
+      [&](int i) {
+        WorkerOptions options = star.worker();
+        options.seed_protocol = i == 1;
+        WorkerClient client(options);
+        const auto weight = weights[static_cast<std::size_t>(client.worker_id())];
+        for (std::uint64_t step = 0; step < 2; ++step) {
+          auto data = gradient(client.worker_id(), kCount);
+          client.send_gradient(step, data, 1, 4, weight);
+          EXPECT_EQ(client.receive_averaged(step, data), 1);
+          EXPECT_EQ(data, expected);
+        }
+        EXPECT_FALSE(client.next_shard());
+      });
+  expect_no_errors(errors);
+}
+
+TEST(GradientServer, AWorkerMaySendAheadWithoutReceiving) {
+  Star star(server_options(2));
+  const auto expected = average({1, 1}, kCount);
+  const auto errors = star.run(
+      2,
+      [&](GradientServer& server) {
+        for (std::uint8_t i = 0; i < 8; ++i) {
+          server.broadcast(server.reduce({RoundKind::kComponent, i, {}, 0}));
+        }
+        server.shutdown();
+      },
+      [&](int) {
+        WorkerClient client(star.worker());
+        auto data = gradient(client.worker_id(), kCount);
+        for (std::uint8_t i = 0; i < 8; ++i) client.send_component(i, 0, data);
+        for (std::uint8_t i = 0; i < 8; ++i) {
+          client.receive_averaged_component(i, 0, data);
+          EXPECT_EQ(data, expected);
+        }
+        EXPECT_FALSE(client.next_shard());
+      });
+  expect_no_errors(errors);
+}
+
+TEST(GradientServer, AFastWorkerIsHeldBack) {
+  Star star(server_options(2));
+  constexpr std::size_t kLarge = 16 << 20;  // elements
+  std::atomic<std::size_t> sent = 0;
+  std::promise<void> filled;
+  const auto errors = star.run(
+      2,
+      [&](GradientServer& server) {
+        server.broadcast(server.reduce(kVector));
+        server.shutdown();
+      },
+      [&](int i) {
+        if (i == 0) {
+          WorkerByHand fast(star, false);
+          fast.send(encode_head(vector_head(0, kLarge)));
+          const std::vector<std::byte> zeros(1 << 20);
+          // It may fill the window and the system's buffers; then nobody takes more.
+          pollfd entry{fast.socket.fd(), POLLOUT, 0};
+          while (::poll(&entry, 1, 300) == 1) sent += fast.socket.try_send(zeros).value_or(0);
+          EXPECT_LT(sent, kLarge * sizeof(float) / 2);
+          filled.set_value();
+          while (sent < kLarge * sizeof(float)) {
+            const std::size_t size = std::min(zeros.size(), kLarge * sizeof(float) - sent);
+            fast.send(std::span(zeros).first(size));
+            sent += size;
+          }
+          fast.send(encode_foot(vector_head(0, kLarge), {}));
+          EXPECT_EQ(fast.receive_body().size(), 1 + 8 + 8 + kLarge * sizeof(float) + 4);
+          EXPECT_TRUE(std::holds_alternative<Shutdown>(fast.receive()));
+        } else {
+          WorkerClient slow(star.worker());
+          filled.get_future().wait();
+          std::vector<float> data(kLarge);
+          slow.send_gradient(0, data, 0, 0, 0);
+          slow.receive_averaged(0, data);
+          EXPECT_FALSE(slow.next_shard());
+        }
+      });
+  expect_no_errors(errors);
+}
+
+TEST(GradientServer, HeartbeatsCarryASlowWorker) {
+  ServerOptions options = server_options(2);
+  options.settings.timeout = 200ms;
+  Star star(options);
+  const auto errors = star.run(
+      2,
+      [&](GradientServer& server) {
+        server.broadcast(server.reduce(kVector));
+        server.shutdown();
+      },
+      [&](int i) {
+        WorkerClient client(star.worker());
+        auto data = gradient(0, kCount);
+        if (i == 1) {  // computes for several timeouts
+          const auto until = Deadline::after(1s);
+          while (!until.expired()) data = gradient(1, kCount);
+        }
+        client.send_gradient(0, data, 0, 0, 1);
+        client.receive_averaged(0, data);
+        EXPECT_FALSE(client.next_shard());
+      });
+  expect_no_errors(errors);
+}
+
+TEST(GradientServer, RefusesLateJoinersWithAReason) {
+  Star star(server_options(1));
+  const auto errors = star.run(
+      1,
+      [&](GradientServer& server) {
+        server.broadcast(server.reduce(kVector));
+        server.shutdown();
+      },
+      [&](int) {
+        WorkerClient client(star.worker());
+        const Error error = error_of([&] { WorkerClient late(star.worker("late")); });
+        EXPECT_THAT(error.what(), HasSubstr("runs already with all its 1 workers"));
+        std::vector<float> data(1);
+        client.send_gradient(0, data, 0, 0, 1);
+        client.receive_averaged(0, data);
+      });
+  expect_no_errors(errors);
+}
+
+TEST(GradientServer, AWorkerThatLeavesBeforeAllAreThereIsReplaced) {
+  Star star(server_options(2));
+  std::promise<void> left;
+  star.server.set_notice([&](const std::string& text) {
+    if (text.find("left") != std::string::npos) left.set_value();
+  });
+  const auto errors = star.run(
+      1, [&](GradientServer& server) { server.shutdown(); },
+      [&](int) {
+        { WorkerClient first(star.worker("first")); }
+        left.get_future().wait();
+        std::optional<WorkerClient> second;
+        std::optional<WorkerClient> third;
+        second.emplace(star.worker("second"));
+        third.emplace(star.worker("third"));
+        EXPECT_EQ(second->worker_id() + third->worker_id(), 1);
+        EXPECT_FALSE(second->next_shard());
+        EXPECT_FALSE(third->next_shard());
+      });
+  expect_no_errors(errors);
+}
+
+TEST(GradientServer, TokensAreProven) {
+  for (const bool insecure : {false, true}) {
+    ServerOptions options = server_options(1);
+    options.token = "secret";
+    options.insecure = insecure;
+    Star star(options);
+    const auto errors = star.run(
+        1, [&](GradientServer& server) { server.shutdown(); },
+        [&](int) {
+          WorkerOptions worker = star.worker();
+          worker.token = "wrong";
+          Error error = error_of([&] { WorkerClient client(worker); });
+          EXPECT_EQ(error.code(), ErrorCode::kAuthentication);
+          worker.token = "";
+          if (!insecure) {
+            error = error_of([&] { WorkerClient client(worker); });
+            EXPECT_EQ(error.code(), ErrorCode::kAuthentication);
+            worker.seed_protocol = true;
+            error = error_of([&] { WorkerClient client(worker); });
+            EXPECT_EQ(error.code(), ErrorCode::kPeerLost);  // it cannot be told
+            worker.seed_protocol = false;
+            worker.token = "secret";
+          }
+          WorkerClient client(worker);
+          EXPECT_FALSE(client.next_shard());
+        });
+    expect_no_errors(errors);
+  }
+}
+
+TEST(GradientServer, OnlyLoopbackWithoutAToken) {
+  const Error error = error_of([] { listen_for_workers({"0.0.0.0", 0}, "", soon()); });
+  EXPECT_EQ(error.code(), ErrorCode::kInvalidArgument);
+  EXPECT_TRUE(listen_for_workers({"0.0.0.0", 0}, "secret", soon()));
+  EXPECT_TRUE(listen_for_workers({"127.0.0.1", 0}, "", soon()));
+}
+
+// Lanes dealt out in every which way, over channels of one process; the bits are the tree's.
+}  // namespace
+}  // namespace lockstep
