@@ -286,6 +286,8 @@ void GradientServer::judge(Clock::time_point now) {
   for_each_line([&](int worker, Line& each) {
     const bool expected = each.ours || each.channel.awaits_more() || each.channel.wants_to_send();
     membership_.watch(worker, expected && !each.channel.full(), now);
+    const bool all_here = each.channel.gradient_is_open() && each.channel.peek_foot();
+    if (all_here || each.channel.full()) membership_.excuse(worker, now);
     if (each.channel.ended()) lose(worker, departure(worker));
   });
   while (const auto error = membership_.judge(now)) {

@@ -180,10 +180,9 @@ Handshake Lobby::make_handshake(const Message& first) const {
 void Lobby::turn_away(Candidate candidate, const Error& reason) {
   warn(fmt::format("turned {} ({}) away: {}", candidate.request.node_id,
                    candidate.channel.socket().peer(), reason.message()));
-  if (candidate.ours) {
-    candidate.channel.queue(
-        encode(Refusal{{reason.code(), reason.rank(), std::string(reason.message())}}));
-  }
+  if (!candidate.ours) return candidate.channel.socket().close_gently();
+  candidate.channel.queue(
+      encode(Refusal{{reason.code(), reason.rank(), std::string(reason.message())}}));
   guests_.push_back({.channel = std::move(candidate.channel),
                      .limit = Clock::now() + std::min(options_.timeout, kLongestHandshake),
                      .handshake = {},

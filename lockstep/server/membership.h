@@ -57,6 +57,8 @@ class Membership {
   // It owes its part of `what` from now on, or has brought it.
   void owe(int worker, const std::string& what, Time now);
   void brought(int worker) { at(worker).owes.clear(); }
+  // It has brought what it could and waits for others, as we do: its time begins again.
+  void excuse(int worker, Time now) { at(worker).owes_since = now; }
   const std::string& owes(int worker) const { return at(worker).owes; }
 
   // Whoever has died or is overdue, or that not all came in time (then of rank -1). To be called

@@ -24,6 +24,9 @@ FOR_EVER = ["--steps", 1000000]
 LARGE = 1 << 24  # more than the coordinator's window and the sockets together
 
 
+PLACES = {"before": "before", "middle": "in the middle of", "after": "after"}
+
+
 def puppet_dies(number, pause, own):
     """Two real workers, and one that stands still at a known place."""
     with Star(3, *FOR_EVER, timeout=TIMEOUT) as star:
@@ -203,14 +206,14 @@ def interrupted(number):
 def main():
     cases = Cases()
     for number in (KILL, STOP):
-        for pause in ("before", "middle", "after"):
-            cases.run(f"{number.name} {pause} the payload", puppet_dies, number, pause, True)
+        for pause, place in PLACES.items():
+            cases.run(f"{number.name} {place} its payload", puppet_dies, number, pause, True)
         cases.run(f"{number.name} in a round", worker_dies, number, ELEMENTS)
         cases.run(f"{number.name} in a small round", worker_dies, number, 100)
         cases.run(f"{number.name} of a worker that is held back", held_back_worker_dies, number)
         cases.run(f"{number.name} of the coordinator", coordinator_dies, number, ELEMENTS)
     for number, pause in ((KILL, "before"), (KILL, "middle"), (KILL, "after"), (STOP, "middle")):
-        cases.run(f"{number.name} {pause} the payload of an original worker", puppet_dies, number, pause, False)
+        cases.run(f"{number.name} {PLACES[pause]} an original worker's payload", puppet_dies, number, pause, False)
     cases.run("an original worker is stopped before its payload", original_is_stopped)
     cases.run("a member whose payload never ends", dripping_member)
     cases.run("slow is not dead", slow_is_not_dead)

@@ -315,6 +315,15 @@ TEST(GradientMessages, ACountThatIsNotTheFramesIsRefused) {
   }
 }
 
+TEST(GradientMessages, AFrameTooShortForItsFootHasNoElements) {
+  GradientHead head;
+  head.tag = WireTag::kGradientPayload;
+  Bytes frame = encode_head(head);
+  // What is left for elements is less than nothing: 20 bytes, counted in 64 bits.
+  store_little_endian(&frame[frame.size() - 8], (~std::uint64_t{0} - 19) / 4);
+  EXPECT_EQ(decode_head(body_of(frame), 21).state, State::kMalformed);
+}
+
 TEST(GradientMessages, HugeCountsAreRefusedBeforeTheirBytesAre) {
   GradientHead head;
   head.tag = WireTag::kBlockGradientPayload;
