@@ -66,10 +66,15 @@ int count_cores(std::span<const std::string> lists) {
 
 std::vector<int> share_of_cores(std::span<const int> cores, int index, int ranks) {
   const auto n = static_cast<std::size_t>(ranks);
-  if (cores.size() < n) return {cores.begin(), cores.end()};
   const auto r = static_cast<std::size_t>(index);
-  return {cores.begin() + static_cast<std::ptrdiff_t>(r * cores.size() / n),
-          cores.begin() + static_cast<std::ptrdiff_t>((r + 1) * cores.size() / n)};
+  const std::size_t begin = r * cores.size() / n;
+  std::size_t end = (r + 1) * cores.size() / n;
+  if (cores.size() < n) {
+    if (n % cores.size() != 0) return {cores.begin(), cores.end()};
+    end = begin + 1;
+  }
+  const std::span<const int> share = cores.subspan(begin, end - begin);
+  return {share.begin(), share.end()};
 }
 
 }  // namespace lockstep

@@ -15,7 +15,8 @@ std::string core_list(std::span<const int> cores);
 // How many cores are in at least one of the lists; nothing is counted from a malformed one on.
 int count_cores(std::span<const std::string> lists);
 
-// The share of `cores` that rank `index` of `ranks` has to itself; all of them if they are too few.
+// The share of `cores` for rank `index` of `ranks`: cores of its own, or one that it shares with as
+// many ranks as every other core has; all of them where the ranks cannot be dealt out evenly.
 std::vector<int> share_of_cores(std::span<const int> cores, int index, int ranks);
 
 }  // namespace lockstep

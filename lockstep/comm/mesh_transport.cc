@@ -17,7 +17,8 @@ using namespace std::chrono_literals;
 // A waiting rank first tries again and again, which is fastest when the peer runs on another core,
 // then sleeps in poll().
 constexpr auto kSpinTime = 50us;
-constexpr unsigned kYieldsWhenOversubscribed = 8;
+// With fewer cores than ranks it gives way instead; below some 32 times, a wake-up costs more.
+constexpr unsigned kYieldsWhenOversubscribed = 64;
 
 // A busy rank notices a failure elsewhere after this many turns.
 constexpr unsigned kTurnsPerCheck = 64;

@@ -37,6 +37,9 @@ TEST(Cores, SharesAreDisjointAndComplete) {
     EXPECT_EQ(all, cores);
   }
   EXPECT_EQ(share_of_cores(cores, 3, 8), cores);
+  const Cores two{4, 5};
+  EXPECT_EQ(share_of_cores(two, 1, 4), Cores{4});
+  EXPECT_EQ(share_of_cores(two, 2, 4), Cores{5});
 }
 
 TEST(Cores, ThisProcessHasSome) {
