@@ -189,6 +189,8 @@ int main(int argc, char** argv) {
     ::setenv(name, count.c_str(), 1);
   }
 
+  ::setenv("OMP_WAIT_POLICY", "passive", 1);  // waiting threads would take the next one's cores
+
   ThreadPool pool(threads);
   Matmul ours(pool, Precision::kF32);
   std::vector<Multiplier> all = {{"ours", [&](const Product& p) { ours(p); }}};

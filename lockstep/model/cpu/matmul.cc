@@ -136,6 +136,9 @@ void Matmul::operator()(const Product& product) {
           kernel_.pack_panels(product.b, col, cols, blocks[block], scratch.panel.data());
         }
         const float* add = block == 0 ? product.add : product.out;
+        // The strips share the work of bringing the next panel nearer.
+        const std::size_t step = panels ? ceil_div(kernel_.panel_cols, strips.strips) : 0;
+        const float* next = packed + (panels ? kernel_.panel_floats : 0);
         for (std::size_t s = 0; s < strips.strips; ++s) {
           const std::size_t top = row + s * rows / strips.strips;
           const std::size_t height = row + (s + 1) * rows / strips.strips - top;
@@ -144,7 +147,9 @@ void Matmul::operator()(const Product& product) {
                            blocks[block].depth, height, cols,
                            {.out = product.out + offset,
                             .add = add ? add + offset : nullptr,
-                            .stride = product.out_stride});
+                            .stride = product.out_stride,
+                            .ahead = next + s * blocks[block].depth * step,
+                            .ahead_step = step});
         }
       }
     }

@@ -146,9 +146,12 @@ void multiply_tile(const float* strip, const float* panel, std::size_t depth, co
     __builtin_prefetch(to.out + i * to.stride, 1);
     __builtin_prefetch(to.out + i * to.stride + kLanes, 1);
   }
+  const float* ahead = to.ahead;
   for (std::size_t k = 0; k < depth; ++k) {
     const Vec left = Vec::load(panel);
     const Vec right = Vec::load(panel + kLanes);
+    __builtin_prefetch(ahead, 0, 2);
+    ahead += to.ahead_step;
 #pragma GCC unroll 16
     for (std::size_t i = 0; i < Rows; ++i) {
       const Vec factor = Vec::broadcast(strip + i);
@@ -191,7 +194,12 @@ void multiply(const float* strip, const float* panel, std::size_t depth, std::si
       for (std::size_t j = 0; j < cols; ++j) whole[i * kPanelCols + j] = to.add[i * to.stride + j];
     }
   }
-  tile(strip, panel, depth, {.out = whole, .add = to.add ? whole : nullptr, .stride = kPanelCols});
+  tile(strip, panel, depth,
+       {.out = whole,
+        .add = to.add ? whole : nullptr,
+        .stride = kPanelCols,
+        .ahead = to.ahead,
+        .ahead_step = to.ahead_step});
   for (std::size_t i = 0; i < rows; ++i) {
     for (std::size_t j = 0; j < cols; ++j) to.out[i * to.stride + j] = whole[i * kPanelCols + j];
   }
