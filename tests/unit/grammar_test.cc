@@ -131,6 +131,22 @@ TEST(Grammar, MeansAreThoseComputedByHand) {
   EXPECT_DOUBLE_EQ(means.bytes, (11 + 10) / 2.0);
 }
 
+TEST(Grammar, RulesWithinRules) {
+  const GrammarMeans means = expected(parse_grammar(R"(
+rule colour
+  red
+  blue
+rule animal
+  3* a [colour] fox
+  nobody
+story
+  There was [animal].
+)"));
+  const double animal = -(0.75 * std::log2(0.75) + 0.25 * std::log2(0.25));
+  EXPECT_DOUBLE_EQ(means.bits, animal + 0.75 * 1);
+  EXPECT_DOUBLE_EQ(means.bytes, 11 + 0.75 * (6 + 3.5) + 0.25 * 6);
+}
+
 TEST(Grammar, TableNamedByAField) {
   const Grammar grammar = parse_grammar(R"(
 table place

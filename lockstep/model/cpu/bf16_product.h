@@ -78,18 +78,20 @@ inline void transposed_words(const float* values, std::size_t stride, std::size_
   }
 }
 
+struct alignas(64) TileConfig {
+  std::uint8_t palette = 1;
+  std::uint8_t start_row = 0;
+  std::uint8_t reserved[14] = {};
+  std::uint16_t row_bytes[16] = {64, 64, 64, 64, 64, 64, 64, 64};
+  std::uint8_t rows[16] = {16, 16, 16, 16, 16, 16, 16, 16};
+};
+
 // The matrix unit: eight tiles of 16 rows of 64 bytes. Four hold sums, two each of a and b.
 struct AmxProducts {
+  // Of the calling thread.
   [[gnu::target("amx-tile")]] static void begin() {
-    struct alignas(64) Config {
-      std::uint8_t palette = 1;
-      std::uint8_t start_row = 0;
-      std::uint8_t reserved[14] = {};
-      std::uint16_t row_bytes[16] = {64, 64, 64, 64, 64, 64, 64, 64};
-      std::uint8_t rows[16] = {16, 16, 16, 16, 16, 16, 16, 16};
-    };
-    const Config config;
-    _tile_loadconfig(&config);
+    static constexpr TileConfig kConfig;
+    _tile_loadconfig(&kConfig);
   }
 
   [[gnu::target("amx-tile,amx-bf16")]] static void multiply(const Bf16Product& p) {
@@ -134,7 +136,7 @@ struct AmxProducts {
   }
 
  private:
-  // gcc 12 does not know that tiles are loaded from memory and stored to it.
+  // gcc 12 does not know that tiles are loaded from memory.
   static void all_memory_is_used() { asm volatile("" ::: "memory"); }
 };
 

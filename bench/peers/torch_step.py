@@ -1,0 +1,146 @@
+#!/usr/bin/env python3
+"""A Llama's training step in PyTorch, as the peer of `lockstep bench step`: eager mode, fused attention, fused
+AdamW, clipping by the global norm. Starts from the weights of --weights (f32, tensors in Hugging Face's order),
+so that its losses must be ours. Reads numbers of seconds from standard input, one a line; answers each with one
+JSON object."""
+
+import argparse
+import json
+import os
+import sys
+import time
+
+SHAPES = {  # vocab, hidden, layers, heads, kv_heads, intermediate, context
+    "tiny": (4096, 256, 6, 8, 4, 768, 256),
+    "small": (8192, 512, 8, 8, 8, 1408, 512),
+    "124m": (50304, 768, 12, 12, 12, 2048, 1024),
+    "350m": (32768, 1024, 24, 16, 4, 4096, 1024),
+}
+
+arguments = argparse.ArgumentParser()
+arguments.add_argument("--model", choices=SHAPES, default="tiny")
+arguments.add_argument("--batch", type=int, default=8)
+arguments.add_argument("--threads", type=int, default=1)
+arguments.add_argument("--precision", choices=("fp32", "bf16"), default="fp32")
+arguments.add_argument("--weights", required=True)
+options = arguments.parse_args()
+os.environ["OMP_NUM_THREADS"] = str(options.threads)  # read when the library loads
+
+import torch  # noqa: E402
+from torch import nn  # noqa: E402
+from torch.nn import functional  # noqa: E402
+
+torch.set_num_threads(options.threads)
+VOCAB, HIDDEN, LAYERS, HEADS, KV_HEADS, INTERMEDIATE, CONTEXT = SHAPES[options.model]
+HEAD = HIDDEN // HEADS
+EPS = 1e-5
+
+
+def linear(inputs, outputs):
+    return nn.Linear(inputs, outputs, bias=False)
+
+
+def rotate(x, cos, sin):
+    low, high = x.chunk(2, dim=-1)
+    return torch.cat((low * cos - high * sin, high * cos + low * sin), dim=-1)
+
+
+class Block(nn.Module):
+    """Parameters are declared in the order of the weights file."""
+
+    def __init__(self):
+        super().__init__()
+        self.query = linear(HIDDEN, HIDDEN)
+        self.key = linear(HIDDEN, KV_HEADS * HEAD)
+        self.value = linear(HIDDEN, KV_HEADS * HEAD)
+        self.output = linear(HIDDEN, HIDDEN)
+        self.gate = linear(HIDDEN, INTERMEDIATE)
+        self.up = linear(HIDDEN, INTERMEDIATE)
+        self.down = linear(INTERMEDIATE, HIDDEN)
+        self.input_norm = nn.RMSNorm(HIDDEN, eps=EPS)
+        self.post_attention_norm = nn.RMSNorm(HIDDEN, eps=EPS)
+
+    def forward(self, x, cos, sin):
+        batch, context, _ = x.shape
+
+        def heads(layer, count):
+            return layer(normed).view(batch, context, count, HEAD).transpose(1, 2)
+
+        normed = self.input_norm(x)
+        query = rotate(heads(self.query, HEADS), cos, sin)
+        key = rotate(heads(self.key, KV_HEADS), cos, sin)
+        attended = functional.scaled_dot_product_attention(
+            query, key, heads(self.value, KV_HEADS), is_causal=True, enable_gqa=KV_HEADS < HEADS)
+        x = x + self.output(attended.transpose(1, 2).reshape(batch, context, HIDDEN))
+        normed = self.post_attention_norm(x)
+        return x + self.down(functional.silu(self.gate(normed)) * self.up(normed))
+
+
+class Llama(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.embedding = nn.Embedding(VOCAB, HIDDEN)
+        self.blocks = nn.ModuleList(Block() for _ in range(LAYERS))
+        self.norm = nn.RMSNorm(HIDDEN, eps=EPS)
+        self.head = linear(HIDDEN, VOCAB)
+        frequencies = 10000.0 ** (-torch.arange(0, HEAD, 2, dtype=torch.float64) / HEAD)
+        angles = torch.arange(CONTEXT).float()[:, None] * frequencies.float()
+        self.register_buffer("cos", angles.cos())
+        self.register_buffer("sin", angles.sin())
+
+    def forward(self, tokens, targets):
+        x = self.embedding(tokens)
+        for block in self.blocks:
+            x = block(x, self.cos, self.sin)
+        logits = self.head(self.norm(x))
+        return functional.cross_entropy(logits.flatten(0, 1).float(), targets.flatten())
+
+
+def load(model, path):
+    with open(path, "rb") as file:
+        data = bytearray(file.read())
+    weights = torch.frombuffer(data, dtype=torch.float32)
+    at = 0
+    with torch.no_grad():
+        for parameter in model.parameters():
+            parameter.copy_(weights[at:at + parameter.numel()].view_as(parameter))
+            at += parameter.numel()
+    if at != weights.numel():
+        sys.exit(f"{path}: has {weights.numel()} values, the model {at}")
+
+
+def main():
+    model = Llama()
+    load(model, options.weights)
+    optimizer = torch.optim.AdamW(model.parameters(), lr=3e-4, betas=(0.9, 0.95), eps=1e-8, weight_decay=0.1,
+                                  fused=True)
+    count = options.batch * CONTEXT
+    stream = torch.tensor([((i * 2654435761 & 0xFFFFFFFF) >> 8) % VOCAB for i in range(count + 1)])
+    tokens = stream[:-1].view(options.batch, CONTEXT)
+    targets = stream[1:].view(options.batch, CONTEXT)
+
+    def step():
+        with torch.autocast("cpu", torch.bfloat16, enabled=options.precision == "bf16"):
+            loss = model(tokens, targets)
+        loss.backward()
+        nn.utils.clip_grad_norm_(model.parameters(), 1.0)
+        optimizer.step()
+        optimizer.zero_grad(set_to_none=True)
+        return loss.item()
+
+    losses = [step() for _ in range(3)]
+    for line in sys.stdin:
+        end = time.perf_counter() + float(line)
+        times = []
+        while len(times) < 3 or time.perf_counter() < end:
+            begin = time.perf_counter()
+            step()
+            times.append(time.perf_counter() - begin)
+        median = sorted(times)[(len(times) - 1) // 2]
+        print(json.dumps({"version": torch.__version__, "median_ms": median * 1e3, "min_ms": min(times) * 1e3,
+                          "tokens_per_s": count / median, "loss": losses[0], "loss_third": losses[2]}),
+              flush=True)
+
+
+if __name__ == "__main__":
+    main()
