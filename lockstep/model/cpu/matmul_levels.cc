@@ -1,0 +1,83 @@
+#include <fmt/format.h>
+
+#include "lockstep/base/error.h"
+#include "lockstep/model/cpu/matmul_kernel.h"
+
+#ifdef __x86_64__
+#include <cpuid.h>
+#include <sys/syscall.h>
+#include <unistd.h>
+#endif
+
+namespace lockstep {
+namespace {
+
+#ifdef __x86_64__
+
+// Every processor with these has the rest of its level, too.
+bool has_v3() {
+  __builtin_cpu_init();
+  return __builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma") &&
+         __builtin_cpu_supports("bmi2");
+}
+
+bool has_v4() {
+  return has_v3() && __builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512bw") &&
+         __builtin_cpu_supports("avx512cd") && __builtin_cpu_supports("avx512dq") &&
+         __builtin_cpu_supports("avx512vl");
+}
+
+// Tiles of bf16, and the conversion to it. The kernel gives a process the tile registers when it
+// asks for them.
+bool has_amx() {
+  unsigned eax = 0;
+  unsigned ebx = 0;
+  unsigned ecx = 0;
+  unsigned edx = 0;
+  if (!has_v4() || __get_cpuid_count(7, 0, &eax, &ebx, &ecx, &edx) == 0) return false;
+  constexpr unsigned kAmxBf16 = 1U << 22;
+  constexpr unsigned kAmxTile = 1U << 24;
+  if ((edx & kAmxBf16) == 0 || (edx & kAmxTile) == 0) return false;
+  constexpr unsigned kAvx512Bf16 = 1U << 5;
+  if (__get_cpuid_count(7, 1, &eax, &ebx, &ecx, &edx) == 0 || (eax & kAvx512Bf16) == 0)
+    return false;
+  constexpr long kRequestPermission = 0x1023;  // ARCH_REQ_XCOMP_PERM
+  constexpr long kTileData = 18;               // XFEATURE_XTILEDATA
+  return ::syscall(SYS_arch_prctl, kRequestPermission, kTileData) == 0;
+}
+
+#endif
+
+}  // namespace
+
+std::string_view to_string(Precision precision) {
+  return precision == Precision::kF32 ? "fp32" : "bf16";
+}
+
+std::vector<const MatmulKernel*> supported_kernels(Precision precision) {
+  std::vector<const MatmulKernel*> kernels;
+#ifdef __x86_64__
+  if (precision == Precision::kBf16) {
+    if (has_amx()) kernels.push_back(&kMatmulAmx);
+    return kernels;
+  }
+  if (has_v4()) kernels.push_back(&kMatmulV4);
+  if (has_v3()) kernels.push_back(&kMatmulV3);
+#endif
+  if (precision == Precision::kF32) kernels.push_back(&kMatmulGeneric);
+  return kernels;
+}
+
+const MatmulKernel& best_kernel(Precision precision) {
+  const auto kernels = supported_kernels(precision);
+  if (kernels.empty()) {
+    throw Error(ErrorCode::kInvalidArgument,
+                fmt::format("this processor has no matrix products of {0}; --precision {1} works",
+                            to_string(precision), to_string(Precision::kF32)));
+  }
+  return *kernels.front();
+}
+
+bool supports(Precision precision) { return !supported_kernels(precision).empty(); }
+
+}  // namespace lockstep
