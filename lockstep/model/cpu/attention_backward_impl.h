@@ -37,6 +37,8 @@ inline void pack_keys(const AttentionBackward& call, const BackwardScratch& s) {
   const std::size_t padded = round_up(shape.queries, kPanel);
   for (std::size_t k = 0; k < padded; ++k) {
     if (k < shape.queries) {
+      fetch_ahead(call.k, shape.kv_stride, k, shape.queries, shape.head_dim);
+      fetch_ahead(call.v, shape.kv_stride, k, shape.queries, shape.head_dim);
       copy_rotated(shape, k, call.k + k * shape.kv_stride, 1.0f, s.width, s.keys + k * s.width);
       copy_row(call.v + k * shape.kv_stride, shape.head_dim, s.width, s.dv + k * s.width);
     } else {
@@ -52,38 +54,27 @@ inline void pack_keys(const AttentionBackward& call, const BackwardScratch& s) {
   zero(s.dv, padded * s.width);
 }
 
+// Also delta: what the probabilities of a row share, as their sum is 1.
 inline void pack_queries(const AttentionBackward& call, std::size_t head,
                          const BackwardScratch& s) {
   const AttentionShape& shape = call.shape;
   const std::size_t padded = round_up(shape.queries, kPanel);
+  const float* q = call.q + head * shape.head_dim;
+  const float* out = call.out + head * shape.head_dim;
+  const float* dout = call.dout + head * shape.head_dim;
   for (std::size_t r = 0; r < shape.queries; ++r) {
-    copy_rotated(shape, r, call.q + r * shape.q_stride + head * shape.head_dim,
-                 score_scale(shape.head_dim), s.width, s.queries + r * s.width);
-    copy_row(call.dout + r * shape.out_stride + head * shape.head_dim, shape.head_dim, s.width,
-             s.dout + r * s.width);
+    fetch_ahead(q, shape.q_stride, r, shape.queries, shape.head_dim);
+    fetch_ahead(out, shape.out_stride, r, shape.queries, shape.head_dim);
+    fetch_ahead(dout, shape.out_stride, r, shape.queries, shape.head_dim);
+    copy_rotated(shape, r, q + r * shape.q_stride, score_scale(shape.head_dim), s.width,
+                 s.queries + r * s.width);
+    const float* row = dout + r * shape.out_stride;
+    copy_row(row, shape.head_dim, s.width, s.dout + r * s.width);
+    s.delta[r] = dot(out + r * shape.out_stride, row, shape.head_dim);
   }
   zero(s.queries + shape.queries * s.width, (padded - shape.queries) * s.width);
   zero(s.dout + shape.queries * s.width, (padded - shape.queries) * s.width);
   zero(s.dq, padded * s.width);
-}
-
-// Replaces `count` scores by probabilities and `dscores` by the gradient of the scores; zeroes what
-// follows them in the last vector.
-inline void softmax_backward(float* scores, float* dscores, std::size_t count, float lse,
-                             float delta) {
-  const Vec lowest = set1(-__builtin_inff());
-  for_vectors(
-      count,
-      [&](std::size_t i) {
-        const Vec p = exp(load(scores + i) - set1(lse));
-        store(scores + i, p);
-        store(dscores + i, p * (load(dscores + i) - set1(delta)));
-      },
-      [&](std::size_t i, std::size_t n) {
-        const Vec p = exp(load_part(scores + i, n, lowest) - set1(lse));
-        store(scores + i, p);
-        store(dscores + i, p * (load_part(dscores + i, n, set1(0.0f)) - set1(delta)));
-      });
 }
 
 // One block of queries against one chunk of keys.
@@ -135,24 +126,20 @@ void attention_backward(const AttentionBackward& call) {
     const std::size_t offset = head * shape.head_dim;
     const float* lse = call.lse + head * shape.queries;
     pack_queries(call, head, s);
-    for (std::size_t r = 0; r < shape.queries; ++r) {
-      const float* out = call.out + r * shape.out_stride + offset;
-      const float* dout = s.dout + r * s.width;
-      Vec sum = set1(0.0f);
-      Row{shape.head_dim}.each([&](auto get, auto) { sum = fma(get(out), get(dout), sum); });
-      s.delta[r] = sum_of(sum);  // what the probabilities of a row share, as their sum is 1
-    }
     for (std::size_t key = 0; key < shape.queries; key += kKeyChunk) {
       for (std::size_t query = key; query < shape.queries; query += kQueryBlock) {
         backward_block(shape, s, query, key, lse, s.delta);
       }
     }
     for (std::size_t r = 0; r < shape.queries; ++r) {
+      fetch_ahead<true>(call.dq + offset, shape.q_stride, r, shape.queries, shape.head_dim);
       rotate_back(shape, r, s.dq + r * s.width, score_scale(shape.head_dim),
                   call.dq + r * shape.q_stride + offset);
     }
   }
   for (std::size_t k = 0; k < shape.queries; ++k) {
+    fetch_ahead<true>(call.dk, shape.kv_stride, k, shape.queries, shape.head_dim);
+    fetch_ahead<true>(call.dv, shape.kv_stride, k, shape.queries, shape.head_dim);
     rotate_back(shape, k, s.dk + k * s.width, 1.0f, call.dk + k * shape.kv_stride);
     const float* dv = s.dv + k * s.width;
     float* to = call.dv + k * shape.kv_stride;

@@ -4,7 +4,7 @@
 // tails; tiles above the diagonal are left out.
 #pragma once
 
-#include "lockstep/model/cpu/rows_impl.h"
+#include "lockstep/model/cpu/attention_parts.h"
 
 namespace lockstep {
 namespace {
@@ -13,11 +13,6 @@ constexpr std::size_t kPanel = 2 * kWidth;
 constexpr std::size_t kTileRows = kWidth == 16 ? 8 : 4;
 static_assert(kAttentionPad % kPanel == 0 && kQueryBlock % kPanel == 0 &&
               kKeyChunk % kQueryBlock == 0 && kWidth % kTileRows == 0);
-
-constexpr std::size_t round_up(std::size_t size, std::size_t unit) {
-  return (size + unit - 1) / unit * unit;
-}
-constexpr std::size_t least(std::size_t a, std::size_t b) { return a < b ? a : b; }
 
 // A left-hand matrix: element (row, k) is data[row * stride + k], or data[k * stride + row].
 struct Left {
@@ -68,39 +63,7 @@ inline void transpose(const float* rows, std::size_t cols, float* out) {
 #ifdef __AVX512F__
   for (std::size_t half = 0; half < kPanel; half += kWidth) {
     for (std::size_t col = 0; col < cols; col += kWidth) {
-      __m512 r[16], t[16];
-#pragma GCC unroll 16
-      for (std::size_t i = 0; i < 16; ++i) r[i] = load(rows + (half + i) * cols + col);
-        // Pairs, then quadruples of rows are woven together; then blocks of four are exchanged.
-#pragma GCC unroll 8
-      for (std::size_t i = 0; i < 16; i += 2) {
-        t[i] = _mm512_unpacklo_ps(r[i], r[i + 1]);
-        t[i + 1] = _mm512_unpackhi_ps(r[i], r[i + 1]);
-      }
-#pragma GCC unroll 4
-      for (std::size_t i = 0; i < 16; i += 4) {
-        const auto weave = [](Vec a, Vec b, bool upper) {
-          const __m512d x = _mm512_castps_pd(a);
-          const __m512d y = _mm512_castps_pd(b);
-          return _mm512_castpd_ps(upper ? _mm512_unpackhi_pd(x, y) : _mm512_unpacklo_pd(x, y));
-        };
-        r[i] = weave(t[i], t[i + 2], false);
-        r[i + 1] = weave(t[i], t[i + 2], true);
-        r[i + 2] = weave(t[i + 1], t[i + 3], false);
-        r[i + 3] = weave(t[i + 1], t[i + 3], true);
-      }
-      float* to = out + col * kPanel + half;
-#pragma GCC unroll 4
-      for (std::size_t i = 0; i < 4; ++i) {
-        const Vec even_low = _mm512_shuffle_f32x4(r[i], r[4 + i], 0x88);
-        const Vec even_high = _mm512_shuffle_f32x4(r[8 + i], r[12 + i], 0x88);
-        const Vec odd_low = _mm512_shuffle_f32x4(r[i], r[4 + i], 0xdd);
-        const Vec odd_high = _mm512_shuffle_f32x4(r[8 + i], r[12 + i], 0xdd);
-        store(to + i * kPanel, _mm512_shuffle_f32x4(even_low, even_high, 0x88));
-        store(to + (4 + i) * kPanel, _mm512_shuffle_f32x4(odd_low, odd_high, 0x88));
-        store(to + (8 + i) * kPanel, _mm512_shuffle_f32x4(even_low, even_high, 0xdd));
-        store(to + (12 + i) * kPanel, _mm512_shuffle_f32x4(odd_low, odd_high, 0xdd));
-      }
+      transpose16(rows + half * cols + col, cols, out + col * kPanel + half, kPanel);
     }
   }
 #else
@@ -108,53 +71,6 @@ inline void transpose(const float* rows, std::size_t cols, float* out) {
     for (std::size_t row = 0; row < kPanel; ++row) out[col * kPanel + row] = rows[row * cols + col];
   }
 #endif
-}
-
-inline void zero(float* out, std::size_t count) {
-  for (std::size_t i = 0; i < count; ++i) out[i] = 0.0f;
-}
-
-// The rotary embedding of one head at one position, scaled: pairs (i, i + head_dim / 2) are turned.
-inline void rotate(const AttentionShape& shape, std::size_t position, const float* x, float scale,
-                   float* out) {
-  const std::size_t half = shape.head_dim / 2;
-  const float* cos = shape.cos + position * half;
-  const float* sin = shape.sin + position * half;
-  Row{half}.each([&](auto get, auto put) {
-    const Vec a = get(x) * set1(scale);
-    const Vec b = get(x + half) * set1(scale);
-    put(out, fnma(b, get(sin), a * get(cos)));
-    put(out + half, fma(a, get(sin), b * get(cos)));
-  });
-}
-
-// The way back, for gradients.
-inline void rotate_back(const AttentionShape& shape, std::size_t position, const float* x,
-                        float scale, float* out) {
-  const std::size_t half = shape.head_dim / 2;
-  const float* cos = shape.cos + position * half;
-  const float* sin = shape.sin + position * half;
-  Row{half}.each([&](auto get, auto put) {
-    const Vec a = get(x) * set1(scale);
-    const Vec b = get(x + half) * set1(scale);
-    put(out, fma(b, get(sin), a * get(cos)));
-    put(out + half, fnma(a, get(sin), b * get(cos)));
-  });
-}
-
-inline void copy_row(const float* x, std::size_t count, std::size_t width, float* out) {
-  Row{count}.each([&](auto get, auto put) { put(out, get(x)); });
-  zero(out + count, width - count);
-}
-
-inline void copy_rotated(const AttentionShape& shape, std::size_t position, const float* x,
-                         float scale, std::size_t width, float* out) {
-  rotate(shape, position, x, scale, out);
-  zero(out + shape.head_dim, width - shape.head_dim);
-}
-
-inline float score_scale(std::size_t head_dim) {
-  return 1.0f / __builtin_sqrtf(static_cast<float>(head_dim));
 }
 
 // The tiles of scores a·b that reach the diagonal or lie below it: a has `rows` rows, the first at
@@ -169,36 +85,6 @@ inline void score_tiles(const float* a, std::size_t width, std::size_t depth, st
                                scores + r * stride + (k - key), stride);
     }
   }
-}
-
-// Replaces `count` scores by exp(score - most), and what follows them, up to `end`, by 0 as far as
-// tiles reach. Returns the sum.
-inline float exponentials(float* scores, std::size_t count, std::size_t end, float most) {
-  const Vec lowest = set1(-__builtin_inff());
-  Vec total = set1(0.0f);
-  std::size_t i = 0;
-  for (; i + kWidth <= count; i += kWidth) {
-    const Vec e = exp(load(scores + i) - set1(most));
-    store(scores + i, e);
-    total = total + e;
-  }
-  if (i < count) {
-    const Vec e = exp(load_part(scores + i, count - i, lowest) - set1(most));
-    store(scores + i, e);
-    total = total + e;
-    i += kWidth;
-  }
-  if (i < end) store(scores + i, set1(0.0f));
-  return sum_of(total);
-}
-
-inline float greatest(const float* scores, std::size_t count) {
-  const Vec lowest = set1(-__builtin_inff());
-  Vec most = lowest;
-  for_vectors(
-      count, [&](std::size_t i) { most = max(load(scores + i), most); },
-      [&](std::size_t i, std::size_t n) { most = max(load_part(scores + i, n, lowest), most); });
-  return max_of(most);
 }
 
 void attention_forward(const AttentionForward& call) {
@@ -216,6 +102,7 @@ void attention_forward(const AttentionForward& call) {
     // The queries are not needed yet: their memory holds the rows to be transposed.
     for (std::size_t i = 0; i < kPanel; ++i) {
       if (k + i < keys) {
+        fetch_ahead(call.k, shape.kv_stride, k + i, keys, shape.head_dim);
         copy_rotated(shape, k + i, call.k + (k + i) * shape.kv_stride, 1.0f, width,
                      queries + i * width);
       } else {
@@ -225,6 +112,7 @@ void attention_forward(const AttentionForward& call) {
     transpose(queries, width, key_panels + k * width);
   }
   for (std::size_t k = 0; k < keys; ++k) {
+    fetch_ahead(call.v, shape.kv_stride, k, keys, shape.head_dim);
     copy_row(call.v + k * shape.kv_stride, shape.head_dim, width, values + k * width);
   }
 
@@ -238,6 +126,7 @@ void attention_forward(const AttentionForward& call) {
       const std::size_t first = shape.first + begin;
       const std::size_t end = first + rows;  // of the keys that any of the rows sees
       for (std::size_t r = 0; r < rows; ++r) {
+        fetch_ahead(q, shape.q_stride, begin + r, shape.queries, shape.head_dim);
         copy_rotated(shape, first + r, q + (begin + r) * shape.q_stride,
                      score_scale(shape.head_dim), width, queries + r * width);
       }

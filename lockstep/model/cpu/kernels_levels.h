@@ -1,5 +1,6 @@
 #pragma once
 
+#include "lockstep/model/cpu/bf16_attention.h"
 #include "lockstep/model/cpu/kernels.h"
 
 namespace lockstep {
@@ -9,6 +10,9 @@ namespace lockstep {
 extern const ModelKernels kModelKernelsGeneric;
 extern const ModelKernels kModelKernelsV3;  // defined for x86-64 only, as is the next
 extern const ModelKernels kModelKernelsV4;
+
+extern const Bf16Attention kBf16AttentionAmx;  // defined for x86-64 only, as is the next
+extern const Bf16Attention kBf16AttentionEmulated;
 
 constexpr std::size_t kAttentionPad = 64;  // rows and columns of attention's scratch: a multiple
 constexpr std::size_t kQueryBlock = 64;

@@ -3,6 +3,8 @@
 #include <algorithm>
 #include <cmath>
 
+#include "lockstep/model/cpu/bf16_attention.h"
+
 namespace lockstep {
 namespace {
 
@@ -17,6 +19,8 @@ Layers::Layers(const ModelConfig& config, Precision precision, ThreadPool& pool,
       pool_(pool),
       matmul_(pool, precision),
       kernels_(best_model_kernels()),
+      attention_forward_(kernels_.attention_forward),
+      attention_backward_(kernels_.attention_backward),
       norm_partials_((max_tokens + kRun - 1) / kRun * static_cast<std::size_t>(config.hidden)),
       token_begin_(static_cast<std::size_t>(config.vocab) + 1),
       token_places_(max_tokens) {
@@ -34,10 +38,14 @@ Layers::Layers(const ModelConfig& config, Precision precision, ThreadPool& pool,
       sin_[position * half + i] = static_cast<float>(std::sin(angle));
     }
   }
-  for (int worker = 0; worker < pool.threads(); ++worker) {
-    scratch_.emplace_back(
-        attention_scratch(max_context, static_cast<std::size_t>(config.head_dim())));
+  const auto head_dim = static_cast<std::size_t>(config.head_dim());
+  std::size_t scratch = attention_scratch(max_context, head_dim);
+  if (precision == Precision::kBf16 && bf16_attention() != nullptr) {
+    attention_forward_ = bf16_attention()->forward;
+    attention_backward_ = bf16_attention()->backward;
+    scratch = bf16_attention_scratch(max_context, head_dim);
   }
+  for (int worker = 0; worker < pool.threads(); ++worker) scratch_.emplace_back(scratch);
 }
 
 template <typename Body>
@@ -201,13 +209,13 @@ void Layers::attention(std::size_t rows, std::size_t context, const float* qkv, 
     const float* row = qkv + first * whole.q_stride;
     const float* k = row + hidden + head * whole.head_dim;
     const std::size_t q_offset = head * whole.group * whole.head_dim;
-    kernels_.attention_forward({.shape = whole,
-                                .q = row + q_offset,
-                                .k = k,
-                                .v = k + kv_heads * whole.head_dim,
-                                .out = out + first * hidden + q_offset,
-                                .lse = lse + task * whole.group * context,
-                                .scratch = scratch_[static_cast<std::size_t>(worker)].data()});
+    attention_forward_({.shape = whole,
+                        .q = row + q_offset,
+                        .k = k,
+                        .v = k + kv_heads * whole.head_dim,
+                        .out = out + first * hidden + q_offset,
+                        .lse = lse + task * whole.group * context,
+                        .scratch = scratch_[static_cast<std::size_t>(worker)].data()});
   });
 }
 
@@ -224,17 +232,17 @@ void Layers::attention_backward(std::size_t rows, std::size_t context, const flo
     const std::size_t k_offset = first * whole.q_stride + hidden + head * whole.head_dim;
     const std::size_t v_offset = k_offset + kv_heads * whole.head_dim;
     const std::size_t out_offset = first * hidden + head * whole.group * whole.head_dim;
-    kernels_.attention_backward({.shape = whole,
-                                 .q = qkv + q_offset,
-                                 .k = qkv + k_offset,
-                                 .v = qkv + v_offset,
-                                 .out = out + out_offset,
-                                 .lse = lse + task * whole.group * context,
-                                 .dout = dout + out_offset,
-                                 .dq = dqkv + q_offset,
-                                 .dk = dqkv + k_offset,
-                                 .dv = dqkv + v_offset,
-                                 .scratch = scratch_[static_cast<std::size_t>(worker)].data()});
+    attention_backward_({.shape = whole,
+                         .q = qkv + q_offset,
+                         .k = qkv + k_offset,
+                         .v = qkv + v_offset,
+                         .out = out + out_offset,
+                         .lse = lse + task * whole.group * context,
+                         .dout = dout + out_offset,
+                         .dq = dqkv + q_offset,
+                         .dk = dqkv + k_offset,
+                         .dv = dqkv + v_offset,
+                         .scratch = scratch_[static_cast<std::size_t>(worker)].data()});
   });
 }
 
@@ -247,13 +255,13 @@ void Layers::attend_cache(std::size_t first, std::size_t queries, const float* q
   pool_.run(static_cast<std::size_t>(config_.kv_heads), [&](std::size_t head, int worker) {
     const std::size_t q_offset = head * part.group * part.head_dim;
     const float* k = cache + head * part.head_dim;
-    kernels_.attention_forward({.shape = part,
-                                .q = qkv + q_offset,
-                                .k = k,
-                                .v = k + kv_hidden,
-                                .out = out + q_offset,
-                                .lse = lse + head * part.group * queries,
-                                .scratch = scratch_[static_cast<std::size_t>(worker)].data()});
+    attention_forward_({.shape = part,
+                        .q = qkv + q_offset,
+                        .k = k,
+                        .v = k + kv_hidden,
+                        .out = out + q_offset,
+                        .lse = lse + head * part.group * queries,
+                        .scratch = scratch_[static_cast<std::size_t>(worker)].data()});
   });
 }
 

@@ -67,6 +67,8 @@ class Layers {
   ThreadPool& pool_;
   Matmul matmul_;
   const ModelKernels& kernels_;
+  void (*attention_forward_)(const AttentionForward&);
+  void (*attention_backward_)(const AttentionBackward&);
   std::vector<float> cos_, sin_;             // a row per position
   FloatBuffer norm_partials_;                // a row per run of tokens
   std::vector<FloatBuffer> scratch_;         // of attention, one per worker

@@ -15,7 +15,6 @@ std::size_t tokens_per_chunk(std::size_t vocab, std::size_t max_tokens) {
 Passes::Passes(const ParameterLayout& layout, Precision precision, ThreadPool& pool,
                std::size_t max_tokens, std::size_t max_context)
     : layout_(layout),
-      max_tokens_(max_tokens),
       hidden_(static_cast<std::size_t>(layout.config().hidden)),
       qkv_width_(hidden_ + 2 * static_cast<std::size_t>(layout.config().kv_hidden())),
       intermediate_(static_cast<std::size_t>(layout.config().intermediate)),

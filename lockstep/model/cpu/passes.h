@@ -48,7 +48,7 @@ class Passes {
   void tell(const RangeReady& ready, Component first, Component last, int block = -1) const;
 
   const ParameterLayout& layout_;
-  std::size_t max_tokens_, hidden_, qkv_width_, intermediate_, vocab_;
+  std::size_t hidden_, qkv_width_, intermediate_, vocab_;
   std::size_t chunk_;  // tokens whose logits are in memory at the same time
   Layers layers_;
   std::size_t rows_ = 0, context_ = 0, tokens_ = 0;  // of the batch at hand

@@ -7,34 +7,6 @@
 namespace lockstep {
 namespace {
 
-// Calls whole(i) for every whole vector of `width` elements, and part(i, n) for the n that are
-// left.
-template <typename Whole, typename Part>
-inline void for_vectors(std::size_t width, Whole&& whole, Part&& part) {
-  std::size_t i = 0;
-  for (; i + kWidth <= width; i += kWidth) whole(i);
-  if (i < width) part(i, width - i);
-}
-
-// A row in vectors: load and store hide the tail, whose missing elements are 0.
-struct Row {
-  std::size_t width;
-
-  template <typename Body>
-  void each(Body&& body) const {
-    for_vectors(
-        width,
-        [&](std::size_t i) {
-          body([i](const float* p) { return load(p + i); },
-               [i](float* p, Vec v) { store(p + i, v); });
-        },
-        [&](std::size_t i, std::size_t n) {
-          body([i, n](const float* p) { return load_part(p + i, n, set1(0.0f)); },
-               [i, n](float* p, Vec v) { store_part(p + i, n, v); });
-        });
-  }
-};
-
 // Squares of f32 are exact in f64, and the sixteen partial sums are the same at every width.
 double squares(const float* values, std::size_t count) {
   constexpr std::size_t kSums = 16;

@@ -1,0 +1,167 @@
+// What every kind of attention does row by row, for the *_impl.h and bf16 files of this folder.
+#pragma once
+
+#include "lockstep/model/cpu/kernels_levels.h"
+#include "lockstep/model/cpu/vec.h"
+
+namespace lockstep {
+namespace {
+
+constexpr std::size_t round_up(std::size_t size, std::size_t unit) {
+  return (size + unit - 1) / unit * unit;
+}
+constexpr std::size_t least(std::size_t a, std::size_t b) { return a < b ? a : b; }
+
+#ifdef __AVX512F__
+// out = the transpose of 16 x 16 words of 32 bits, whatever they mean.
+inline void transpose16(const float* in, std::size_t in_stride, float* out,
+                        std::size_t out_stride) {
+  __m512 r[16], t[16];
+#pragma GCC unroll 16
+  for (std::size_t i = 0; i < 16; ++i) r[i] = load(in + i * in_stride);
+    // Pairs, then quadruples of rows are woven together; then blocks of four are exchanged.
+#pragma GCC unroll 8
+  for (std::size_t i = 0; i < 16; i += 2) {
+    t[i] = _mm512_unpacklo_ps(r[i], r[i + 1]);
+    t[i + 1] = _mm512_unpackhi_ps(r[i], r[i + 1]);
+  }
+#pragma GCC unroll 4
+  for (std::size_t i = 0; i < 16; i += 4) {
+    const auto weave = [](Vec a, Vec b, bool upper) {
+      const __m512d x = _mm512_castps_pd(a);
+      const __m512d y = _mm512_castps_pd(b);
+      return _mm512_castpd_ps(upper ? _mm512_unpackhi_pd(x, y) : _mm512_unpacklo_pd(x, y));
+    };
+    r[i] = weave(t[i], t[i + 2], false);
+    r[i + 1] = weave(t[i], t[i + 2], true);
+    r[i + 2] = weave(t[i + 1], t[i + 3], false);
+    r[i + 3] = weave(t[i + 1], t[i + 3], true);
+  }
+#pragma GCC unroll 4
+  for (std::size_t i = 0; i < 4; ++i) {
+    const Vec even_low = _mm512_shuffle_f32x4(r[i], r[4 + i], 0x88);
+    const Vec even_high = _mm512_shuffle_f32x4(r[8 + i], r[12 + i], 0x88);
+    const Vec odd_low = _mm512_shuffle_f32x4(r[i], r[4 + i], 0xdd);
+    const Vec odd_high = _mm512_shuffle_f32x4(r[8 + i], r[12 + i], 0xdd);
+    store(out + i * out_stride, _mm512_shuffle_f32x4(even_low, even_high, 0x88));
+    store(out + (4 + i) * out_stride, _mm512_shuffle_f32x4(odd_low, odd_high, 0x88));
+    store(out + (8 + i) * out_stride, _mm512_shuffle_f32x4(even_low, even_high, 0xdd));
+    store(out + (12 + i) * out_stride, _mm512_shuffle_f32x4(odd_low, odd_high, 0xdd));
+  }
+}
+#endif
+
+inline void zero(float* out, std::size_t count) {
+  for (std::size_t i = 0; i < count; ++i) out[i] = 0.0f;
+}
+
+// The rows of a head lie far apart in memory; the one that comes `kAhead` rows later is asked for.
+template <bool kWrite = false>
+inline void fetch_ahead(const float* rows, std::size_t stride, std::size_t row, std::size_t count,
+                        std::size_t width) {
+  constexpr std::size_t kAhead = 8;
+  if (row + kAhead >= count) return;
+  const float* line = rows + (row + kAhead) * stride;
+  for (std::size_t i = 0; i < width; i += 16) __builtin_prefetch(line + i, kWrite ? 1 : 0);
+}
+
+// The rotary embedding of one head at one position, scaled: pairs (i, i + head_dim / 2) are turned.
+inline void rotate(const AttentionShape& shape, std::size_t position, const float* x, float scale,
+                   float* out) {
+  const std::size_t half = shape.head_dim / 2;
+  const float* cos = shape.cos + position * half;
+  const float* sin = shape.sin + position * half;
+  Row{half}.each([&](auto get, auto put) {
+    const Vec a = get(x) * set1(scale);
+    const Vec b = get(x + half) * set1(scale);
+    put(out, fnma(b, get(sin), a * get(cos)));
+    put(out + half, fma(a, get(sin), b * get(cos)));
+  });
+}
+
+// The way back, for gradients.
+inline void rotate_back(const AttentionShape& shape, std::size_t position, const float* x,
+                        float scale, float* out) {
+  const std::size_t half = shape.head_dim / 2;
+  const float* cos = shape.cos + position * half;
+  const float* sin = shape.sin + position * half;
+  Row{half}.each([&](auto get, auto put) {
+    const Vec a = get(x) * set1(scale);
+    const Vec b = get(x + half) * set1(scale);
+    put(out, fma(b, get(sin), a * get(cos)));
+    put(out + half, fnma(a, get(sin), b * get(cos)));
+  });
+}
+
+inline void copy_row(const float* x, std::size_t count, std::size_t width, float* out) {
+  Row{count}.each([&](auto get, auto put) { put(out, get(x)); });
+  zero(out + count, width - count);
+}
+
+inline void copy_rotated(const AttentionShape& shape, std::size_t position, const float* x,
+                         float scale, std::size_t width, float* out) {
+  rotate(shape, position, x, scale, out);
+  zero(out + shape.head_dim, width - shape.head_dim);
+}
+
+inline float score_scale(std::size_t head_dim) {
+  return 1.0f / __builtin_sqrtf(static_cast<float>(head_dim));
+}
+
+// Replaces `count` scores by exp(score - most), and what follows them, up to `end`, by 0 as far as
+// tiles reach. Returns the sum.
+inline float exponentials(float* scores, std::size_t count, std::size_t end, float most) {
+  const Vec lowest = set1(-__builtin_inff());
+  Vec total = set1(0.0f);
+  std::size_t i = 0;
+  for (; i + kWidth <= count; i += kWidth) {
+    const Vec e = exp(load(scores + i) - set1(most));
+    store(scores + i, e);
+    total = total + e;
+  }
+  if (i < count) {
+    const Vec e = exp(load_part(scores + i, count - i, lowest) - set1(most));
+    store(scores + i, e);
+    total = total + e;
+    i += kWidth;
+  }
+  if (i < end) store(scores + i, set1(0.0f));
+  return sum_of(total);
+}
+
+inline float greatest(const float* scores, std::size_t count) {
+  const Vec lowest = set1(-__builtin_inff());
+  Vec most = lowest;
+  for_vectors(
+      count, [&](std::size_t i) { most = max(load(scores + i), most); },
+      [&](std::size_t i, std::size_t n) { most = max(load_part(scores + i, n, lowest), most); });
+  return max_of(most);
+}
+
+// Replaces `count` scores by probabilities and `dscores` by the gradient of the scores; zeroes what
+// follows them in the last vector.
+inline void softmax_backward(float* scores, float* dscores, std::size_t count, float lse,
+                             float delta) {
+  const Vec lowest = set1(-__builtin_inff());
+  for_vectors(
+      count,
+      [&](std::size_t i) {
+        const Vec p = exp(load(scores + i) - set1(lse));
+        store(scores + i, p);
+        store(dscores + i, p * (load(dscores + i) - set1(delta)));
+      },
+      [&](std::size_t i, std::size_t n) {
+        const Vec p = exp(load_part(scores + i, n, lowest) - set1(lse));
+        store(scores + i, p);
+        store(dscores + i, p * (load_part(dscores + i, n, set1(0.0f)) - set1(delta)));
+      });
+}
+
+inline float dot(const float* a, const float* b, std::size_t count) {
+  Vec sum = set1(0.0f);
+  Row{count}.each([&](auto get, auto) { sum = fma(get(a), get(b), sum); });
+  return sum_of(sum);
+}
+
+}  // namespace
+}  // namespace lockstep
