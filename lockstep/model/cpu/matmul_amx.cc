@@ -10,6 +10,7 @@
 #include <cstddef>
 #include <cstdint>
 
+#include "lockstep/model/cpu/amx.h"
 #include "lockstep/model/cpu/matmul_kernel.h"
 #include "lockstep/model/cpu/transpose16.h"
 
@@ -92,13 +93,8 @@ void pack(const Operand& matrix, bool contiguous_k, bool turn, std::size_t at, s
   }
 }
 
-struct alignas(64) TileConfig {
-  std::uint8_t palette = 1;
-  std::uint8_t start_row = 0;
-  std::uint8_t reserved[14] = {};
-  std::uint16_t bytes_per_row[16] = {64, 64, 64, 64, 64, 64, 64, 64};
-  std::uint8_t rows[16] = {kSide, kSide, kSide, kSide, kSide, kSide, kSide, kSide};
-};
+// gcc 12 does not know that tiles are loaded from memory.
+void all_memory_is_used() { asm volatile("" ::: "memory"); }
 
 void pack_strips(const Operand& a, std::size_t, const RowBlock& rows, const DepthBlock& block,
                  float* strips) {
@@ -124,6 +120,7 @@ void pack_panels(const Operand& b, std::size_t col, std::size_t cols, const Dept
 // Sums begin at `add`, in every tile alike.
 void multiply_tile(const float* strip, const float* panel, std::size_t depth, bool low_rows,
                    const TileOut& to) {
+  all_memory_is_used();
   const std::size_t bytes = to.stride * sizeof(float);
   if (to.add) {
     _tile_loadd(0, to.add, bytes);
@@ -159,6 +156,7 @@ void multiply_tile(const float* strip, const float* panel, std::size_t depth, bo
     _tile_stored(2, to.out + kSide * to.stride, bytes);
     _tile_stored(3, to.out + kSide * to.stride + kSide, bytes);
   }
+  all_memory_is_used();
 }
 
 void multiply(const float* strip, const float* panel, std::size_t depth, std::size_t rows,

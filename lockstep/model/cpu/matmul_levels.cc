@@ -1,13 +1,8 @@
 #include <fmt/format.h>
 
 #include "lockstep/base/error.h"
+#include "lockstep/model/cpu/amx.h"
 #include "lockstep/model/cpu/matmul_kernel.h"
-
-#ifdef __x86_64__
-#include <cpuid.h>
-#include <sys/syscall.h>
-#include <unistd.h>
-#endif
 
 namespace lockstep {
 namespace {
@@ -27,25 +22,6 @@ bool has_v4() {
          __builtin_cpu_supports("avx512vl");
 }
 
-// Tiles of bf16, and the conversion to it. The kernel gives a process the tile registers when it
-// asks for them.
-bool has_amx() {
-  unsigned eax = 0;
-  unsigned ebx = 0;
-  unsigned ecx = 0;
-  unsigned edx = 0;
-  if (!has_v4() || __get_cpuid_count(7, 0, &eax, &ebx, &ecx, &edx) == 0) return false;
-  constexpr unsigned kAmxBf16 = 1U << 22;
-  constexpr unsigned kAmxTile = 1U << 24;
-  if ((edx & kAmxBf16) == 0 || (edx & kAmxTile) == 0) return false;
-  constexpr unsigned kAvx512Bf16 = 1U << 5;
-  if (__get_cpuid_count(7, 1, &eax, &ebx, &ecx, &edx) == 0 || (eax & kAvx512Bf16) == 0)
-    return false;
-  constexpr long kRequestPermission = 0x1023;  // ARCH_REQ_XCOMP_PERM
-  constexpr long kTileData = 18;               // XFEATURE_XTILEDATA
-  return ::syscall(SYS_arch_prctl, kRequestPermission, kTileData) == 0;
-}
-
 #endif
 
 }  // namespace
@@ -58,7 +34,8 @@ std::vector<const MatmulKernel*> supported_kernels(Precision precision) {
   std::vector<const MatmulKernel*> kernels;
 #ifdef __x86_64__
   if (precision == Precision::kBf16) {
-    if (has_amx()) kernels.push_back(&kMatmulAmx);
+    // Every processor with the matrix unit converts to bf16, too.
+    if (has_v4() && amx_bf16_available()) kernels.push_back(&kMatmulAmx);
     return kernels;
   }
   if (has_v4()) kernels.push_back(&kMatmulV4);
