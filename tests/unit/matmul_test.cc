@@ -1,13 +1,16 @@
 #include "lockstep/model/cpu/matmul.h"
 
+#include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
 #include <algorithm>
+#include <bit>
 #include <cmath>
 #include <cstring>
 #include <string>
 #include <vector>
 
+#include "lockstep/base/error.h"
 #include "lockstep/base/random.h"
 #include "lockstep/model/cpu/matmul_kernel.h"
 
@@ -188,6 +191,50 @@ TEST(Matmul, X86LevelsAgreeToTheBit) {
     results.push_back(problem.out);
   }
   for (const auto& result : results) EXPECT_TRUE(same_bits(result, results.front()));
+}
+
+float rounded_to_bf16(float value) {
+  auto bits = std::bit_cast<std::uint32_t>(value);
+  bits += 0x7fff + (bits >> 16 & 1);
+  return std::bit_cast<float>(bits & 0xffff0000);
+}
+
+TEST(Matmul, Bf16MultipliesRoundedInputsOrIsRefusedWithTheWayOut) {
+  ThreadPool pool(2);
+  if (!supports(Precision::kBf16)) {
+    try {
+      Matmul multiply(pool, Precision::kBf16);
+      FAIL() << "not refused";
+    } catch (const Error& error) {
+      EXPECT_EQ(error.code(), ErrorCode::kInvalidArgument);
+      EXPECT_THAT(error.what(), testing::HasSubstr("--precision fp32"));
+    }
+    return;
+  }
+  Matmul multiply(pool, Precision::kBf16);
+  ThreadPool one(1);
+  Matmul alone(one, Precision::kBf16);
+  for (const Shape& shape : kShapes) {
+    for (int order = 0; order < 8; ++order) {
+      const bool with_add = (order & 4) != 0;
+      Problem problem(shape, (order & 1) != 0, (order & 2) != 0);
+      Problem other = problem;
+      multiply(problem.product(with_add));
+      alone(other.product(with_add));
+      EXPECT_TRUE(same_bits(problem.out, other.out));
+      std::ranges::transform(problem.a, problem.a.begin(), rounded_to_bf16);
+      std::ranges::transform(problem.b, problem.b.begin(), rounded_to_bf16);
+      const double tolerance = 1e-6 * (1 + std::sqrt(static_cast<double>(shape.depth)) * 8);
+      for (std::size_t row = 0; row < shape.rows; ++row) {
+        for (std::size_t col = 0; col < shape.cols; ++col) {
+          ASSERT_NEAR(problem.out[row * problem.out_stride + col],
+                      problem.expected(row, col, with_add), tolerance)
+              << shape.rows << "x" << shape.cols << "x" << shape.depth << " order " << order;
+        }
+        ASSERT_EQ(problem.out[row * problem.out_stride + shape.cols], Problem::kUntouched);
+      }
+    }
+  }
 }
 
 }  // namespace

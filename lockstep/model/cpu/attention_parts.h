@@ -4,6 +4,10 @@
 #include "lockstep/model/cpu/kernels_levels.h"
 #include "lockstep/model/cpu/vec.h"
 
+#ifdef __AVX512F__
+#include "lockstep/model/cpu/transpose16.h"
+#endif
+
 namespace lockstep {
 namespace {
 
@@ -16,38 +20,12 @@ constexpr std::size_t least(std::size_t a, std::size_t b) { return a < b ? a : b
 // out = the transpose of 16 x 16 words of 32 bits, whatever they mean.
 inline void transpose16(const float* in, std::size_t in_stride, float* out,
                         std::size_t out_stride) {
-  __m512 r[16], t[16];
+  __m512 r[16];
 #pragma GCC unroll 16
   for (std::size_t i = 0; i < 16; ++i) r[i] = load(in + i * in_stride);
-    // Pairs, then quadruples of rows are woven together; then blocks of four are exchanged.
-#pragma GCC unroll 8
-  for (std::size_t i = 0; i < 16; i += 2) {
-    t[i] = _mm512_unpacklo_ps(r[i], r[i + 1]);
-    t[i + 1] = _mm512_unpackhi_ps(r[i], r[i + 1]);
-  }
-#pragma GCC unroll 4
-  for (std::size_t i = 0; i < 16; i += 4) {
-    const auto weave = [](Vec a, Vec b, bool upper) {
-      const __m512d x = _mm512_castps_pd(a);
-      const __m512d y = _mm512_castps_pd(b);
-      return _mm512_castpd_ps(upper ? _mm512_unpackhi_pd(x, y) : _mm512_unpacklo_pd(x, y));
-    };
-    r[i] = weave(t[i], t[i + 2], false);
-    r[i + 1] = weave(t[i], t[i + 2], true);
-    r[i + 2] = weave(t[i + 1], t[i + 3], false);
-    r[i + 3] = weave(t[i + 1], t[i + 3], true);
-  }
-#pragma GCC unroll 4
-  for (std::size_t i = 0; i < 4; ++i) {
-    const Vec even_low = _mm512_shuffle_f32x4(r[i], r[4 + i], 0x88);
-    const Vec even_high = _mm512_shuffle_f32x4(r[8 + i], r[12 + i], 0x88);
-    const Vec odd_low = _mm512_shuffle_f32x4(r[i], r[4 + i], 0xdd);
-    const Vec odd_high = _mm512_shuffle_f32x4(r[8 + i], r[12 + i], 0xdd);
-    store(out + i * out_stride, _mm512_shuffle_f32x4(even_low, even_high, 0x88));
-    store(out + (4 + i) * out_stride, _mm512_shuffle_f32x4(odd_low, odd_high, 0x88));
-    store(out + (8 + i) * out_stride, _mm512_shuffle_f32x4(even_low, even_high, 0xdd));
-    store(out + (12 + i) * out_stride, _mm512_shuffle_f32x4(odd_low, odd_high, 0xdd));
-  }
+  transpose16(r);
+#pragma GCC unroll 16
+  for (std::size_t i = 0; i < 16; ++i) store(out + i * out_stride, r[i]);
 }
 #endif
 

@@ -4,6 +4,7 @@
 // 2 rows of 16 words.
 #pragma once
 
+#include "lockstep/model/cpu/amx.h"
 #include "lockstep/model/cpu/attention_parts.h"
 
 namespace lockstep {
@@ -77,14 +78,6 @@ inline void transposed_words(const float* values, std::size_t stride, std::size_
     }
   }
 }
-
-struct alignas(64) TileConfig {
-  std::uint8_t palette = 1;
-  std::uint8_t start_row = 0;
-  std::uint8_t reserved[14] = {};
-  std::uint16_t row_bytes[16] = {64, 64, 64, 64, 64, 64, 64, 64};
-  std::uint8_t rows[16] = {16, 16, 16, 16, 16, 16, 16, 16};
-};
 
 // The matrix unit: eight tiles of 16 rows of 64 bytes. Four hold sums, two each of a and b.
 struct AmxProducts {

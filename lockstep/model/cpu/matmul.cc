@@ -49,39 +49,6 @@ struct Grid {
 
 }  // namespace
 
-std::string_view to_string(Precision precision) {
-  return precision == Precision::kF32 ? "fp32" : "bf16";
-}
-
-const MatmulKernel& best_kernel(Precision precision) {
-  const auto kernels = supported_kernels(precision);
-  if (kernels.empty()) {
-    throw Error(ErrorCode::kInvalidArgument,
-                "this processor has no instructions for bf16 products; use --precision fp32");
-  }
-  return *kernels.front();
-}
-
-bool supports(Precision precision) { return !supported_kernels(precision).empty(); }
-
-std::vector<const MatmulKernel*> supported_kernels(Precision precision) {
-  std::vector<const MatmulKernel*> kernels;
-  if (precision != Precision::kF32) return kernels;
-#ifdef __x86_64__
-  __builtin_cpu_init();
-  // Every processor with these has the rest of its level, too.
-  const bool v3 = __builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma") &&
-                  __builtin_cpu_supports("bmi2");
-  const bool v4 = v3 && __builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512bw") &&
-                  __builtin_cpu_supports("avx512cd") && __builtin_cpu_supports("avx512dq") &&
-                  __builtin_cpu_supports("avx512vl");
-  if (v4) kernels.push_back(&kMatmulV4);
-  if (v3) kernels.push_back(&kMatmulV3);
-#endif
-  kernels.push_back(&kMatmulGeneric);
-  return kernels;
-}
-
 Matmul::Matmul(ThreadPool& pool, Precision precision) : Matmul(pool, best_kernel(precision)) {}
 
 Matmul::Matmul(ThreadPool& pool, const MatmulKernel& kernel)

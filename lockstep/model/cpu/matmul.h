@@ -43,7 +43,8 @@ struct MatmulKernel;
 
 // Matrix products on a pool. An element of the result depends on its row of a, its column of b, its
 // `add` and the depth, to the bit: not on its place, on the other rows and columns or on the
-// threads. Depth is summed in blocks of at most 512, so that rounding errors stay small.
+// threads. Depth is summed in blocks of at most 512; in f32 each begins at 0, so that rounding
+// errors stay small.
 class Matmul {
  public:
   // Throws Error{kInvalidArgument} when the processor has no instructions for `precision`.

@@ -60,8 +60,9 @@ struct MatmulKernel {
 };
 
 extern const MatmulKernel kMatmulGeneric;
-extern const MatmulKernel kMatmulV3;  // defined for x86-64 only, as is the next
+extern const MatmulKernel kMatmulV3;  // defined for x86-64 only, as are the next
 extern const MatmulKernel kMatmulV4;
+extern const MatmulKernel kMatmulAmx;
 
 // What this processor can run for `precision`, the fastest first.
 std::vector<const MatmulKernel*> supported_kernels(Precision precision);
