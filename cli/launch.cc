@@ -3,6 +3,7 @@
 #include <fcntl.h>
 #include <fmt/format.h>
 #include <poll.h>
+#include <sched.h>
 #include <sys/prctl.h>
 #include <sys/signalfd.h>
 #include <sys/wait.h>
@@ -18,6 +19,7 @@
 #include <utility>
 
 #include "cli/rank_environment.h"
+#include "lockstep/base/cores.h"
 #include "lockstep/base/deadline.h"
 #include "lockstep/base/descriptor.h"
 #include "lockstep/base/error.h"
@@ -93,11 +95,21 @@ std::vector<std::string> environment_for(int rank, int ranks, const Socket& list
   return variables;
 }
 
+// Every rank stays on its share of the cores: schedulers like to put two that talk on one core.
+cpu_set_t cores_for(int rank, int ranks) {
+  cpu_set_t set;
+  CPU_ZERO(&set);
+  for (const int core : share_of_cores(own_cores(), rank, ranks)) CPU_SET(core, &set);
+  return set;
+}
+
 // Between fork and exec: system calls only.
-[[noreturn]] void become_rank(int rank, pid_t parent, const sigset_t& signals, int messages,
-                              int listener, char* const* arguments, char* const* environment) {
+[[noreturn]] void become_rank(int rank, pid_t parent, const cpu_set_t& cores,
+                              const sigset_t& signals, int messages, int listener,
+                              char* const* arguments, char* const* environment) {
   ::prctl(PR_SET_PDEATHSIG, SIGKILL);
   if (::getppid() != parent) ::_exit(1);  // it ended before we asked to end with it
+  ::sched_setaffinity(0, sizeof cores, &cores);
   ::sigprocmask(SIG_SETMASK, &signals, nullptr);
   ::dup2(messages, STDERR_FILENO);
   if (rank == 0) {
@@ -148,11 +160,12 @@ class Launcher {
       std::vector<std::string> environment = environment_for(rank, options_.ranks, listener);
       const std::vector<char*> argv = pointers_to(arguments);
       const std::vector<char*> envp = pointers_to(environment);
+      const cpu_set_t cores = cores_for(rank, options_.ranks);
       child.pid = ::fork();
       if (child.pid < 0) throw_io("fork", errno);
       if (child.pid == 0) {
-        become_rank(rank, parent, signals_.before(), write_end.get(), listener.fd(), argv.data(),
-                    envp.data());
+        become_rank(rank, parent, cores, signals_.before(), write_end.get(), listener.fd(),
+                    argv.data(), envp.data());
       }
       children_.push_back(std::move(child));
     }

@@ -16,8 +16,9 @@ struct LaunchOptions {
 };
 
 // Runs this program once for every rank, as child processes that find their rank in the environment
-// (rank_environment.h), and waits for all of them. Rank 0 has our standard input; what the ranks
-// print is passed on as it is. SIGINT, SIGTERM and SIGHUP are passed on to the ranks.
+// (rank_environment.h), each on its share of the cores if there are enough, and waits for all of
+// them. Rank 0 has our standard input; what the ranks print is passed on as it is. SIGINT, SIGTERM
+// and SIGHUP are passed on to the ranks.
 //
 // Returns 0 if all succeeded. When one fails the rest are ended and reaped, the last line on stderr
 // tells which rank failed first and how, and its exit code is returned (1 if a signal killed it).

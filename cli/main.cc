@@ -1,9 +1,12 @@
+#include <fmt/format.h>
+
 #include <cstdio>
 #include <exception>
 
 #include "cli/commands.h"
 #include "lockstep/base/error.h"
 #include "lockstep/base/log.h"
+#include "lockstep/base/version.h"
 
 namespace lockstep::cli {
 namespace {
@@ -22,7 +25,7 @@ int exit_code(ErrorCode code) {
 
 int run(int argc, char** argv) {
   CLI::App app{"Data-parallel training of transformer language models.", "lockstep"};
-  app.set_version_flag("--version", "lockstep " LOCKSTEP_VERSION);
+  app.set_version_flag("--version", fmt::format("lockstep {}", version()));
   Job job;
   const std::vector<std::string> arguments(argv + 1, argv + argc);
   add_bench(app, arguments, job);

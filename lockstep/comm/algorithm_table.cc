@@ -65,11 +65,12 @@ bool offers(Collective collective, Algorithm algorithm, bool shared_memory) {
 Algorithm choose_algorithm(const Call& call, int world_size, bool shared_memory) {
   const Algorithm asked = call.options.algorithm;
   if (asked == Algorithm::kAuto) {
-    return shared_memory && SharedCollectives::supports(call.collective)
+    return shared_memory && SharedCollectives::supports(call, world_size)
                ? Algorithm::kShared
                : from_table(call, world_size);
   }
-  if (!offers(call.collective, asked, shared_memory)) {
+  if (!offers(call.collective, asked, shared_memory) ||
+      (asked == Algorithm::kShared && !SharedCollectives::supports(call, world_size))) {
     throw Error(ErrorCode::kInvalidArgument,
                 fmt::format("{} does not offer the algorithm {} here", to_string(call.collective),
                             to_string(asked)));

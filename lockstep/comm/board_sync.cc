@@ -170,6 +170,7 @@ void BoardSync::wait_long(int peer, const Ready& ready) {
       sched_yield();
       continue;
     }
+    transport_.note_wait(transport_.job_rank(peer));
     peer_board.sleepers.fetch_add(1, std::memory_order_seq_cst);
     fence_all();
     const std::uint32_t seen = peer_board.bell.load(std::memory_order_seq_cst);
@@ -180,6 +181,7 @@ void BoardSync::wait_long(int peer, const Ready& ready) {
     peer_board.sleepers.fetch_sub(1, std::memory_order_seq_cst);
     if (Deadline::Clock::now() - now >= kNap) transport_.supervisor().look_around();
   }
+  transport_.note_wait(-1);
 }
 
 void BoardSync::fail_mismatch(int peer) {

@@ -1,6 +1,7 @@
 #pragma once
 
 #include <cstddef>
+#include <cstring>
 #include <functional>
 #include <utility>
 
@@ -47,5 +48,10 @@ class Buffer {
   std::size_t bytes_ = 0;
   Release release_;
 };
+
+// The two may overlap, or be the same.
+inline void copy_bytes(std::byte* to, const std::byte* from, std::size_t bytes) {
+  if (bytes > 0 && to != from) std::memmove(to, from, bytes);
+}
 
 }  // namespace lockstep

@@ -37,6 +37,11 @@ Deadline Communicator::deadline_of(const Call& call) const {
   return Deadline::roughly_after(10 * timeout_);
 }
 
+Algorithm Communicator::algorithm_for(Call call) const {
+  complete_call(call, rank(), world_size());
+  return engine_->choose(call);
+}
+
 Outcome Communicator::run(Call call) {
   complete_call(call, rank(), world_size());
   if (started_.load(std::memory_order_acquire)) {
@@ -121,7 +126,7 @@ Outcome Communicator::execute(const Call& call) {
 std::vector<Progress> Communicator::progress() const {
   const bool inside = inside_.load(std::memory_order_acquire);
   const std::uint64_t entered = entered_.load(std::memory_order_acquire);
-  std::vector<Progress> progress{{channel_, entered, inside, ""}};
+  std::vector<Progress> progress{{channel_, entered, inside, "", engine_->waits_for()}};
   for (std::uint64_t i = 0; i < stamps_.size() && i < entered; ++i) {
     const MeshFrame stamp = stamps_[(entered - i) % stamps_.size()].load();
     if (stamp.sequence != entered - i) break;  // it has moved on

@@ -39,7 +39,7 @@ class Communicator {
   int world_size() const { return engine_->world_size(); }
   std::string name_of(int rank) const { return engine_->name_of(rank); }
   // The table's or the caller's choice for this call.
-  Algorithm algorithm_for(const Call& call) const { return engine_->choose(call); }
+  Algorithm algorithm_for(Call call) const;
 
   // data = reduction of everybody's data.
   Outcome all_reduce(BufferView data, ReduceOp op, const CallOptions& options = {});

@@ -27,9 +27,10 @@ class Engine {
   // `stamp` carries the chosen algorithm and the sequence number. World size is at least 2.
   virtual Outcome run(const Call& call, const MeshFrame& stamp, Deadline deadline) = 0;
   // As Transport::split.
-  virtual std::unique_ptr<Engine> split(const std::vector<int>& members,
-                                        std::uint32_t channel) = 0;
+  virtual std::unique_ptr<Engine> split(const std::vector<int>& members, std::uint32_t channel) = 0;
   virtual Buffer allocate(std::size_t bytes) = 0;
+  // As Transport::waits_for. Callable from any thread.
+  virtual int waits_for() const { return -1; }
 };
 
 }  // namespace lockstep

@@ -8,7 +8,6 @@
 #include <functional>
 #include <mutex>
 
-#include "lockstep/base/cores.h"
 #include "lockstep/comm/arena.h"
 #include "lockstep/comm/mesh_door.h"
 #include "lockstep/comm/mesh_transport.h"
@@ -121,11 +120,8 @@ class MeshLinks final : public Links {
     } else if (hub_->medium == Medium::kShared && members_.size() > 1) {
       refuse_remote_ranks();
     }
-    const auto here = std::count_if(
-        hub_->job.roster.begin(), hub_->job.roster.end(),
-        [&](const Card& card) { return same_host(card.host, hub_->own_card().host); });
-    oversubscribed_ = here > available_cores();
-    spare_cores_ = available_cores() >= 2 * here;
+    oversubscribed_ = !has_cores_for_each(hub_->job.roster, hub_->job.rank(), 1);
+    spare_cores_ = has_cores_for_each(hub_->job.roster, hub_->job.rank(), 2);
   }
 
   Stream& to(int peer, Deadline deadline) override {

@@ -18,6 +18,7 @@ using namespace std::chrono_literals;
 
 constexpr auto kHandshakeTime = 5s;
 constexpr std::size_t kMostVisitors = 1024;
+constexpr int kAtOnce = 64;  // then those who were let in are heard
 constexpr std::chrono::nanoseconds kAcceptPause = 100ms;
 // How soon a waiting thread notices that the job has failed.
 constexpr auto kNap = 20ms;
@@ -66,10 +67,9 @@ void MeshDoor::serve() {
   std::vector<Visitor> visitors;
   bool out_of_descriptors = false;
   for (;;) {
-    const bool room = visitors.size() < kMostVisitors && !out_of_descriptors;
     std::vector<pollfd> fds{{stop_.get(), POLLIN, 0}};
-    fds.push_back({room ? job_.mesh_listener.fd() : -1, POLLIN, 0});
-    fds.push_back({room ? job_.unix_listener.fd() : -1, POLLIN, 0});
+    fds.push_back({out_of_descriptors ? -1 : job_.mesh_listener.fd(), POLLIN, 0});
+    fds.push_back({out_of_descriptors ? -1 : job_.unix_listener.fd(), POLLIN, 0});
     Deadline next = Deadline::after(out_of_descriptors ? kAcceptPause : 1h);
     for (const Visitor& v : visitors) {
       const short events = static_cast<short>(POLLIN | (v.link.wants_to_send() ? POLLOUT : 0));
@@ -93,9 +93,11 @@ void MeshDoor::serve() {
 }
 
 void MeshDoor::admit(const Socket& listener, Purpose purpose, std::vector<Visitor>& visitors) {
-  while (visitors.size() < kMostVisitors) {
+  for (int i = 0; i < kAtOnce; ++i) {
     std::optional<Socket> socket = try_accept(listener);
     if (!socket) return;
+    // A rank says its word at once; who has been silent longest makes room for it.
+    if (visitors.size() == kMostVisitors) visitors.erase(visitors.begin());
     visitors.push_back({Link(std::move(*socket), kMaxHandshakeBody), purpose,
                         Handshake(Handshake::Role::kServer, job_.identity, purpose),
                         Deadline::after(kHandshakeTime)});

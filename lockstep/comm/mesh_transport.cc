@@ -17,7 +17,8 @@ using namespace std::chrono_literals;
 // A waiting rank first tries again and again, which is fastest when the peer runs on another core,
 // then sleeps in poll().
 constexpr auto kSpinTime = 50us;
-constexpr unsigned kYieldsWhenOversubscribed = 8;
+// With fewer cores than ranks it gives way instead; below some 32 times, a wake-up costs more.
+constexpr unsigned kYieldsWhenOversubscribed = 64;
 
 // A busy rank notices a failure elsewhere after this many turns.
 constexpr unsigned kTurnsPerCheck = 64;
@@ -116,9 +117,8 @@ void MeshTransport::run(std::span<Transfer> transfers, const MeshFrame& stamp,
   }
 
   // Everybody starts with another peer, so that not all send to the same one at once.
-  std::sort(active.begin(), active.end(), [&](const Active& a, const Active& b) {
-    return distance(a) < distance(b);
-  });
+  std::sort(active.begin(), active.end(),
+            [&](const Active& a, const Active& b) { return distance(a) < distance(b); });
   std::size_t sent_bytes = 0;
   for (const Active& a : active) sent_bytes += a.receiving() ? 0 : a.size();
   const bool apart = sent_bytes >= kSendApart && links_->spare_cores() &&
@@ -160,12 +160,16 @@ void MeshTransport::move(std::span<Active> active, const MeshFrame& stamp,
       if (observer != nullptr && a.transfer->done != before) observer->advanced(*a.transfer);
       if (a.complete()) --left;
     }
-    if (++turns % kTurnsPerCheck == 0) supervisor().latch().check();
+    if (++turns % kTurnsPerCheck == 0) {
+      supervisor().latch().check();
+      if (left > 0 && deadline.expired()) fail_timeout(active, stamp);
+    }
     if (moved) {
+      if (idle_turns > 0) note_wait(-1);
       idle_turns = 0;
       continue;
     }
-    // The clock is read only once there is nothing to do.
+    // Otherwise the clock is read only once there is nothing to do.
     ++idle_turns;
     const auto now = Deadline::Clock::now();
     if (idle_turns == 1) idle_since = now;
@@ -244,6 +248,7 @@ void MeshTransport::wait(std::span<Active> active, Deadline deadline) {
   bool sleep = true;
   for (Active& a : active) {
     if (a.complete() || !a.open()) continue;
+    if (fds.size() == 1) note_wait(job_rank(a.transfer->peer));
     if (!a.stream->prepare_wait(a.transfer->direction, fds)) sleep = false;
   }
   if (sleep && ::poll(fds.data(), fds.size(), deadline.poll_timeout(kLookAround)) == 0) {

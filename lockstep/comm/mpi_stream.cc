@@ -5,7 +5,6 @@
 
 #include <algorithm>
 #include <cerrno>
-#include <cstring>
 
 namespace lockstep {
 namespace {
@@ -20,10 +19,6 @@ constexpr std::size_t kMostDirectBytes = 1024 * 1024;
 constexpr auto kFlowTime = 2ms;
 constexpr std::chrono::nanoseconds kShortestNap = 50us;
 constexpr std::chrono::nanoseconds kLongestNap = 1ms;
-
-void copy_bytes(std::byte* to, const std::byte* from, std::size_t bytes) {
-  if (bytes > 0) std::memcpy(to, from, bytes);
-}
 
 std::size_t index_of(Direction direction) { return direction == Direction::kSend ? 0 : 1; }
 

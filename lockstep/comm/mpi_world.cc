@@ -75,19 +75,30 @@ MPI_Comm MpiWorld::duplicate(MPI_Comm comm, const FailureLatch* latch, Deadline 
 }
 
 void MpiWorld::compare_hosts(Deadline deadline) {
-  const Blake3Hash own = hash_of(this_host());
-  std::vector<Blake3Hash> all(static_cast<std::size_t>(world_size_));
+  // mpirun may have bound every rank to cores of its own.
+  struct Place {
+    Blake3Hash host;
+    std::array<char, 224> cores;
+  };
+  Place own{hash_of(this_host()), {}};
+  const std::string cores = core_list(own_cores());
+  if (cores.size() < own.cores.size()) std::ranges::copy(cores, own.cores.begin());
+  std::vector<Place> all(static_cast<std::size_t>(world_size_));
   MPI_Request request = MPI_REQUEST_NULL;
   {
     const auto lock = mpi_lock();
-    check_mpi(MPI_Iallgather(own.data(), own.size(), MPI_BYTE, all.data(), own.size(), MPI_BYTE,
-                             comm_, &request),
+    check_mpi(MPI_Iallgather(&own, sizeof own, MPI_BYTE, all.data(), sizeof own, MPI_BYTE, comm_,
+                             &request),
               "MPI_Iallgather");
   }
   meet(request, nullptr, deadline, "names of hosts");
-  const auto here = std::ranges::count(all, own);
+  std::vector<std::string> lists;
+  for (const Place& place : all) {
+    if (place.host == own.host) lists.emplace_back(place.cores.data());
+  }
+  const int here = static_cast<int>(lists.size());
   one_host_ = here == world_size_;
-  oversubscribed_ = here > available_cores();
+  oversubscribed_ = here > count_cores(lists);
 }
 
 void MpiWorld::join_job(const MpiOptions& options, Deadline deadline) {

@@ -3,7 +3,6 @@
 #include <fmt/format.h>
 
 #include <algorithm>
-#include <cstring>
 
 #include "lockstep/base/check.h"
 #include "lockstep/comm/algorithm_table.h"
@@ -17,10 +16,6 @@ Outcome look_at(BufferView result, bool check_finite) {
   const std::size_t found = find_non_finite(result.type(), result.data(), result.count());
   if (found == result.count()) return {};
   return {found};
-}
-
-void copy_bytes(std::byte* to, const std::byte* from, std::size_t bytes) {
-  if (bytes > 0 && to != from) std::memmove(to, from, bytes);
 }
 
 }  // namespace
@@ -39,7 +34,8 @@ PlanEngine::PlanEngine(std::unique_ptr<Transport> transport, PlanOptions options
       options_(options),
       ranks_(TreeInputs::ranks(transport_->world_size())) {
   if (SharedSpace* space = transport_->shared_space()) {
-    shared_ = std::make_unique<SharedCollectives>(*transport_, *space, transport_->oversubscribed());
+    shared_ =
+        std::make_unique<SharedCollectives>(*transport_, *space, transport_->oversubscribed());
   }
 }
 
@@ -210,8 +206,7 @@ void PlanEngine::broadcast(const Running& running) {
   // A piece to every rank, then everybody's pieces to everybody.
   const std::vector<Piece> pieces = pieces_of({}, call.total, world_size());
   const Piece own = pieces[static_cast<std::size_t>(rank())];
-  const BufferView view =
-      rank() == call.root ? call.out : call.out.slice(own.begin, own.count);
+  const BufferView view = rank() == call.root ? call.out : call.out.slice(own.begin, own.count);
   run_plan(running, plan_scatter(rank(), pieces, call.root), view);
   gather_pieces(running, pieces, call.out);
 }
@@ -229,8 +224,8 @@ void PlanEngine::scatter_or_gather(const Running& running) {
       copy_bytes(call.out.data(), call.in.data() + offset, call.out.bytes());
     }
   }
-  const Plan plan = gathers ? plan_gather(rank(), pieces, call.root)
-                            : plan_scatter(rank(), pieces, call.root);
+  const Plan plan =
+      gathers ? plan_gather(rank(), pieces, call.root) : plan_scatter(rank(), pieces, call.root);
   const RoundRunner runner(*transport_, scratch_, segment_bytes());
   for (const Round& round : plan.rounds) {
     runner.run(round, call.in.data(), call.out.data(), call.out.type(), call.op, running.stamp,

@@ -29,6 +29,7 @@ class PlanEngine final : public Engine {
   Outcome run(const Call& call, const MeshFrame& stamp, Deadline deadline) override;
   std::unique_ptr<Engine> split(const std::vector<int>& members, std::uint32_t channel) override;
   Buffer allocate(std::size_t bytes) override;
+  int waits_for() const override { return transport_->waits_for(); }
 
  private:
   struct Running;  // a call with its stamp and deadline

@@ -1,7 +1,6 @@
 #include "lockstep/comm/shared_collectives.h"
 
 #include <algorithm>
-#include <cstring>
 #include <limits>
 
 #include "lockstep/base/check.h"
@@ -14,10 +13,9 @@ constexpr std::uint64_t kNone = std::numeric_limits<std::uint64_t>::max();
 constexpr std::size_t kSlotData = sizeof(Board::Slot::data);
 // Above this, reading everything that everybody brings costs more than a second round.
 constexpr std::size_t kSmallTotal = 64 * 1024;
-
-void copy_bytes(std::byte* to, const std::byte* from, std::size_t bytes) {
-  if (bytes > 0 && to != from) std::memcpy(to, from, bytes);
-}
+// A stage is cut into a share for every rank and row, of at least a cache line; and a slot has room
+// for the addresses of the rows, of 2 ranks at least.
+constexpr std::size_t kMostShares = std::min(Board::kStageBytes / 64, 2 * (kSlotData / 8 - 1));
 
 // What a slot holds when the data is too large for it: where to find the result vector, then the
 // rows (SharedSpace::publish), kNone for memory that others cannot see.
@@ -35,6 +33,16 @@ SharedCollectives::SharedCollectives(Transport& transport, SharedSpace& space, b
 
 bool SharedCollectives::supports(Collective collective) {
   return collective != Collective::kScatter && collective != Collective::kAllToAll;
+}
+
+bool SharedCollectives::supports(const Call& call, int world_size) {
+  if (!supports(call.collective)) return false;
+  const auto fits = [&](std::size_t most_rows) {
+    return most_rows * static_cast<std::size_t>(world_size) <= kMostShares;
+  };
+  if (call.owners.empty()) return fits(1);
+  // No rank has more rows than there are lanes; to count them takes long.
+  return fits(call.owners.size()) || fits(TreeInputs::nodes(call.owners, world_size).most_rows);
 }
 
 Outcome SharedCollectives::run(const Call& call, const MeshFrame& stamp, Deadline deadline) {

@@ -21,6 +21,8 @@ class SharedCollectives {
   SharedCollectives(Transport& transport, SharedSpace& space, bool oversubscribed);
 
   static bool supports(Collective collective);
+  // Whether it can carry out this call: reductions over very many nodes do not fit the boards.
+  static bool supports(const Call& call, int world_size);
   Outcome run(const Call& call, const MeshFrame& stamp, Deadline deadline);
 
  private:
@@ -30,8 +32,8 @@ class SharedCollectives {
     bool gather = false;
     int gather_to = -1;  // the one rank that gathers; -1: every rank
     DataType type = DataType::kU8;
-    std::size_t element = 1;  // bytes
-    std::size_t count = 0;    // elements of the whole vector
+    std::size_t element = 1;    // bytes
+    std::size_t count = 0;      // elements of the whole vector
     std::vector<Piece> pieces;  // unless it is small and whole on every rank
     // reduce: the vectors this rank brings, whole; otherwise its own piece.
     std::vector<const std::byte*> rows;
@@ -64,8 +66,8 @@ class SharedCollectives {
   const int rank_;
   const int world_size_;
 
-  const TreeInputs ranks_;     // leaf = rank
-  TreeInputs nodes_;           // of the last reduction over nodes
+  const TreeInputs ranks_;    // leaf = rank
+  TreeInputs nodes_;          // of the last reduction over nodes
   std::uint64_t rounds_ = 0;  // as all ranks have counted them
 
   // Of the collective under way.

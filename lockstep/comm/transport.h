@@ -1,5 +1,6 @@
 #pragma once
 
+#include <atomic>
 #include <cstddef>
 #include <cstdint>
 #include <memory>
@@ -87,12 +88,20 @@ class Transport {
   void exchange(int to, std::span<const std::byte> out, int from, std::span<std::byte> in,
                 Deadline deadline);
   void barrier(Deadline deadline);
+  // The rank of the job that this one has been waiting for lately, -1 if it is busy itself. Says
+  // who holds up a collective that does not end. Callable from any thread.
+  virtual int waits_for() const { return waits_for_.load(std::memory_order_relaxed); }
+  void note_wait(int job_rank) { waits_for_.store(job_rank, std::memory_order_relaxed); }
+
   // Ends the group on every rank at once; callable from any thread.
   void abort(const std::string& reason) { supervisor().abort(reason); }
 
  protected:
   // Throws Error{kInvalidRank} or Error{kSelfSend}.
   void check_peer(int peer, const char* operation) const;
+
+ private:
+  std::atomic<int> waits_for_{-1};
 };
 
 }  // namespace lockstep

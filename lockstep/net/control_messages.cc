@@ -10,7 +10,7 @@
 namespace lockstep {
 namespace {
 
-constexpr std::size_t kMinProgressBytes = 4 + 8 + 1 + 4;
+constexpr std::size_t kMinProgressBytes = 4 + 8 + 1 + 4 + 4;
 static_assert(kMaxChannels * (kMinProgressBytes + kMaxDescription) + kMaxErrorText + 64 <
               kMaxControlBody);
 
@@ -22,6 +22,7 @@ void write_progress(ByteWriter& writer, const std::vector<Progress>& progress) {
     writer.u64(entry.sequence);
     writer.u8(entry.inside ? 1 : 0);
     writer.string(std::string_view(entry.description).substr(0, kMaxDescription), kMaxDescription);
+    writer.i32(entry.waits_for);
   }
 }
 
@@ -36,6 +37,7 @@ std::vector<Progress> read_progress(ByteReader& reader) {
     const std::uint8_t inside = reader.u8();
     entry.inside = inside == 1;
     entry.description = reader.string(kMaxDescription);
+    entry.waits_for = reader.i32();
     if (inside > 1) reader.fail();
     progress.push_back(std::move(entry));
   }

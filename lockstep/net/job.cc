@@ -5,6 +5,7 @@
 
 #include <utility>
 
+#include "lockstep/base/cores.h"
 #include "lockstep/net/interface.h"
 #include "lockstep/net/rendezvous.h"
 #include "lockstep/net/unix_socket.h"
@@ -67,6 +68,8 @@ Card make_card(const JobOptions& options, const MemberId& id) {
   card.pid = static_cast<std::int32_t>(::getpid());
   card.host = this_host();
   card.fingerprint = host_fingerprint();
+  card.cores = core_list(own_cores());
+  if (card.cores.size() > kMaxCardText) card.cores.clear();
   return card;
 }
 

@@ -6,6 +6,7 @@
 #include <optional>
 #include <string>
 
+#include "lockstep/base/version.h"
 #include "lockstep/net/control_plane.h"
 #include "lockstep/net/handshake.h"
 #include "lockstep/net/roster.h"
@@ -21,7 +22,7 @@ struct JobOptions {
   std::uint16_t master_port = 0;
   bool served_elsewhere = false;
 
-  std::string version;  // of the program; all ranks must say the same
+  std::string version{lockstep::version()};  // of the program; all ranks must say the same
   std::string job = "lockstep";
   std::uint32_t generation = 0;
   std::string token;      // empty: loopback only

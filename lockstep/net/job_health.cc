@@ -223,7 +223,7 @@ void JobHealth::resolve_question() {
   }
   const auto& [reporter, error] = *overdue_;
   for (const Progress& at : ranks_[reporter].progress) {
-    if (at.inside && name_absent(reporter, at, error)) return;
+    if (at.inside && (name_absent(reporter, at, error) || name_idle(reporter, at, error))) return;
   }
   decide(ErrorCode::kTimeout, seen_by(reporter, error),
          valid(error.rank()) ? error.rank() : reporter);
@@ -257,6 +257,26 @@ bool JobHealth::name_absent(int reporter, const Progress& at, const Error& error
                      lowest == 0 ? "before the first" : fmt::format("after collective {}", lowest)),
          absent.front());
   return true;
+}
+
+// All have come and yet it does not end: follows who waits for whom to one who waits for nobody.
+bool JobHealth::name_idle(int reporter, const Progress& at, const Error& error) {
+  std::vector<bool> visited(ranks_.size());
+  visited[reporter] = true;
+  int rank = error.rank();
+  while (valid(rank) && !visited[rank]) {
+    visited[rank] = true;
+    const Progress* seen = find_progress(rank, at.channel);
+    if (seen == nullptr || !seen->inside || !valid(seen->waits_for)) {
+      decide(ErrorCode::kTimeout,
+             fmt::format("{} {} {}, and the others wait for it", ranks_[rank].name,
+                         seen == nullptr ? "has not entered" : "does not go on in", describe(at)),
+             rank);
+      return true;
+    }
+    rank = seen->waits_for;
+  }
+  return false;
 }
 
 const Progress* JobHealth::find_progress(int rank, std::uint32_t channel) const {

@@ -70,6 +70,7 @@ class JobHealth {
   void resolve_suspicion();
   void resolve_question();
   bool name_absent(int reporter, const Progress& at, const Error& error);
+  bool name_idle(int reporter, const Progress& at, const Error& error);
   // What it entered last on a channel, and a certain collective if it is among those it told.
   const Progress* find_progress(int rank, std::uint32_t channel) const;
   const Progress* find_progress(int rank, std::uint32_t channel, std::uint64_t sequence) const;

@@ -11,7 +11,7 @@ namespace lockstep {
 namespace {
 
 // A card takes at least this much: its numbers, and the lengths of its texts.
-constexpr std::size_t kMinCardBytes = 4 + 4 + 16 + 4 + 8 + 6 * 4;
+constexpr std::size_t kMinCardBytes = 4 + 4 + 16 + 4 + 8 + 7 * 4;
 
 void write_card(ByteWriter& writer, const Card& card) {
   writer.i32(card.rank);
@@ -19,8 +19,9 @@ void write_card(ByteWriter& writer, const Card& card) {
   writer.bytes(card.id);
   writer.i32(card.pid);
   writer.u64(card.host.network_namespace);
-  for (const std::string* text : {&card.version, &card.host.hostname, &card.host.boot_id,
-                                  &card.mesh_address, &card.unix_name, &card.fingerprint}) {
+  for (const std::string* text :
+       {&card.version, &card.host.hostname, &card.host.boot_id, &card.mesh_address, &card.unix_name,
+        &card.fingerprint, &card.cores}) {
     writer.string(*text, kMaxCardText);
   }
 }
@@ -33,7 +34,7 @@ Card read_card(ByteReader& reader) {
   card.pid = reader.i32();
   card.host.network_namespace = reader.u64();
   for (std::string* text : {&card.version, &card.host.hostname, &card.host.boot_id,
-                            &card.mesh_address, &card.unix_name, &card.fingerprint}) {
+                            &card.mesh_address, &card.unix_name, &card.fingerprint, &card.cores}) {
     *text = reader.string(kMaxCardText);
   }
   return card;

@@ -2,6 +2,7 @@
 
 #include <fmt/format.h>
 
+#include "lockstep/base/cores.h"
 #include "lockstep/base/error.h"
 #include "lockstep/net/text.h"
 
@@ -23,6 +24,17 @@ void require_member(const Roster& roster, const PeerIdentity& peer) {
                             name_of(roster[peer.rank])),
                 peer.rank);
   }
+}
+
+bool has_cores_for_each(const Roster& roster, int rank, int cores) {
+  int ranks_here = 0;
+  std::vector<std::string> lists;
+  for (const Card& card : roster) {
+    if (!same_host(card.host, roster[static_cast<std::size_t>(rank)].host)) continue;
+    ++ranks_here;
+    lists.push_back(card.cores);
+  }
+  return count_cores(lists) >= cores * ranks_here;
 }
 
 std::string fingerprint_warning(const Roster& roster) {

@@ -22,6 +22,7 @@ struct Card {
   std::string mesh_address;  // "ip:port" of its mesh listener
   std::string unix_name;     // of its abstract unix listener; may be empty
   std::string fingerprint;   // host_fingerprint()
+  std::string cores;         // those it may run on, core_list(); empty: not told
 
   bool operator==(const Card&) const = default;
 };
@@ -37,6 +38,9 @@ std::string name_of(const Card& card);
 // The peer of a mesh or shared-memory connection must be the process that the roster lists under
 // its rank; otherwise Error{kAuthentication}.
 void require_member(const Roster& roster, const PeerIdentity& peer);
+
+// Whether the ranks on the host of `roster[rank]` have so many cores to themselves, each.
+bool has_cores_for_each(const Roster& roster, int rank, int cores);
 
 // Which ranks differ from rank 0 in what may change floating-point bits; empty if none does.
 std::string fingerprint_warning(const Roster& roster);

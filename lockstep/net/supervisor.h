@@ -43,10 +43,11 @@ class FailureLatch {
 
 // What a rank is doing, as told to the others: a collective that it has entered.
 struct Progress {
-  std::uint32_t channel = 0;   // which communicator
-  std::uint64_t sequence = 0;  // how many collectives it has entered there
-  bool inside = false;         // still in that collective, or done with it
-  std::string description;     // "all_reduce sum f32 x 1000 (tree)"
+  std::uint32_t channel = 0;    // which communicator
+  std::uint64_t sequence = 0;   // how many collectives it has entered there
+  bool inside = false;          // still in that collective, or done with it
+  std::string description;      // "all_reduce sum f32 x 1000 (tree)"
+  std::int32_t waits_for = -1;  // inside: the rank of the job it has been waiting for, if any
 
   bool operator==(const Progress&) const = default;
 };

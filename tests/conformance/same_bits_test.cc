@@ -47,6 +47,23 @@ TEST_P(SameBits, OnEveryMediumByEveryAlgorithm) {
   for (const auto& [how, hash] : hashes) EXPECT_EQ(hash, hashes.begin()->second) << how;
 }
 
+// More partial sums than the boards of shared memory take.
+TEST(ManyNodes, ReduceOnEveryMedium) {
+  constexpr std::uint32_t kLanes = 5000;
+  LeafOwners owners;
+  for (std::uint32_t lane = 0; lane < kLanes; ++lane) owners.push_back(static_cast<int>(lane % 2));
+  for (const GroupMedium medium : {GroupMedium::kLocal, GroupMedium::kTcp, GroupMedium::kShm}) {
+    kept_group(medium, 2).run([&](Communicator& comm) {
+      const std::vector<std::int64_t> lane(3, 1 + comm.rank());
+      const std::vector<ConstBufferView> partials(owned_nodes(owners, comm.rank()).size(),
+                                                  std::span(lane));
+      std::vector<std::int64_t> sum(3);
+      comm.reduce_nodes(partials, owners, std::span(sum));
+      EXPECT_EQ(sum, std::vector<std::int64_t>(3, kLanes / 2 * 3)) << to_string(medium);
+    });
+  }
+}
+
 INSTANTIATE_TEST_SUITE_P(AllMedia, SameBits, testing::Values(2, 3, 5, 8),
                          [](const auto& n) { return std::to_string(n.param) + "_ranks"; });
 

@@ -93,7 +93,7 @@ int count_rings() {
   return rings;
 }
 
-// Goes wrong; comes back only from "reset_and_go_on".
+// Goes wrong; comes back only from "reset_and_go_on". "hang" lives on and does nothing.
 void do_fault(const std::string& fault, std::uint16_t rendezvous_port) {
   say("fault");
   if (fault == "kill") ::raise(SIGKILL);

@@ -57,6 +57,21 @@ def reset_and_go_on(collective):
         return late
 
 
+def hang_case(transport, collective, victim):
+    """Its heartbeats go on, so that only the collective's own deadline ends it."""
+    arguments = ["--transport", transport, "--collective", collective, "--timeout", TIMEOUT, "--call-time", TIMEOUT]
+    point = "halfway"
+    if transport == "shm":
+        arguments.append("--allocated")
+        point = "located"
+    with Job(RANKS, arguments, {victim: ["--fault", "hang", "--point", point, "--at", 3]}) as job:
+        began = job.wait_event(victim, "fault")["at"]
+        survivors = [r for r in range(RANKS) if r != victim]
+        late = job.expect_failed(survivors, [victim], began, LIMIT, ["timeout"])
+        job.ranks[victim].process.kill()
+        return late
+
+
 def killed_between(transport, at):
     """Before the collective; in the first, connections to the dead rank are still to be opened."""
     arguments = ["--transport", transport, "--collective", "all_reduce", "--timeout", TIMEOUT]
@@ -87,6 +102,9 @@ def main():
         for fault in ("reset",) if collective == "barrier" else ("reset", "half_frame"):
             victim = 0 if collective == "scatter" else 1  # somebody who sends
             cases.run(f"tcp {collective} {fault}", fault_case, "tcp", collective, fault, victim)
+    for transport in ("tcp", "shm"):
+        for collective, victim in (("all_reduce", 1), ("reduce_scatter", 0), ("all_gather", 2)):
+            cases.run(f"{transport} {collective} hang rank {victim}", hang_case, transport, collective, victim)
     cases.run("tcp all_reduce reset_and_go_on", reset_and_go_on, "all_reduce")
     # Shared memory's other ways: small messages, and memory that the others cannot see.
     for name, extra in (("small", ["--count", 100]), ("plain memory", [])):

@@ -1,5 +1,6 @@
 #pragma once
 
+#include <algorithm>
 #include <functional>
 #include <memory>
 #include <string>
@@ -33,6 +34,7 @@ class FaultTransport final : public Transport {
   Supervisor& supervisor() override;
   SharedSpace* shared_space() override;
   bool oversubscribed() const override { return inner_->oversubscribed(); }
+  int waits_for() const override { return std::max(inner_->waits_for(), Transport::waits_for()); }
   void run(std::span<Transfer> transfers, const MeshFrame& stamp, TransferObserver* observer,
            Deadline deadline) override;
   std::unique_ptr<Transport> split(const std::vector<int>& members,

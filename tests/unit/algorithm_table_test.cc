@@ -71,5 +71,17 @@ TEST(AlgorithmTable, SharedMemoryIsUsedWhereItIs) {
   EXPECT_FALSE(offers(Collective::kAllReduce, Algorithm::kShared, false));
 }
 
+TEST(AlgorithmTable, SumsOverTooManyNodesForTheBoardsGoByMessages) {
+  Call call = call_of(Collective::kReduceNodes, 1000, Algorithm::kAuto);
+  call.owners = even_owners(100'000, 2);  // few nodes, for all their lanes
+  EXPECT_EQ(choose_algorithm(call, 2, true), Algorithm::kShared);
+  for (std::size_t lane = 0; lane < call.owners.size(); ++lane) {
+    call.owners[lane] = static_cast<int>(lane % 2);
+  }
+  EXPECT_EQ(choose_algorithm(call, 2, true), Algorithm::kDirect);
+  call.options.algorithm = Algorithm::kShared;
+  EXPECT_THROW(choose_algorithm(call, 2, true), Error);
+}
+
 }  // namespace
 }  // namespace lockstep

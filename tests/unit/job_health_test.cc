@@ -25,6 +25,10 @@ Progress at(std::uint64_t sequence, bool inside = true, std::string what = "all_
   return {channel, sequence, inside, std::move(what)};
 }
 
+Progress waiting_at(std::uint64_t sequence, int waits_for) {
+  return {0, sequence, true, "all_reduce", waits_for};
+}
+
 Report accuse(int rank, ErrorCode code = ErrorCode::kChannelClosed) {
   return {Error(code, "connection closed", rank), {}};
 }
@@ -326,9 +330,27 @@ TEST_F(JobHealthTest, ATimeoutNamesSeveralButOnlyTheFurthestBehind) {
   expect_verdict(ErrorCode::kTimeout, 2, "rank 2 (node2), rank 3 (node3) have not entered");
 }
 
-TEST_F(JobHealthTest, ATimeoutWithAllInsideKeepsTheReportersView) {
-  for (const int rank : {1, 2, 3}) health.heartbeat(rank, {at(17)}, now);
-  health.report(0, {Error(ErrorCode::kTimeout, "nothing came", 1), {at(17)}}, now);
+TEST_F(JobHealthTest, ATimeoutWithAllInsideNamesTheOneThatWaitsForNobody) {
+  health.heartbeat(1, {waiting_at(17, 3)}, now);
+  health.heartbeat(2, {waiting_at(17, 0)}, now);
+  health.heartbeat(3, {at(17)}, now);
+  health.report(0, {Error(ErrorCode::kTimeout, "nothing came", 1), {waiting_at(17, 1)}}, now);
+  health.settle();
+  expect_verdict(ErrorCode::kTimeout, 3, "rank 3 (node3) does not go on in collective 17");
+}
+
+TEST_F(JobHealthTest, ATimeoutLeadsToTheRankThatHasNoCommunicatorYet) {
+  health.heartbeat(1, {waiting_at(1, 3)}, now);
+  health.heartbeat(2, {waiting_at(1, 1)}, now);
+  health.report(0, {Error(ErrorCode::kTimeout, "nothing came", 2), {waiting_at(1, 2)}}, now);
+  health.settle();
+  expect_verdict(ErrorCode::kTimeout, 3, "rank 3 (node3) has not entered collective 1");
+}
+
+TEST_F(JobHealthTest, ATimeoutInACircleKeepsTheReportersView) {
+  health.heartbeat(1, {waiting_at(17, 2)}, now);
+  health.heartbeat(2, {waiting_at(17, 0)}, now);
+  health.report(0, {Error(ErrorCode::kTimeout, "nothing came", 1), {waiting_at(17, 1)}}, now);
   health.settle();
   expect_verdict(ErrorCode::kTimeout, 1, "rank 1 (node1): nothing came (seen by rank 0 (node0))");
 }

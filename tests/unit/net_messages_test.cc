@@ -30,6 +30,7 @@ Card make_card(int rank, int world_size) {
   card.mesh_address = "[::1]:5";
   card.unix_name = "name";
   card.fingerprint = "x86-64";
+  card.cores = "0-3";
   return card;
 }
 
