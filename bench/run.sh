@@ -9,4 +9,5 @@ for program in openmpi_allreduce mpich_allreduce gloo_allreduce; do
   [ -x "build/release/bench/$program" ] || echo "no peer here: ${program%_allreduce}"
 done
 python3 bench/run.py "$@"
+build/release/bench/star
 bench/netns_links.sh

@@ -3,7 +3,7 @@
 // a coordinator and N workers. A round's time is from the word "go" until the last worker has
 // everything.
 //
-//   star [N=4] [BYTES=67108864] [ROUNDS=15]
+//   star [N=4] [BYTES=67108864] [ROUNDS=15] [WINDOW=the server's own]
 #include <fcntl.h>
 #include <poll.h>
 #include <sys/socket.h>
@@ -111,6 +111,7 @@ float element(int worker, std::size_t index) {
 struct Setup {
   int workers = 4;
   std::size_t bytes = std::size_t{64} << 20;
+  std::size_t window = 0;
   SocketAddress ours;
   SocketAddress raw;
 };
@@ -183,6 +184,7 @@ class Coordinator {
   static ServerOptions options(const Setup& setup) {
     ServerOptions options;
     options.workers = setup.workers;
+    if (setup.window > 0) options.window = setup.window;
     return options;
   }
 
@@ -207,6 +209,7 @@ int main(int argc, char** argv) {
   if (argc > 1) setup.workers = std::stoi(argv[1]);
   if (argc > 2) setup.bytes = std::stoull(argv[2]);
   const int rounds = argc > 3 ? std::stoi(argv[3]) : 15;
+  if (argc > 4) setup.window = std::stoull(argv[4]);
   Socket ours = listen_tcp(SocketAddress::loopback_v4());
   const Socket raw = listen_tcp(SocketAddress::loopback_v4());
   setup.ours = ours.local_address();

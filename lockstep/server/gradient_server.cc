@@ -201,7 +201,9 @@ void GradientServer::wait_for_events() {
   for (const auto& each : lines_) {
     const bool reading = each && !each->channel.full();
     const bool sending = each && each->channel.wants_to_send();
-    const short events = static_cast<short>((reading ? POLLIN : 0) | (sending ? POLLOUT : 0));
+    // Who is held back is not read, but that it has gone shows all the same.
+    const short events =
+        static_cast<short>((reading ? POLLIN : POLLRDHUP) | (sending ? POLLOUT : 0));
     entries_.push_back({each ? each->channel.socket().fd() : -1, events, 0});
   }
   lobby_.add_poll(entries_);
@@ -219,8 +221,13 @@ void GradientServer::wait_for_events() {
 void GradientServer::receive(Clock::time_point now) {
   for_each_line([&](int worker, Line& each) {
     const pollfd& entry = entries_[static_cast<std::size_t>(worker) + 1];
-    // A broken connection is found by reading, even where we did not mean to read.
-    if ((entry.revents & (POLLIN | POLLHUP | POLLERR)) == 0) return;
+    if ((entry.revents & (POLLIN | POLLHUP | POLLERR | POLLRDHUP)) == 0) return;
+    if (each.channel.full()) {
+      return lose(worker, Error(ErrorCode::kPeerLost,
+                                fmt::format("{} closed its connection while it was held back",
+                                            membership_.name(worker)),
+                                worker));
+    }
     if (each.channel.fill(kTurnBytes) > 0) membership_.heard(worker, now);
   });
   const auto rest = std::span<const pollfd>(entries_).subspan(1 + lines_.size());

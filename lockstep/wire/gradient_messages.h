@@ -118,8 +118,8 @@ struct Totals {
   std::uint64_t total = 0;
   bool operator==(const Totals&) const = default;
 };
-// Follows JoinAccepted: the coordinator's settings, so that one --timeout rules both sides, a worker
-// need not be told the mode, and anyone can recompute an average.
+// Follows JoinAccepted: the coordinator's settings, so that one --timeout rules both sides, a
+// worker need not be told the mode, and anyone can recompute an average.
 struct Welcome {
   std::uint64_t timeout_ms = 0;
   std::uint8_t mode = 0;     // 0 vector, 1 blocks, 2 lanes

@@ -9,11 +9,12 @@ import subprocess
 import sys
 import tempfile
 import threading
+from array import array
 
 sys.path.insert(0, os.path.join(os.path.dirname(__file__), "support"))
 import gradient_client as client
 import synthetic
-from ranks import Cases, Failure
+from ranks import SANITIZED, Cases, Failure
 from star import ENVIRONMENT, LOCKSTEP, Process, Star
 
 SEED = 1
@@ -168,6 +169,30 @@ def large(elements):
         star.expect_end([star.coordinator, *workers], 0, ["done: 1 steps"])
 
 
+def peak_memory(process):
+    with open(f"/proc/{process.process.pid}/status") as status:
+        return next(int(line.split()[1]) * 1024 for line in status if line.startswith("VmHWM"))
+
+
+def memory():
+    """The coordinator holds two payloads and a window for every worker, not a payload for every worker."""
+    workers, elements, mebibyte = 4, 1 << 23, 1 << 20
+    with Star(workers, "--steps", 2) as star, client.join(star.address, "page", own=True) as page:
+        before = peak_memory(star.coordinator)
+        for _ in range(workers - 1):
+            star.worker("--elements", elements)
+        for step in range(2):
+            shard = page.connection.receive("ShardAssignment")
+            numbers = dict(step=step, loss=1.0, correct=0, total=shard.shard_end - shard.shard_start)
+            page.connection.send("Totals", **numbers)
+            page.connection.send("GradientPayload", worker_id=0, gradients=array("f", bytes(4 * elements)), **numbers)
+            page.connection.receive("AveragedGradient")
+        grown = peak_memory(star.coordinator) - before
+        page.connection.receive("Shutdown")
+        allowed = 2 * 4 * elements + workers * 8 * mebibyte + 8 * mebibyte
+        star.expect(grown <= allowed, f"{grown // mebibyte} MiB, {allowed // mebibyte} are allowed")
+
+
 def frame_limit():
     with Star(1, "--steps", 1, "--max-frame", "1MiB") as star:
         with client.join(star.address, "page") as page:
@@ -271,6 +296,8 @@ def main():
             cases.run(f"both protocols in one job, {mode}, {average}", mixed, mode, average, own)
         cases.run(f"a server of the original protocol, {mode}", original_server, mode)
     cases.run("134 MB in one frame", large, 32768 * 1024)
+    if not SANITIZED:  # a sanitizer's own memory is counted, too
+        cases.run("memory", memory)
     cases.run("--max-frame", frame_limit)
     cases.run("the worker comes first", worker_first)
     cases.run("tokens", tokens)

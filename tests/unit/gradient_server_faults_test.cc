@@ -115,6 +115,29 @@ TEST(GradientServerFaults, AWorkerThatDiesIsNamedWhereverItIs) {
   }
 }
 
+TEST(GradientServerFaults, AWorkerThatDiesWhileItIsHeldBackIsNoticed) {
+  Star star(server_options(2));
+  std::promise<void> over;
+  const auto errors = star.run(
+      2,
+      [&](GradientServer& server) {
+        const Error error = error_of([&] { server.reduce(kVector); });
+        EXPECT_EQ(error.code(), ErrorCode::kPeerLost);
+        EXPECT_THAT(error.what(), AllOf(HasSubstr("by-hand"), HasSubstr("closed its connection")));
+        over.set_value();
+      },
+      [&](int i) {
+        if (i == 0) {
+          WorkerClient client(star.worker("slow"));
+          return over.get_future().wait();
+        }
+        WorkerByHand bad(star, true);
+        const auto payload = encode_gradient(vector_head(0, kCount), gradient(0, kCount), {});
+        bad.send(std::span(payload).first(kCount * 3));
+      });
+  expect_no_errors(errors);
+}
+
 TEST(GradientServerFaults, AWorkerThatFallsSilentIsDeadEvenWithinAPayload) {
   for (const std::size_t bytes : {std::size_t{0}, kCount}) {
     ServerOptions options = server_options(2);
