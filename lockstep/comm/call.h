@@ -5,8 +5,8 @@
 #include <string>
 #include <vector>
 
+#include "lockstep/base/canonical_tree.h"
 #include "lockstep/base/deadline.h"
-#include "lockstep/comm/canonical_tree.h"
 #include "lockstep/comm/plan.h"
 #include "lockstep/comm/types.h"
 #include "lockstep/wire/mesh_frame.h"
@@ -54,9 +54,9 @@ struct Call {
   BufferView out{nullptr, 0, DataType::kU8};
   ReduceOp op = ReduceOp::kSum;
   int root = 0;
-  std::size_t total = 0;                 // elements of the whole vector
-  std::vector<std::size_t> counts;       // of it, per rank; empty: even
-  std::vector<std::size_t> recv_counts;  // all_to_all only
+  std::size_t total = 0;                  // elements of the whole vector
+  std::vector<std::size_t> counts;        // of it, per rank; empty: even
+  std::vector<std::size_t> recv_counts;   // all_to_all only
   std::vector<ConstBufferView> partials;  // reduce_nodes: of owned_nodes(owners, rank), in order
   LeafOwners owners;
   CallOptions options;

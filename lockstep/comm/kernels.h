@@ -3,7 +3,7 @@
 #include <cstddef>
 #include <span>
 
-#include "lockstep/comm/canonical_tree.h"
+#include "lockstep/base/canonical_tree.h"
 #include "lockstep/comm/types.h"
 
 namespace lockstep {

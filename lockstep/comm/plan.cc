@@ -4,8 +4,8 @@
 #include <bit>
 #include <iterator>
 
+#include "lockstep/base/canonical_tree.h"
 #include "lockstep/base/check.h"
-#include "lockstep/comm/canonical_tree.h"
 
 namespace lockstep {
 namespace {

@@ -1,8 +1,8 @@
 #include "lockstep/model/norm.h"
 
 #include <algorithm>
-#include <bit>
 
+#include "lockstep/base/canonical_tree.h"
 #include "lockstep/base/check.h"
 #include "lockstep/model/cpu/kernels.h"
 
@@ -20,13 +20,6 @@ void block_squares(std::span<const float> values, ThreadPool& pool, std::span<do
           kernels.squares(values.data() + begin, std::min(kNormBlock, values.size() - begin));
     }
   });
-}
-
-double tree_sum(std::span<const double> sums) {
-  if (sums.empty()) return 0.0;
-  if (sums.size() == 1) return sums[0];
-  const std::size_t split = std::bit_floor(sums.size() - 1);
-  return tree_sum(sums.first(split)) + tree_sum(sums.subspan(split));
 }
 
 double sum_of_squares(std::span<const float> values, ThreadPool& pool, std::span<double> sums) {

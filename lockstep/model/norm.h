@@ -22,10 +22,8 @@ constexpr std::size_t norm_blocks(std::size_t elements) {
 // a block boundary of the flat buffer; `sums` has norm_blocks(values.size()) elements.
 void block_squares(std::span<const float> values, ThreadPool& pool, std::span<double> sums);
 
-// T(0, n) over the block sums; 0 for none.
-double tree_sum(std::span<const double> sums);
-
-// Both at once; `sums` is scratch of norm_blocks(values.size()) elements.
+// The tree over those sums (canonical_tree.h); `sums` is scratch of norm_blocks(values.size())
+// elements.
 double sum_of_squares(std::span<const float> values, ThreadPool& pool, std::span<double> sums);
 
 // What turns the sum of token gradients, of this norm, into the gradient that the optimizer sees:

@@ -38,16 +38,6 @@ std::vector<CombineStep> worker_program(std::size_t workers) {
   return combine_program(leaves, static_cast<std::uint32_t>(workers));
 }
 
-double tree_sum(std::span<const double> values) {
-  const auto program = worker_program(values.size());
-  std::vector<const void*> inputs;
-  for (const double& value : values) inputs.push_back(&value);
-  double sum = 0;
-  void* const output = &sum;
-  reduce_tree({ReduceOp::kSum, DataType::kF64, program}, inputs, {&output, 1}, 1);
-  return sum;
-}
-
 Averager::Averager(Average average, std::vector<std::uint64_t> weights)
     : average_(average),
       program_(worker_program(weights.size())),

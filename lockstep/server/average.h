@@ -7,7 +7,7 @@
 #include <string_view>
 #include <vector>
 
-#include "lockstep/comm/canonical_tree.h"
+#include "lockstep/base/canonical_tree.h"
 
 namespace lockstep {
 
@@ -21,7 +21,6 @@ std::string_view to_string(Average average);
 
 // The tree over workers 0..n-1.
 std::vector<CombineStep> worker_program(std::size_t workers);
-double tree_sum(std::span<const double> values);
 
 // Averages vectors piece by piece: an element's result does not depend on where pieces are cut.
 class Averager {

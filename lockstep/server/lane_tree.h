@@ -6,7 +6,7 @@
 #include <span>
 #include <vector>
 
-#include "lockstep/comm/canonical_tree.h"
+#include "lockstep/base/canonical_tree.h"
 
 namespace lockstep {
 

@@ -9,8 +9,8 @@
 #include <thread>
 #include <vector>
 
+#include "lockstep/base/canonical_tree.h"
 #include "lockstep/base/deadline.h"
-#include "lockstep/comm/canonical_tree.h"
 #include "lockstep/net/address.h"
 #include "lockstep/server/frame_channel.h"
 #include "lockstep/server/settings.h"

@@ -5,9 +5,9 @@
 #include <span>
 #include <vector>
 
+#include "lockstep/base/canonical_tree.h"
 #include "lockstep/base/float_buffer.h"
 #include "lockstep/base/thread_pool.h"
-#include "lockstep/comm/canonical_tree.h"
 #include "lockstep/model/layout.h"
 
 namespace lockstep {

@@ -1,4 +1,4 @@
-#include "lockstep/comm/canonical_tree.h"
+#include "lockstep/base/canonical_tree.h"
 
 #include <fmt/format.h>
 #include <gmock/gmock.h>

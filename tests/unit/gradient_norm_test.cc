@@ -3,6 +3,7 @@
 #include <cmath>
 #include <limits>
 
+#include "lockstep/base/canonical_tree.h"
 #include "lockstep/model/norm.h"
 #include "tests/support/finite_difference.h"
 

@@ -10,7 +10,7 @@
 #include <string>
 #include <vector>
 
-#include "lockstep/comm/canonical_tree.h"
+#include "lockstep/base/canonical_tree.h"
 #include "lockstep/comm/kernels_table.h"
 #include "tests/support/kernel_reference.h"
 

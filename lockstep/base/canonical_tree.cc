@@ -1,4 +1,4 @@
-#include "lockstep/comm/canonical_tree.h"
+#include "lockstep/base/canonical_tree.h"
 
 #include <algorithm>
 #include <bit>
@@ -40,6 +40,13 @@ void append_steps(std::span<const TreeNode>& nodes, TreeNode node,
 std::uint32_t tree_split(std::uint32_t leaves) {
   LOCKSTEP_CHECK(leaves > 1);
   return std::bit_floor(leaves - 1);
+}
+
+double tree_sum(std::span<const double> values) {
+  if (values.empty()) return 0.0;
+  if (values.size() == 1) return values[0];
+  const std::size_t split = tree_split(static_cast<std::uint32_t>(values.size()));
+  return tree_sum(values.first(split)) + tree_sum(values.subspan(split));
 }
 
 LeafOwners even_owners(std::uint32_t leaves, int world_size) {

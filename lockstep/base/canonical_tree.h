@@ -20,10 +20,14 @@ struct TreeNode {
 // Where a node of `leaves` > 1 leaves is cut: the largest power of two strictly below `leaves`.
 std::uint32_t tree_split(std::uint32_t leaves);
 
+// T(0, n) of plain numbers; 0 for none.
+double tree_sum(std::span<const double> values);
+
 // Who owns each leaf; leaf i belongs to rank owner[i].
 using LeafOwners = std::vector<int>;
 
-// Contiguous runs: rank r of `world_size` owns [r * leaves / world_size, (r + 1) * leaves / world_size).
+// Contiguous runs: rank r of `world_size` owns [r * leaves / world_size, (r + 1) * leaves /
+// world_size).
 LeafOwners even_owners(std::uint32_t leaves, int world_size);
 
 // The maximal nodes of T(0, owners.size()) all of whose leaves belong to one rank, in leaf order;
