@@ -17,7 +17,7 @@ say "A small model learns them; its validation loss falls towards that entropy"
 run $lockstep train --data $demo/stories --out $demo/model --steps 900 --global-batch 8 --eval-every 90 --lr 0.004
 
 say "The model tells a story"
-run $lockstep generate $demo/model --prompt "Once upon a time" --temperature 0.7 --seed 1
+run $lockstep generate $demo/model --prompt "Once upon a time" --temperature 0.7 --seed 2
 
 say "Two processes add up their vectors, over TCP"
 run $lockstep bench allreduce --transport tcp --ranks 2 --bytes 1KiB,1MiB,25MiB
