@@ -134,6 +134,20 @@ void pack_panels(const Operand& b, std::size_t col, std::size_t cols, const Dept
   }
 }
 
+// Adds what one k gives to the sums of a tile.
+template <std::size_t Rows>
+[[gnu::always_inline]] inline void add_outer_product(const float* strip, const float* panel,
+                                                     Vec (&sums)[Rows][2]) {
+  const Vec left = Vec::load(panel);
+  const Vec right = Vec::load(panel + kLanes);
+#pragma GCC unroll 16
+  for (std::size_t i = 0; i < Rows; ++i) {
+    const Vec factor = Vec::broadcast(strip + i);
+    sums[i][0] = Vec::multiply_add(factor, left, sums[i][0]);
+    sums[i][1] = Vec::multiply_add(factor, right, sums[i][1]);
+  }
+}
+
 // One tile of Rows rows and all columns of the panel.
 template <std::size_t Rows>
 void multiply_tile(const float* strip, const float* panel, std::size_t depth, const TileOut& to) {
@@ -142,24 +156,21 @@ void multiply_tile(const float* strip, const float* panel, std::size_t depth, co
   for (std::size_t i = 0; i < Rows; ++i) {
     sums[i][0] = Vec::zero();
     sums[i][1] = Vec::zero();
-    // The rows of the result are far apart; they arrive while the sums are computed.
-    __builtin_prefetch(to.out + i * to.stride, 1);
-    __builtin_prefetch(to.out + i * to.stride + kLanes, 1);
   }
-  const float* ahead = to.ahead;
-  for (std::size_t k = 0; k < depth; ++k) {
-    const Vec left = Vec::load(panel);
-    const Vec right = Vec::load(panel + kLanes);
-    __builtin_prefetch(ahead, 0, 2);
-    ahead += to.ahead_step;
-#pragma GCC unroll 16
-    for (std::size_t i = 0; i < Rows; ++i) {
-      const Vec factor = Vec::broadcast(strip + i);
-      sums[i][0] = Vec::multiply_add(factor, left, sums[i][0]);
-      sums[i][1] = Vec::multiply_add(factor, right, sums[i][1]);
+  std::size_t k = 0;
+  for (; k + 4 <= depth; k += 4) {
+    __builtin_prefetch(to.ahead + k * to.ahead_step, 0, 2);
+    // The result arrives while the sums are computed; all its lines at once would hold up the rest.
+    if (k < 8 * Rows) {
+      __builtin_prefetch(to.out + k / 8 * to.stride + k / 4 % 2 * kLanes, 1);
     }
-    panel += kPanelCols;
-    strip += kStripRows;
+#pragma GCC unroll 4
+    for (std::size_t i = 0; i < 4; ++i) {
+      add_outer_product<Rows>(strip + (k + i) * kStripRows, panel + (k + i) * kPanelCols, sums);
+    }
+  }
+  for (; k < depth; ++k) {
+    add_outer_product<Rows>(strip + k * kStripRows, panel + k * kPanelCols, sums);
   }
 #pragma GCC unroll 16
   for (std::size_t i = 0; i < Rows; ++i) {

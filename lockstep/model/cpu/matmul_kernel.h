@@ -35,7 +35,7 @@ struct TileOut {
   float* out;
   const float* add;
   std::size_t stride;
-  // Asked for on the way, ahead_step floats apart, one per k: what the next tiles will need.
+  // Asked for on the way, ahead_step floats per k: what the next tiles will need.
   const float* ahead;
   std::size_t ahead_step;
 };
