@@ -34,19 +34,23 @@ class Averager {
     std::size_t index = 0;
     float value = 0;
   };
-  // inputs[w] are `count` f32 elements of worker w; they are overwritten. Any alignment will do.
-  // Stops at the first defect.
-  std::optional<Defect> run(std::span<std::byte* const> inputs, float* out, std::size_t count);
+  // inputs[w] are `count` f32 elements of worker w, of any alignment. Stops at the first defect.
+  std::optional<Defect> run(std::span<const std::byte* const> inputs, float* out,
+                            std::size_t count);
 
  private:
-  std::optional<Defect> run_strip(std::span<std::byte* const> inputs, float* out,
+  std::optional<Defect> run_strip(std::span<const std::byte* const> inputs, float* out,
                                   std::size_t offset, std::size_t count);
+  // Who is to blame for element `at` of the strip, or nobody: its sum overflows.
+  Defect find_defect(std::span<const std::byte* const> inputs, const float* sum, std::size_t offset,
+                     std::size_t count, std::size_t at) const;
 
   const Average average_;
   const std::vector<CombineStep> program_;
   std::vector<float> weights_;
   float factor_;                              // f32(1/Σw); 0 for Σw = 0
-  std::vector<std::vector<float>> repeated_;  // one strip of every weight
+  std::vector<std::vector<float>> repeated_;  // one strip of every weight, and of the factor
+  std::vector<std::vector<float>> products_;  // one strip of every worker
   std::vector<const void*> strips_;
 };
 

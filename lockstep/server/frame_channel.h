@@ -72,7 +72,7 @@ class FrameChannel {
   // Elements of the open gradient: those still to be taken, and those of them that are here.
   std::uint64_t elements_left() const { return elements_left_; }
   std::size_t elements_here() const;
-  std::byte* elements() { return bytes_.get() + begin_; }
+  const std::byte* elements() const { return bytes_.get() + begin_; }
   void consume_elements(std::size_t count);
   // Takes elements, past the window where it is empty; returns how many bytes. `done` counts them.
   std::size_t read_elements(std::span<float> to, std::size_t& done);

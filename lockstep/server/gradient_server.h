@@ -25,8 +25,9 @@ struct ServerOptions {
   std::string job = "lockstep";
   std::string token;      // empty: loopback only, everybody is let in
   bool insecure = false;  // with a token: let in those who have none
-  // Bytes that a worker may be ahead of the slowest one; small in tests. At least 64 KiB.
-  std::size_t window = std::size_t{4} << 20;
+  // Bytes that a worker may be ahead of the slowest one, the system's buffers aside. What all have
+  // sent should fit the second-level cache. At least 64 KiB.
+  std::size_t window = 256 * 1024;
   int stop_fd = -1;  // readable: end the job with Error{kAborted}
 };
 
@@ -134,7 +135,7 @@ class GradientServer {
   std::optional<LaneStep> lanes_;
   std::optional<LaneStep::Piece> last_piece_;
   std::vector<pollfd> entries_;
-  std::vector<std::byte*> inputs_;
+  std::vector<const std::byte*> inputs_;
   bool finished_ = false;  // all workers have been told; they may go
   std::optional<Error> failure_;
 };

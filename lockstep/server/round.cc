@@ -173,7 +173,7 @@ void Round::prepare() {
   averager_.emplace(average_, std::move(weights));
 }
 
-void Round::advance(std::span<std::byte* const> inputs, std::size_t count) {
+void Round::advance(std::span<const std::byte* const> inputs, std::size_t count) {
   LOCKSTEP_CHECK(ready() && done_ + count <= *count_);
   if (!averager_) prepare();
   if (const auto defect = averager_->run(inputs, output_ + done_, count)) {

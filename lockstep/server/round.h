@@ -67,8 +67,8 @@ class Round {
   void set_output(float* elements) { output_ = elements; }
   // All have begun, all weights are known, the output is there: advance() may be called.
   bool ready() const;
-  // The next `count` elements of every worker, which are overwritten.
-  void advance(std::span<std::byte* const> inputs, std::size_t count);
+  // The next `count` elements of every worker.
+  void advance(std::span<const std::byte* const> inputs, std::size_t count);
   // Behind a worker's last element.
   void end(int worker, const GradientFoot& foot);
 

@@ -7,6 +7,12 @@
 #include "lockstep/server/gradient_server.h"
 
 namespace lockstep {
+namespace {
+
+// Sums that a worker has not taken yet; with more, no new piece is begun.
+constexpr std::size_t kMostQueued = std::size_t{4} << 20;
+
+}  // namespace
 
 void GradientServer::process_all() {
   do {
@@ -136,7 +142,7 @@ bool GradientServer::process_lanes(int worker) {
   const GradientHead& head = channel.head();
   if (!each.accepted) {
     const auto behind = [&](const auto& other) {
-      return other && other->channel.queued_bytes() > options_.window;
+      return other && other->channel.queued_bytes() > kMostQueued;
     };
     if (lanes_->done() || std::ranges::any_of(lines_, behind)) return false;
     if (head.count > options_.window / sizeof(float) || foot_bytes(head) > options_.window / 4) {

@@ -76,7 +76,7 @@ inline std::vector<float> gradient(int source, std::size_t count) {
 inline std::vector<float> average(std::vector<std::uint64_t> weights, std::size_t count,
                                   Average how = Average::kMean) {
   std::vector<std::vector<float>> inputs;
-  std::vector<std::byte*> pointers;
+  std::vector<const std::byte*> pointers;
   for (std::size_t i = 0; i < weights.size(); ++i) {
     inputs.push_back(gradient(static_cast<int>(i), count));
   }

@@ -34,7 +34,7 @@ std::vector<float> average(Averager& averager, Vectors vectors, std::size_t piec
   const std::size_t count = vectors[0].size();
   std::vector<float> out(count);
   for (std::size_t done = 0; done < count; done += piece) {
-    std::vector<std::byte*> inputs;
+    std::vector<const std::byte*> inputs;
     for (auto& each : vectors) inputs.push_back(reinterpret_cast<std::byte*>(&each[done]));
     EXPECT_FALSE(averager.run(inputs, &out[done], std::min(piece, count - done)));
   }
@@ -92,7 +92,7 @@ TEST(Average, NamesWorkerElementAndValueOfADefect) {
        {std::numeric_limits<float>::infinity(), -std::numeric_limits<float>::infinity()}) {
     Vectors vectors = random_vectors(3, 6000);
     vectors[2][5001] = bad;
-    std::vector<std::byte*> inputs;
+    std::vector<const std::byte*> inputs;
     for (auto& each : vectors) inputs.push_back(reinterpret_cast<std::byte*>(each.data()));
     std::vector<float> out(6000);
     Averager averager(Average::kWeighted, {1, 1, 1});
@@ -107,8 +107,8 @@ TEST(Average, NamesWorkerElementAndValueOfADefect) {
 TEST(Average, NoticesASumThatOverflows) {
   std::vector<float> big(8, 3e38F);
   std::vector<float> other = big;
-  std::vector<std::byte*> inputs = {reinterpret_cast<std::byte*>(big.data()),
-                                    reinterpret_cast<std::byte*>(other.data())};
+  std::vector<const std::byte*> inputs = {reinterpret_cast<std::byte*>(big.data()),
+                                          reinterpret_cast<std::byte*>(other.data())};
   std::vector<float> out(8);
   Averager averager(Average::kMean, {1, 1});
   const auto defect = averager.run(inputs, out.data(), 8);

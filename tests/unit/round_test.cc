@@ -42,7 +42,7 @@ Round block_round(std::optional<std::uint32_t> block = {}) {
 }
 
 void advance(Round& round, std::vector<std::vector<float>> inputs) {
-  std::vector<std::byte*> pointers;
+  std::vector<const std::byte*> pointers;
   for (auto& each : inputs) pointers.push_back(reinterpret_cast<std::byte*>(each.data()));
   round.advance(pointers, inputs[0].size());
 }
