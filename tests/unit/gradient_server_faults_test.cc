@@ -58,11 +58,19 @@ TEST(GradientServerFaults, SoDoesAWrongStep) {
 
 TEST(GradientServerFaults, SoDoesAWorkerThatGivesUp) {
   Star star(server_options(3));
+  std::promise<void> all_there;  // whoever leaves before that is forgotten
   const auto errors = star.run(
-      3, [&](GradientServer& server) { server.reduce(kVector); },
+      3,
+      [&](GradientServer& server) {
+        all_there.set_value();
+        server.reduce(kVector);
+      },
       [&](int i) {
         WorkerClient client(star.worker(i == 1 ? "culprit" : "innocent"));
-        if (i == 1) return client.abort(Error(ErrorCode::kIo, "no more disk"));
+        if (i == 1) {
+          all_there.get_future().wait();
+          return client.abort(Error(ErrorCode::kIo, "no more disk"));
+        }
         auto data = gradient(client.worker_id(), kCount);
         client.send_gradient(0, data, 0, 0, 1);
         client.receive_averaged(0, data);
