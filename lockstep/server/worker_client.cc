@@ -95,6 +95,7 @@ void WorkerClient::pulse() {
       const auto now = Clock::now();
       if (!channel_.full()) fill();
       take_control();
+      if (dismissed()) return;
       queue_alive(now);
       flush();
       if (!channel_.full()) check_limits("its heartbeat", now, now);
@@ -124,8 +125,15 @@ void WorkerClient::flush() {
     do {
       take_control();
     } while (!channel_.full() && channel_.fill(kTurnBytes) > 0);
+    if (dismissed()) return channel_.drop_unsent();
     throw Error(ErrorCode::kPeerLost, std::string(error.message()));
   }
+}
+
+bool WorkerClient::dismissed() const {
+  if (channel_.gradient_is_open()) return false;
+  const auto start = channel_.start();
+  return start && start->tag == WireTag::kShutdown;
 }
 
 void WorkerClient::fill() {

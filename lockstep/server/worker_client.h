@@ -102,6 +102,8 @@ class WorkerClient {
   void wait(const std::string& what, Clock::time_point since);
   void check_limits(const std::string& what, Clock::time_point since, Clock::time_point now) const;
   void flush();
+  // The job is done, and the coordinator may be gone before we have looked.
+  bool dismissed() const;
   void fill();
   // Heartbeats and halts, wherever they come.
   void take_control();

@@ -2,6 +2,8 @@
 #include <gtest/gtest.h>
 
 #include <cmath>
+#include <future>
+#include <thread>
 
 #include "tests/support/star.h"
 
@@ -80,6 +82,32 @@ TEST(GradientServerFaults, SoDoesAWorkerThatGivesUp) {
     EXPECT_THAT(errors[static_cast<std::size_t>(i)]->what(),
                 AllOf(HasSubstr("culprit"), HasSubstr("gave up: I/O error: no more disk")));
   }
+}
+
+// A worker may be busy with its last result for longer than the coordinator waits for it.
+TEST(GradientServerFaults, AWorkerThatIsLateForTheEndIsNotAtFault) {
+  ServerOptions options = server_options(1);
+  options.settings.timeout = 500ms;
+  Star star(options);
+  std::promise<void> closed;
+  const auto errors = star.run(
+      1,
+      [&](GradientServer& server) {
+        server.broadcast(server.reduce(kVector));
+        server.shutdown();
+        closed.set_value();
+      },
+      [&](int) {
+        WorkerClient client(star.worker());
+        auto data = gradient(0, kCount);
+        client.send_gradient(0, data, 0, 0, 1);
+        client.receive_averaged(0, data);
+        auto end = closed.get_future();
+        end.wait();
+        std::this_thread::sleep_for(300ms);  // so that heartbeats find nobody
+        EXPECT_FALSE(client.next_shard());
+      });
+  expect_no_errors(errors);
 }
 
 // Two workers; the one by hand brings `bytes` of its payload and then falls silent or closes.
