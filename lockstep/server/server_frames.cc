@@ -9,8 +9,11 @@
 namespace lockstep {
 namespace {
 
-// Sums that a worker has not taken yet; with more, no new piece is begun.
+// Bytes of sums that a worker has not taken yet; with more, no new piece is begun.
 constexpr std::size_t kMostQueued = std::size_t{4} << 20;
+// Of a partial sum, and of its tail.
+constexpr std::size_t kMostPieceBytes = std::size_t{4} << 20;
+constexpr std::size_t kMostTailBytes = 16 * 1024;
 
 }  // namespace
 
@@ -145,13 +148,13 @@ bool GradientServer::process_lanes(int worker) {
       return other && other->channel.queued_bytes() > kMostQueued;
     };
     if (lanes_->done() || std::ranges::any_of(lines_, behind)) return false;
-    if (head.count > options_.window / sizeof(float) || foot_bytes(head) > options_.window / 4) {
-      throw Error(
-          ErrorCode::kMessageTooLarge,
-          fmt::format("{} sent a PartialSum of {} elements and a tail of {}; a piece has "
-                      "to fit a window of {} bytes",
-                      membership_.name(worker), head.count, head.tail_count, options_.window),
-          worker);
+    if (head.count > kMostPieceBytes / sizeof(float) || foot_bytes(head) > kMostTailBytes) {
+      throw Error(ErrorCode::kMessageTooLarge,
+                  fmt::format("{} sent a PartialSum of {} elements and a tail of {}; {} and {} "
+                              "bytes are allowed",
+                              membership_.name(worker), head.count, head.tail_count,
+                              kMostPieceBytes, kMostTailBytes),
+                  worker);
     }
     if (!lanes_->offer(worker, head)) return false;
     each.accepted = true;

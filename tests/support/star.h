@@ -3,6 +3,7 @@
 #include <gtest/gtest.h>
 
 #include <array>
+#include <future>
 #include <optional>
 #include <string>
 #include <vector>
@@ -47,13 +48,21 @@ struct Star {
     return run_ranks(workers + 1, [&](int i) {
       if (i < workers) return work(i);
       server.wait_for_workers();
+      joined_.set_value();
       serve(server);
     });
   }
 
+  // From then on a worker that leaves ends the job; before, another could take its place.
+  void wait_until_all_are_there() const { all_are_there_.wait(); }
+
   Socket listener;
   SocketAddress where;
   GradientServer server;
+
+ private:
+  std::promise<void> joined_;
+  std::shared_future<void> all_are_there_ = joined_.get_future().share();
 };
 
 inline void expect_no_errors(const std::vector<std::optional<Error>>& errors) {

@@ -60,19 +60,12 @@ TEST(GradientServerFaults, SoDoesAWrongStep) {
 
 TEST(GradientServerFaults, SoDoesAWorkerThatGivesUp) {
   Star star(server_options(3));
-  std::promise<void> all_there;  // whoever leaves before that is forgotten
   const auto errors = star.run(
-      3,
-      [&](GradientServer& server) {
-        all_there.set_value();
-        server.reduce(kVector);
-      },
+      3, [&](GradientServer& server) { server.reduce(kVector); },
       [&](int i) {
         WorkerClient client(star.worker(i == 1 ? "culprit" : "innocent"));
-        if (i == 1) {
-          all_there.get_future().wait();
-          return client.abort(Error(ErrorCode::kIo, "no more disk"));
-        }
+        star.wait_until_all_are_there();
+        if (i == 1) return client.abort(Error(ErrorCode::kIo, "no more disk"));
         auto data = gradient(client.worker_id(), kCount);
         client.send_gradient(0, data, 0, 0, 1);
         client.receive_averaged(0, data);
@@ -132,6 +125,7 @@ std::vector<std::optional<Error>> with_fault(Star& star, bool ours, std::size_t 
           client.receive_averaged(0, data);
         } else {
           WorkerByHand bad(star, ours);
+          star.wait_until_all_are_there();
           const auto payload = encode_gradient(vector_head(0, kCount), gradient(0, kCount), {});
           bad.send(std::span(payload).first(bytes));
           if (!close) until.wait();
@@ -168,6 +162,7 @@ TEST(GradientServerFaults, AWorkerThatDiesWhileItIsHeldBackIsNoticed) {
           return over.get_future().wait();
         }
         WorkerByHand bad(star, true);
+        star.wait_until_all_are_there();
         const auto payload = encode_gradient(vector_head(0, kCount), gradient(0, kCount), {});
         bad.send(std::span(payload).first(kCount * 3));
       });

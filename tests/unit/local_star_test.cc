@@ -25,11 +25,7 @@ TEST(LocalStar, LanesOfAnyOwnershipGiveTheTreesBits) {
                                          {0, 0, 1, 1, 1, 1, 1, 1, 1, 1, 1, 2, 2},
                                          {2, 2, 2, 2, 2, 2, 2, 2, 2, 2, 2, 2, 2},
                                          {0, 1, 2, 0, 1, 2, 0, 1, 2, 0, 1, 2, 0}};
-  LocalStar star = make_local_star([] {
-    ServerOptions options = server_options(3);
-    options.window = 512 * 1024;
-    return options;
-  }());
+  LocalStar star = make_local_star(server_options(3));
   const auto errors = run_ranks(4, [&](int rank) {
     if (rank == 3) {
       star.server->wait_for_workers();
