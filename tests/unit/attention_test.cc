@@ -63,7 +63,9 @@ struct Sequence {
 
 // As plainly as possible.
 Doubles attention(const Sequence& s, const Doubles& qkv) {
-  const auto [queries, group, dim] = s.size;
+  const std::size_t queries = s.size.queries;
+  const std::size_t group = s.size.group;
+  const std::size_t dim = s.size.head_dim;
   const auto rotated = [&](std::size_t t, std::size_t offset) {
     Doubles x(dim);
     for (std::size_t i = 0; i < dim / 2; ++i) {
