@@ -18,7 +18,8 @@ constexpr int kHalted = 3;
 int exit_code(ErrorCode code) {
   switch (code) {
     case ErrorCode::kInvalidArgument: return kWrongUsage;
-    case ErrorCode::kNonFinite: return kHalted;
+    case ErrorCode::kNonFinite:
+    case ErrorCode::kReplicaMismatch: return kHalted;
     default: return kFailed;
   }
 }

@@ -87,6 +87,9 @@ class Communicator {
   // Ends everything at once, on every rank; callable from any thread.
   void abort(const std::string& reason);
 
+  // Whether NaN and infinity must not be sent in sums: they would end the job.
+  bool finite_only() const { return engine_->finite_only(); }
+
   // Memory where collectives are fastest (see Buffer).
   Buffer allocate(std::size_t bytes) { return engine_->allocate(bytes); }
 

@@ -29,6 +29,8 @@ class Engine {
   // As Transport::split.
   virtual std::unique_ptr<Engine> split(const std::vector<int>& members, std::uint32_t channel) = 0;
   virtual Buffer allocate(std::size_t bytes) = 0;
+  // Whether a sum with NaN or infinity ends the job instead of arriving.
+  virtual bool finite_only() const { return false; }
   // As Transport::waits_for. Callable from any thread.
   virtual int waits_for() const { return -1; }
 };
