@@ -116,22 +116,23 @@ void compare_replicas(Communicator& communicator, const ParameterLayout& layout,
   const Blake3Hash own = hash_of_hashes(tensors);
   const std::vector<Blake3Hash> all = gather_hashes(communicator, {&own, 1});
   const std::size_t right = majority(all);
-  const auto other = std::ranges::find_if(all, [&](const auto& hash) { return hash != all[right]; });
+  const auto other =
+      std::ranges::find_if(all, [&](const auto& hash) { return hash != all[right]; });
   if (other == all.end()) return;
   const auto wrong = static_cast<std::size_t>(other - all.begin());
   const std::vector<Blake3Hash> by_tensor = gather_hashes(communicator, tensors);
   std::size_t tensor = 0;
-  while (tensor + 1 < tensors.size() && by_tensor[wrong * tensors.size() + tensor] ==
-                                            by_tensor[right * tensors.size() + tensor]) {
+  while (tensor + 1 < tensors.size() &&
+         by_tensor[wrong * tensors.size() + tensor] == by_tensor[right * tensors.size() + tensor]) {
     ++tensor;
   }
-  throw Error(ErrorCode::kReplicaMismatch,
-              fmt::format("after step {}: {} has other weights than {}; the first tensor that "
-                          "differs is {}",
-                          step, communicator.name_of(static_cast<int>(wrong)),
-                          communicator.name_of(static_cast<int>(right)),
-                          layout.tensors()[tensor].name),
-              static_cast<int>(wrong));
+  throw Error(
+      ErrorCode::kReplicaMismatch,
+      fmt::format("after step {}: {} has other weights than {}; the first tensor that "
+                  "differs is {}",
+                  step, communicator.name_of(static_cast<int>(wrong)),
+                  communicator.name_of(static_cast<int>(right)), layout.tensors()[tensor].name),
+      static_cast<int>(wrong));
 }
 
 }  // namespace lockstep

@@ -21,8 +21,8 @@ bool parse_number(std::string_view text, Number& number) {
 }  // namespace
 
 std::string to_string(const HaltReport& report) {
-  const std::string where = fmt::format("{}, element {}, is {}", report.tensor, report.element,
-                                        report.value);
+  const std::string where =
+      fmt::format("{}, element {}, is {}", report.tensor, report.element, report.value);
   std::string text = fmt::format("step {}: ", report.step);
   if (report.what == "weight") {
     text += fmt::format("weight {} on rank {} ({})", where, report.rank, report.host);
@@ -41,11 +41,9 @@ std::string to_string(const HaltReport& report) {
 
 std::string to_json(const HaltReport& report) {
   const nlohmann::ordered_json json = {
-      {"step", report.step},       {"what", report.what},
-      {"lane", report.lane},       {"samples", report.samples},
-      {"rank", report.rank},       {"host", report.host},
-      {"tensor", report.tensor},   {"element", report.element},
-      {"value", report.value},
+      {"step", report.step},       {"what", report.what},       {"lane", report.lane},
+      {"samples", report.samples}, {"rank", report.rank},       {"host", report.host},
+      {"tensor", report.tensor},   {"element", report.element}, {"value", report.value},
   };
   return json.dump();
 }

@@ -25,7 +25,9 @@ enum TailPlace : std::size_t { kLoss, kTokens, kBadLosses, kFirstRank };
 enum RankPlace : std::size_t { kStop, kSave, kFirstPhase };
 constexpr std::size_t kRankPlaces = kFirstPhase + kPhases;
 
-std::size_t rank_place(int rank) { return kFirstRank + static_cast<std::size_t>(rank) * kRankPlaces; }
+std::size_t rank_place(int rank) {
+  return kFirstRank + static_cast<std::size_t>(rank) * kRankPlaces;
+}
 
 constexpr std::int64_t kStragglerWindow = 10;  // steps
 
@@ -83,9 +85,8 @@ ReplicaOptions replica_options(const TrainerOptions& options, int rank, int worl
 }
 
 void initialise(Replica& replica, std::uint64_t seed, ThreadPool& pool) {
-  replica.complete_parameters([&](std::span<float> parameters) {
-    initialise(replica.layout(), seed, pool, parameters);
-  });
+  replica.complete_parameters(
+      [&](std::span<float> parameters) { initialise(replica.layout(), seed, pool, parameters); });
 }
 
 Trainer::Trainer(const TrainerOptions& options, Samples training, Samples validation,
@@ -353,9 +354,10 @@ void Trainer::halt(const ReducedStep& reduced) {
   }
   const std::string message =
       halt_report_->what.empty()
-          ? fmt::format("step {}: all lanes are finite, but their sum is not; no weights were "
-                        "changed",
-                        step_ + 1)
+          ? fmt::format(
+                "step {}: all lanes are finite, but their sum is not; no weights were "
+                "changed",
+                step_ + 1)
           : to_string(*halt_report_);
   throw Error(ErrorCode::kNonFinite, message, halt_report_->rank);
 }

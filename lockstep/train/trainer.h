@@ -139,7 +139,7 @@ class Trainer {
   GradientReducer reducer_;
   std::vector<double> block_sums_;
   std::int64_t step_ = 0;
-  PhaseTimes phases_;  // of the step under way; what the tail has told is zeroed
+  PhaseTimes phases_;                    // of the step under way; what the tail has told is zeroed
   std::vector<double> compute_seconds_;  // by rank, over the last steps
   std::optional<HaltReport> halt_report_;
 

@@ -1,6 +1,5 @@
-#include <gnu/libc-version.h>
-
 #include <fmt/format.h>
+#include <gnu/libc-version.h>
 
 #include "lockstep/base/version.h"
 #include "lockstep/model/cpu/kernels.h"
