@@ -16,6 +16,9 @@
 #include "lockstep/comm/local_group.h"
 #include "lockstep/comm/mpi.h"
 #include "lockstep/comm/plan_engine.h"
+#include "lockstep/net/host.h"
+#include "lockstep/server/server_engine.h"
+#include "lockstep/server/server_run.h"
 
 namespace lockstep::cli {
 namespace {
@@ -69,6 +72,53 @@ int run_mpi(const TrainOptions& options, const std::vector<std::string>& argumen
   return train_worker(options, *join_mpi_world(options.world, native));
 }
 
+// Ranks as processes of this machine; with `server`, a gradient server in this one.
+int start_workers(const TrainOptions& options, int workers,
+                  const std::vector<std::string>& arguments) {
+  LaunchOptions launch;
+  launch.ranks = workers;
+  launch.arguments = arguments;
+  launch.prefix_lines = true;
+  // They finish their step and save first.
+  launch.stop_grace = std::chrono::ceil<std::chrono::milliseconds>(
+      std::max<std::chrono::nanoseconds>(std::chrono::minutes(10), 10 * options.world.timeout));
+  if (options.world.transport != TransportKind::kServer) return launch_ranks(launch);
+
+  ServerOptions server;
+  server.workers = workers;
+  server.settings.mode = Mode::kLanes;
+  server.settings.total_samples = static_cast<std::uint64_t>(workers);
+  server.settings.timeout = options.world.timeout;
+  server.token = options.world.token;
+  ServerRun run(
+      listen_for_workers({"127.0.0.1", 0}, server.token, Deadline::after(options.world.timeout)),
+      server);
+  launch.arguments.insert(launch.arguments.end(), {"--coordinator", to_string(run.address())});
+  launch.finish_companion = [&](bool succeeded) -> std::optional<std::string> {
+    const auto patience = succeeded ? options.world.timeout : std::chrono::nanoseconds(0);
+    const auto error = run.finish(Deadline::after(patience));
+    if (!error) return std::nullopt;
+    return fmt::format("the gradient server: {}", error->what());
+  };
+  return launch_ranks(launch);
+}
+
+std::unique_ptr<Communicator> join_coordinator(const TrainOptions& options,
+                                               const std::optional<RankEnvironment>& environment) {
+  StarOptions star;
+  const auto where = parse_host_port(options.coordinator);
+  require(where.has_value(), fmt::format("--coordinator {}: not HOST:PORT", options.coordinator));
+  star.worker.coordinator = *where;
+  star.worker.node_id = this_host();
+  star.worker.token = options.world.token;
+  star.worker.timeout = options.world.timeout;
+  if (environment) {
+    star.rank = environment->rank;
+    star.world_size = environment->world_size;
+  }
+  return join_star(star);
+}
+
 // What would fail on every worker alike is told once, before any is started.
 void check_options(const TrainOptions& options) {
   const TransportKind transport = options.world.transport;
@@ -96,10 +146,15 @@ int run(TrainOptions& options, const std::vector<std::string>& arguments) {
   const auto environment = rank_environment();
   const int workers = options.workers.value_or(environment ? environment->world_size : 1);
   if (options.world.transport == TransportKind::kLocal) return run_threads(options, workers);
-  if (!environment) {
-    if (workers == 1) return run_threads(options, 1);
-    return launch_ranks({workers, arguments});
+  if (!options.coordinator.empty()) {
+    require(!options.workers || environment, "--workers starts workers, --coordinator is for one");
+    stop_on_signals();
+    return train_worker(options, *join_coordinator(options, environment));
   }
+  const bool server = options.world.transport == TransportKind::kServer;
+  if (!environment && workers == 1 && !server) return run_threads(options, 1);
+  if (!environment) return start_workers(options, workers, arguments);
+  require(!server, "--transport server under a launcher needs --coordinator HOST:PORT");
   require(
       workers == environment->world_size,
       fmt::format("--workers {}, but the environment says {}", workers, environment->world_size));

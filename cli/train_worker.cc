@@ -195,7 +195,7 @@ int train_worker(const TrainOptions& options, Communicator& communicator) {
     fmt::print("weights {}\n", hash);
     std::fflush(stdout);
   }
-  communicator.barrier();  // nobody leaves while rank 0 still writes
+  communicator.leave();  // nobody goes while rank 0 still writes
   return stopped == 0 ? 0 : 128 + stopped;
 }
 
