@@ -2,6 +2,7 @@
 
 #include <fmt/format.h>
 
+#include <algorithm>
 #include <csignal>
 #include <optional>
 
@@ -12,6 +13,7 @@
 #include "lockstep/base/log.h"
 #include "lockstep/data/atomic_file.h"
 #include "lockstep/model/weights_hash.h"
+#include "lockstep/net/host.h"
 #include "lockstep/report/metrics.h"
 
 namespace lockstep::cli {
@@ -132,6 +134,14 @@ void write_halt(const TrainOptions& options, Trainer& trainer) {
       path, path, path);
 }
 
+// The cores that this worker may use, shared with those who may use the same.
+int choose_threads(int given, Communicator& communicator) {
+  const std::string place = this_host().boot_id + " " + core_list(own_cores());
+  const std::vector<std::string> places = gather_texts(communicator, place);
+  if (given > 0) return given;
+  return std::max(1, available_cores() / static_cast<int>(std::ranges::count(places, place)));
+}
+
 std::string data_hash(const TrainPlan& plan) {
   return to_hex(plan.training.fingerprint()) + to_hex(plan.validation.fingerprint());
 }
@@ -155,7 +165,7 @@ void stop_on_signals() {
 int train_worker(const TrainOptions& options, Communicator& communicator) {
   const int rank = communicator.rank();
   TrainPlan plan = make_train_plan(options);
-  ThreadPool pool(options.threads > 0 ? options.threads : available_cores());
+  ThreadPool pool(choose_threads(options.threads, communicator));
   const auto replica = make_cpu_replica(replica_options(plan.how, rank, communicator.world_size()),
                                         communicator, pool);
   plan.how.at = planned_fault(rank, *replica);
