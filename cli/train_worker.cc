@@ -124,8 +124,8 @@ void save(const TrainOptions& options, const TrainPlan& plan, Trainer& trainer) 
 }
 
 void write_halt(const TrainOptions& options, Trainer& trainer) {
-  if (trainer.communicator().rank() != 0 || !trainer.halt_report()) return;
-  const std::string path = options.out.empty() ? "halt.json" : options.out + "/halt.json";
+  if (trainer.communicator().rank() != 0 || !trainer.halt_report() || options.out.empty()) return;
+  const std::string path = options.out + "/halt.json";
   AtomicFile file(path);
   file.write(to_json(*trainer.halt_report()) + "\n");
   file.commit();
