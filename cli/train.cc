@@ -7,6 +7,7 @@
 
 #include "cli/commands.h"
 #include "cli/options_file.h"
+#include "cli/train_checkpoints.h"
 #include "cli/train_options.h"
 #include "lockstep/base/cores.h"
 #include "lockstep/base/error.h"
@@ -51,7 +52,7 @@ ModelConfig choose_model(const TrainOptions& options, const DataSource& data,
   if (!init) model.vocab = static_cast<int>(std::max(data.vocab, options.vocab));
   const auto set = [&](int& value, int given, const char* flag) {
     if (given == 0 || given == value) return;
-    if (init) refuse(fmt::format("{} {}, but the model of --init has {}", flag, given, value));
+    if (init) refuse(fmt::format("{} {}, but the model it starts from has {}", flag, given, value));
     value = given;
   };
   set(model.hidden, options.model.hidden, "--hidden");
@@ -152,9 +153,11 @@ TrainerOptions trainer_options(const TrainOptions& options, const ModelConfig& m
 
 // Steps with everything that people and files are told about them.
 void run_steps(Trainer& trainer, const TrainOptions& options, std::int64_t steps,
-               const DataSource& data) {
+               const DataSource& data, TrainCheckpoints& checkpoints) {
   std::optional<MetricsFile> metrics;
-  if (!options.out.empty()) metrics.emplace(options.out + "/metrics.jsonl");
+  if (!options.out.empty()) {
+    metrics.emplace(options.out + "/metrics.jsonl", trainer.steps_done());
+  }
   std::optional<double> validation_loss;
   {
     TrainingLog training_log(options.log.value_or(default_log_style()), steps,
@@ -163,6 +166,7 @@ void run_steps(Trainer& trainer, const TrainOptions& options, std::int64_t steps
       training_log.step(report);
       if (metrics) metrics->write(metrics_line(report, data.bytes_per_token));
       if (report.validation_loss) validation_loss = report.validation_loss;
+      checkpoints.after_step(trainer);
     });
   }
   tell_result(data, validation_loss);
@@ -176,14 +180,21 @@ int run(const TrainOptions& options) {
   data_options.vocab = options.vocab;
   data_options.seed = options.seed;
   const DataSource data = open_data(data_options);
+  std::optional<ResumePoint> resumed = resume_point(options);
   std::optional<SavedModel> init;
   if (!options.init.empty()) init = load_model(options.init);
+  if (resumed) init.emplace().config = resumed->state.run.settings.model;
   const TrainerOptions how = trainer_options(options, choose_model(options, data, init));
   const SplitSamples samples = split_samples(data, how.model);
   ThreadPool pool(options.threads > 0 ? options.threads : available_cores());
   Trainer trainer(how, samples.training, samples.validation, pool);
   if (init) std::ranges::copy(init->parameters.span(), trainer.parameters().begin());
+  RunState run_now = run_state(how, samples.training);
+  if (resumed) restore(trainer, *resumed, run_now);
+  run_now.step = trainer.steps_done();
   if (!options.out.empty()) make_folder(options.out);
+  TrainCheckpoints checkpoints(options, run_now, data.tokenizer,
+                               resumed ? resumed->known_bad : std::vector<std::int64_t>());
   announce(data, trainer, how, pool.threads());
 
   const auto save = [&] {
@@ -193,12 +204,16 @@ int run(const TrainOptions& options) {
   };
   stop_on_signals();
   try {
-    run_steps(trainer, options, how.schedule.steps, data);
+    run_steps(trainer, options, how.schedule.steps, data, checkpoints);
   } catch (const Error& error) {
-    if (error.code() == ErrorCode::kNonFinite) save();  // as they were before the step
+    if (error.code() == ErrorCode::kNonFinite) {  // as they were before the step
+      save();
+      checkpoints.finish(trainer);
+    }
     throw;
   }
   save();
+  checkpoints.finish(trainer);
   const int signal = g_stopped_by.load();
   if (signal != 0) {
     log(LogLevel::kInfo, "stopped by signal {} after step {} of {}", signal, trainer.steps_done(),

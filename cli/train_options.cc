@@ -14,7 +14,9 @@ A step is cut into global-batch / micro-batch lanes, whose gradients are added i
 options and data give the same weights, bit for bit, for any number of threads; micro-batch is part of
 the result.
 
---out DIR gets model.safetensors, config.json, the tokenizer, and metrics.jsonl with one object per step.
+--out DIR gets model.safetensors, config.json, the tokenizer, and metrics.jsonl with one object per step;
+with --save-every also checkpoint-STEP folders, each complete or not there. The same command with --resume
+goes on from the newest intact one and ends with the same weights as a run that was never stopped.
 Ctrl-C stops after the step under way and saves. The last line is the hash of the weights.
 Exit codes: 0 done, 1 failed, 2 wrong usage, 3 halted on a value that is not finite, 130 and 143 stopped.
 
@@ -100,6 +102,24 @@ void add_training_options(CLI::App& command, TrainOptions& options) {
   add("--init", options.init, "DIR [fresh weights]", "Start from the weights of this model");
 }
 
+void add_checkpoint_options(CLI::App& command, TrainOptions& options) {
+  const char* group = "Checkpoints (in --out)";
+  command
+      .add_option("--save-every", options.save_every,
+                  "Steps between checkpoints, and one after the last; 0: none")
+      ->check(CLI::NonNegativeNumber)
+      ->option_text("N [0]")
+      ->group(group);
+  command.add_option("--keep-last", options.keep_last, "Checkpoints to keep; 0: all")
+      ->check(CLI::NonNegativeNumber)
+      ->option_text("N [3]")
+      ->group(group);
+  command
+      .add_flag("--resume", options.resume,
+                "Go on from the newest intact checkpoint; begin anew when there is none")
+      ->group(group);
+}
+
 void add_run_options(CLI::App& command, TrainOptions& options) {
   const char* group = "Run";
   command.add_option("--out", options.out, "Folder for weights and metrics")
@@ -135,6 +155,7 @@ void add_train_options(CLI::App& command, TrainOptions& options) {
   add_model_options(command, options.model);
   add_training_options(command, options);
   add_run_options(command, options);
+  add_checkpoint_options(command, options);
 }
 
 }  // namespace lockstep::cli

@@ -34,6 +34,9 @@ struct TrainOptions {
   Precision precision = Precision::kF32;
   std::optional<std::int64_t> eval_every;
   std::optional<LogStyle> log;
+  std::int64_t save_every = 0;
+  std::int64_t keep_last = 3;
+  bool resume = false;
 };
 
 // The options and the explanation that --help shows.

@@ -58,6 +58,10 @@ class Trainer {
   // Bytes that are held for parameters, moments and sums of gradients.
   std::size_t state_bytes() const;
 
+  AdamW& optimizer() { return adamw_; }
+  // Goes on after `steps` steps; parameters and moments are the caller's to set.
+  void resume_after(std::int64_t steps) { step_ = steps; }
+
   // One step. When a gradient is not finite, throws Error{kNonFinite} that names the lane, its
   // samples, the tensor and the element; the parameters are as they were before the step.
   StepReport step();

@@ -9,6 +9,7 @@
 
 #include "lockstep/base/error.h"
 #include "lockstep/base/thread_pool.h"
+#include "lockstep/data/mapped_file.h"
 #include "lockstep/model/init.h"
 #include "lockstep/model/weights_hash.h"
 #include "lockstep/train/model_files.h"
@@ -52,7 +53,8 @@ TEST(Safetensors, WhatItWritesItReads) {
   const std::vector<float> b = {7};
   const std::vector<TensorToStore> tensors = {{"z", {2, 3}, a}, {"a", {1}, b}, {"none", {0}, {}}};
   write_safetensors(path, tensors, {{"format", "pt"}});
-  const SafetensorsFile file(path);
+  const MappedFile mapped(path);
+  const SafetensorsView file(path, mapped.bytes());
   ASSERT_EQ(file.tensors().size(), 3u);
   EXPECT_EQ(file.tensors()[0].name, "z");  // in the order given, not by name
   EXPECT_THAT(file.tensors()[0].shape, ElementsAre(2, 3));
@@ -80,7 +82,8 @@ TEST(Safetensors, ReadsHalves) {
   std::ofstream(path, std::ios::binary)
       .write(reinterpret_cast<const char*>(writer.written().data()),
              static_cast<std::streamsize>(writer.written().size()));
-  const SafetensorsFile file(path);
+  const MappedFile mapped(path);
+  const SafetensorsView file(path, mapped.bytes());
   std::vector<float> h(6), b(2), i(1);
   file.read(*file.find("h"), h);
   EXPECT_THAT(h, ElementsAre(1.0f, -2.0f, 0x1p-24f, -0.0f, 65504.0f, INFINITY));
@@ -152,7 +155,8 @@ TEST(ModelFiles, ComeBackBitForBit) {
     EXPECT_EQ(model.start, 0);
     EXPECT_EQ(weights_hash(layout, model.parameters.span()),
               weights_hash(layout, parameters.span()));
-    const SafetensorsFile file(folder.path() + "/model.safetensors");
+    const MappedFile mapped(folder.path() + "/model.safetensors");
+    const SafetensorsView file(mapped.path(), mapped.bytes());
     ASSERT_EQ(file.tensors().size(), layout.tensors().size());
     for (std::size_t i = 0; i < file.tensors().size(); ++i) {
       EXPECT_EQ(file.tensors()[i].name, layout.tensors()[i].name);
