@@ -207,13 +207,13 @@ int run(const TrainOptions& options) {
     run_steps(trainer, options, how.schedule.steps, data, checkpoints);
   } catch (const Error& error) {
     if (error.code() == ErrorCode::kNonFinite) {  // as they were before the step
-      save();
       checkpoints.finish(trainer);
+      save();
     }
     throw;
   }
-  save();
   checkpoints.finish(trainer);
+  save();
   const int signal = g_stopped_by.load();
   if (signal != 0) {
     log(LogLevel::kInfo, "stopped by signal {} after step {} of {}", signal, trainer.steps_done(),

@@ -47,7 +47,8 @@ std::string lines_until(const std::string& path, std::int64_t steps) {
   std::ifstream file(path);
   for (std::string line; steps > 0 && std::getline(file, line);) {
     const auto json = nlohmann::json::parse(line, nullptr, false);
-    if (json.is_object() && json.value("step", std::int64_t{0}) <= steps) kept += line + "\n";
+    if (!json.is_object() || !json.contains("step") || !json["step"].is_number()) continue;
+    if (json["step"].get<std::int64_t>() <= steps) kept += line + "\n";
   }
   return kept;
 }
