@@ -2,6 +2,9 @@
 
 #include <fmt/format.h>
 
+#include <cmath>
+#include <cstdint>
+#include <limits>
 #include <nlohmann/json.hpp>
 #include <optional>
 #include <string>
@@ -54,6 +57,12 @@ class JsonReader {
     if (found == nullptr) return 0;
     if (found->is_number()) return found->get<double>();
     fail(fmt::format("'{}' is not a number", key));
+    return 0;
+  }
+  float number_f32(const char* key) {
+    const double wide = number(key);
+    if (std::abs(wide) <= std::numeric_limits<float>::max()) return static_cast<float>(wide);
+    fail(fmt::format("'{}' is too large", key));
     return 0;
   }
   bool flag(const char* key) {

@@ -97,8 +97,8 @@ void read_model(JsonReader& reader, ModelConfig& model) {
   model.kv_heads = size("kv_heads");
   model.intermediate = size("intermediate");
   model.context = size("context");
-  model.rope_theta = static_cast<float>(reader.number("rope_theta"));
-  model.norm_eps = static_cast<float>(reader.number("norm_eps"));
+  model.rope_theta = reader.number_f32("rope_theta");
+  model.norm_eps = reader.number_f32("norm_eps");
   model.tie_embeddings = reader.flag("tie_embeddings");
 }
 

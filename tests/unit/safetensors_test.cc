@@ -240,8 +240,9 @@ class ShardedModel : public ::testing::Test {
     }
     for (int i = 0; i < 2; ++i) {
       ByteWriter file;
-      file.u64(headers[i].size() + 1);
-      file.bytes(std::as_bytes(std::span(headers[i] + "}")));
+      headers[i] += "}";
+      file.u64(headers[i].size());
+      file.bytes(std::as_bytes(std::span(headers[i])));
       file.bytes(data[i].written());
       std::ofstream(folder_.path() + fmt::format("/part-{}.safetensors", i), std::ios::binary)
           .write(reinterpret_cast<const char*>(file.written().data()),
