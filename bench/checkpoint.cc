@@ -1,6 +1,8 @@
 // How fast checkpoints are saved and loaded, beside plain copies of the same bytes.
 // usage: checkpoint FOLDER [MODEL=124m] [ROUNDS=5]      FOLDER is on the disk to be measured.
 
+#include "lockstep/train/checkpoint.h"
+
 #include <fcntl.h>
 #include <fmt/format.h>
 #include <unistd.h>
@@ -16,7 +18,6 @@
 #include "lockstep/base/descriptor.h"
 #include "lockstep/data/atomic_file.h"
 #include "lockstep/model/layout.h"
-#include "lockstep/train/checkpoint.h"
 
 namespace {
 
@@ -95,8 +96,8 @@ int main(int argc, char** argv) {
   const std::vector<FloatBuffer*> to = {&snapshot.parameters, &snapshot.first_moment,
                                         &snapshot.second_moment};
   const double bytes = 3.0 * sizeof(float) * static_cast<double>(state.parameters.size());
-  std::vector<Series> series = {{"copy in memory"}, {"plain write and sync"}, {"save"},
-                                {"plain read"},     {"load"},                 {"verify"}};
+  std::vector<Series> series = {
+      {"copy in memory"}, {"plain write and sync"}, {"save"}, {"plain read"}, {"load"}, {"verify"}};
   for (int round = 0; round < rounds; ++round) {
     series[0].times.push_back(seconds([&] {
       for (std::size_t i = 0; i < 3; ++i) {

@@ -22,8 +22,7 @@ void restore(Trainer& trainer, ResumePoint& point, const RunState& now);
 class TrainCheckpoints {
  public:
   TrainCheckpoints(const TrainOptions& options, RunState run,
-                   std::shared_ptr<const Tokenizer> tokenizer,
-                   std::vector<std::int64_t> known_bad);
+                   std::shared_ptr<const Tokenizer> tokenizer, std::vector<std::int64_t> known_bad);
 
   void after_step(Trainer& trainer) { save(trainer, false); }
   // When no more steps follow, for whatever reason: saves the last state, waits until it is there.

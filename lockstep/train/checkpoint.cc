@@ -70,8 +70,8 @@ TrainingState load_checkpoint(const std::string& folder) {
   TrainingState state = read_training_state(files);
   const auto step = parse_checkpoint_name(std::filesystem::path(folder).filename().string());
   if (step && *step != state.run.step) {
-    throw_bad_file(folder, fmt::format("the checkpoint of step {} under a wrong name",
-                                       state.run.step));
+    throw_bad_file(folder,
+                   fmt::format("the checkpoint of step {} under a wrong name", state.run.step));
   }
   return state;
 }

@@ -195,8 +195,8 @@ TrainingState read_training_state(FileSource& files) {
   TrainingState state;
   state.run = std::get<RunState>(std::move(parsed));
   if (state.run.step != manifest.step) {
-    throw_bad_file(files.path(kStateFile), fmt::format("step {}, but the manifest says {}",
-                                                       state.run.step, manifest.step));
+    throw_bad_file(files.path(kStateFile),
+                   fmt::format("step {}, but the manifest says {}", state.run.step, manifest.step));
   }
   SavedModel model = read_model(files);
   if (model.config != state.run.settings.model) {
@@ -242,7 +242,8 @@ TrainingState from_bytes(std::span<const std::byte> bytes, const std::string& wh
   for (std::uint32_t i = 0; i < count; ++i) {
     std::string name(reader.string(kLongestName));
     const std::uint64_t size = reader.u64();
-    if (!files.add(std::move(name), reader.bytes(size))) throw_bad_file(where, "a file comes twice");
+    if (!files.add(std::move(name), reader.bytes(size)))
+      throw_bad_file(where, "a file comes twice");
   }
   if (!reader.finished()) throw_bad_file(where, "the bytes end early, or late");
   return read_training_state(files);

@@ -165,7 +165,8 @@ std::string combine_tensor_hashes(std::span<const ManifestTensor> tensors) {
   for (const ManifestTensor& tensor : tensors) {
     Blake3Hash hash{};
     for (std::size_t i = 0; i < hash.size() && is_hash(tensor.hash); ++i) {
-      hash[i] = static_cast<std::byte>(digit(tensor.hash[2 * i]) * 16 + digit(tensor.hash[2 * i + 1]));
+      hash[i] =
+          static_cast<std::byte>(digit(tensor.hash[2 * i]) * 16 + digit(tensor.hash[2 * i + 1]));
     }
     all.update(hash);
   }

@@ -40,8 +40,8 @@ std::optional<CheckpointWriter::Outcome> CheckpointWriter::take_outcome() {
 void CheckpointWriter::wait(Deadline deadline) {
   std::unique_lock lock(mutex_);
   if (!changed_.wait_until(lock, deadline.time(), [this] { return !writing_; })) {
-    throw Error(ErrorCode::kTimeout,
-                fmt::format("the checkpoint of step {} is still being written", snapshot_.run.step));
+    throw Error(ErrorCode::kTimeout, fmt::format("the checkpoint of step {} is still being written",
+                                                 snapshot_.run.step));
   }
 }
 

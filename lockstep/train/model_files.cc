@@ -53,7 +53,8 @@ std::map<std::string, std::string> read_index(const std::string& path, std::stri
   for (const auto& [tensor, file] : json["weight_map"].items()) {
     const std::string name = file.is_string() ? file.get<std::string>() : "";
     if (!is_plain_name(name)) {
-      throw_bad_file(path, fmt::format("tensor '{}' is in '{}', which names no file", tensor, name));
+      throw_bad_file(path,
+                     fmt::format("tensor '{}' is in '{}', which names no file", tensor, name));
     }
     files[tensor] = name;
   }
@@ -116,7 +117,8 @@ void save_model(const std::string& folder, const ParameterLayout& layout,
 }
 
 SavedModel read_model(FileSource& files) {
-  const ConfigFile config = parse_config_json(files.path(kConfigFile), as_text(files.get(kConfigFile)));
+  const ConfigFile config =
+      parse_config_json(files.path(kConfigFile), as_text(files.get(kConfigFile)));
   SavedModel model;
   model.config = config.model;
   model.start = config.start;

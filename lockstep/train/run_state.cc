@@ -20,16 +20,11 @@ constexpr std::uint64_t kMostSize = 1 << 30;
 constexpr auto kMostStep = static_cast<std::uint64_t>(INT64_MAX);
 
 Json json_of(const ModelConfig& model) {
-  return {{"vocab", model.vocab},
-          {"hidden", model.hidden},
-          {"layers", model.layers},
-          {"heads", model.heads},
-          {"kv_heads", model.kv_heads},
-          {"intermediate", model.intermediate},
-          {"context", model.context},
-          {"rope_theta", model.rope_theta},
-          {"norm_eps", model.norm_eps},
-          {"tie_embeddings", model.tie_embeddings}};
+  return {{"vocab", model.vocab},       {"hidden", model.hidden},
+          {"layers", model.layers},     {"heads", model.heads},
+          {"kv_heads", model.kv_heads}, {"intermediate", model.intermediate},
+          {"context", model.context},   {"rope_theta", model.rope_theta},
+          {"norm_eps", model.norm_eps}, {"tie_embeddings", model.tie_embeddings}};
 }
 
 Json json_of(const AdamWOptions& adamw) {
@@ -87,9 +82,7 @@ void read_object(JsonReader& reader, const char* key, Read&& read) {
 }
 
 void read_model(JsonReader& reader, ModelConfig& model) {
-  const auto size = [&](const char* key) {
-    return static_cast<int>(reader.whole(key, kMostSize));
-  };
+  const auto size = [&](const char* key) { return static_cast<int>(reader.whole(key, kMostSize)); };
   model.vocab = size("vocab");
   model.hidden = size("hidden");
   model.layers = size("layers");
@@ -165,8 +158,7 @@ DataIdentity identify(const Samples& samples) {
 }
 
 Versions these_versions() {
-  return {std::string(version()), ::gnu_get_libc_version(),
-          std::string(best_model_kernels().name)};
+  return {std::string(version()), ::gnu_get_libc_version(), std::string(best_model_kernels().name)};
 }
 
 std::string to_json(const RunState& state) { return json_of(state).dump(1) + "\n"; }

@@ -91,8 +91,7 @@ TEST(CheckpointFormat, AManifestComesBackAndEveryEditIsNoticed) {
               HasSubstr("'bytes' is not a whole number"));
   EXPECT_THAT(manifest_problem(with(text, "config.json", "../config.json")),
               HasSubstr("names no file"));
-  EXPECT_THAT(manifest_problem(with(text, "config.json", "model.safetensors")),
-              HasSubstr("twice"));
+  EXPECT_THAT(manifest_problem(with(text, "config.json", "model.safetensors")), HasSubstr("twice"));
   EXPECT_THAT(manifest_problem(with(text, "\"version\": 1", "\"version\": 2")),
               HasSubstr("another version"));
   EXPECT_THAT(manifest_problem(with(text, "3333", "333X")), HasSubstr("'blake3' is not a hash"));
@@ -104,8 +103,13 @@ TEST(CheckpointFormat, AManifestComesBackAndEveryEditIsNoticed) {
 }
 
 TEST(CheckpointFormat, WeightsHashFromThoseOfTheTensors) {
-  ModelConfig config{.vocab = 16, .hidden = 16, .layers = 1, .heads = 1, .kv_heads = 1,
-                     .intermediate = 16, .context = 4};
+  ModelConfig config{.vocab = 16,
+                     .hidden = 16,
+                     .layers = 1,
+                     .heads = 1,
+                     .kv_heads = 1,
+                     .intermediate = 16,
+                     .context = 4};
   const ParameterLayout layout(config);
   std::vector<float> values(layout.size());
   for (std::size_t i = 0; i < values.size(); ++i) values[i] = static_cast<float>(i);
@@ -120,8 +124,14 @@ TEST(CheckpointFormat, WeightsHashFromThoseOfTheTensors) {
 RunState some_run() {
   RunState state;
   state.step = 41;
-  state.settings.model = {.vocab = 300, .hidden = 32, .layers = 2, .heads = 4, .kv_heads = 2,
-                          .intermediate = 48, .context = 16, .norm_eps = 1e-6f,
+  state.settings.model = {.vocab = 300,
+                          .hidden = 32,
+                          .layers = 2,
+                          .heads = 4,
+                          .kv_heads = 2,
+                          .intermediate = 48,
+                          .context = 16,
+                          .norm_eps = 1e-6f,
                           .tie_embeddings = true};
   state.settings.precision = Precision::kBf16;
   state.settings.global_batch = 12;
@@ -184,9 +194,10 @@ TEST(CheckpointFormat, AnotherRunIsToldFromAChange) {
   now.settings.micro_batch = 6;
   now.settings.model.hidden = 64;
   now.data.samples = 1;
-  EXPECT_THAT(compare(saved, now).forbidden,
-              ElementsAre("hidden is 64, and was 32", HasSubstr("seed is 5"),
-                          "micro-batch is 6, and was 4", "the number of samples is 1, and was 12345"));
+  EXPECT_THAT(
+      compare(saved, now).forbidden,
+      ElementsAre("hidden is 64, and was 32", HasSubstr("seed is 5"), "micro-batch is 6, and was 4",
+                  "the number of samples is 1, and was 12345"));
   now = saved;
   now.data.fingerprint = std::string(64, 'f');
   EXPECT_THAT(compare(saved, now).forbidden, ElementsAre("the data are not the same"));
@@ -194,8 +205,8 @@ TEST(CheckpointFormat, AnotherRunIsToldFromAChange) {
   now.settings.schedule.steps = 2000;
   now.versions.c_library = "2.39";
   EXPECT_THAT(compare(saved, now).forbidden, IsEmpty());
-  EXPECT_THAT(compare(saved, now).noted, ElementsAre("steps is 2000, and was 1000",
-                                                     "the C library is 2.39, and was 2.36"));
+  EXPECT_THAT(compare(saved, now).noted,
+              ElementsAre("steps is 2000, and was 1000", "the C library is 2.39, and was 2.36"));
 }
 
 TEST(CheckpointFormat, DataAreKnownByTheirSamples) {

@@ -56,9 +56,8 @@ TEST(Checkpoint, ComesBackBitForBit) {
     EXPECT_GT(save_checkpoint(out.path(), state), 3 * 4 * state.parameters.size());
     EXPECT_THAT(names_in(out.path()), ElementsAre("checkpoint-12"));
     const std::string folder = checkpoint_path(out.path(), 12);
-    EXPECT_THAT(names_in(folder),
-                ElementsAre("config.json", "manifest.json", "model.safetensors",
-                            "optimizer.safetensors", "trainer_state.json"));
+    EXPECT_THAT(names_in(folder), ElementsAre("config.json", "manifest.json", "model.safetensors",
+                                              "optimizer.safetensors", "trainer_state.json"));
     const TrainingState back = load_checkpoint(folder);
     EXPECT_TRUE(same_bits(back, state));
     EXPECT_EQ(back.tokenizer->kind(), TokenizerKind::kBytes);

@@ -196,8 +196,9 @@ TEST(ModelFiles, WhatIsWrongIsNamed) {
   EXPECT_THAT(with("\"hidden_size\": 32", "\"hidden_size\": 33"),
               HasSubstr("config.json: model: hidden is 33"));
   EXPECT_THAT(with("\"llama\"", "\"gpt2\""), HasSubstr("model_type 'gpt2', not 'llama'"));
-  EXPECT_EQ(with("\"rope_theta\": 10000.0", "\"rope_parameters\": {\"rope_theta\": 10000.0, "
-                                             "\"rope_type\": \"default\"}"),
+  EXPECT_EQ(with("\"rope_theta\": 10000.0",
+                 "\"rope_parameters\": {\"rope_theta\": 10000.0, "
+                 "\"rope_type\": \"default\"}"),
             "no error");
   EXPECT_THAT(with("{", "{\"rope_scaling\": {\"rope_type\": \"llama3\", \"factor\": 8.0},"),
               HasSubstr("rope_scaling is not supported"));
@@ -229,8 +230,8 @@ class ShardedModel : public ::testing::Test {
       std::string& header = headers[i % 2];
       const std::size_t begin = data[i % 2].written().size();
       for (std::size_t at = tensor.range.begin; at < tensor.range.end; ++at) {
-        data[i % 2].u16(static_cast<std::uint16_t>(
-            std::bit_cast<std::uint32_t>(parameters_.span()[at]) >> 16));
+        data[i % 2].u16(
+            static_cast<std::uint16_t>(std::bit_cast<std::uint32_t>(parameters_.span()[at]) >> 16));
       }
       header += fmt::format(R"({}"{}":{{"dtype":"BF16","shape":[{}],"data_offsets":[{},{}]}})",
                             header.size() > 1 ? "," : "", tensor.name, tensor.range.size(), begin,
