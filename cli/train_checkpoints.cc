@@ -20,6 +20,7 @@ CheckpointPolicy policy_of(const TrainOptions& options, const RunState& run,
   return {.out = options.out,
           .save_every = options.save_every,
           .keep_last = options.keep_last,
+          .wait = options.save_wait,
           .last_step = run.settings.schedule.steps,
           .known_bad = std::move(known_bad)};
 }

@@ -115,6 +115,10 @@ void add_checkpoint_options(CLI::App& command, TrainOptions& options) {
       ->option_text("N [3]")
       ->group(group);
   command
+      .add_flag("--save-wait", options.save_wait,
+                "Wait when one is due before the last is written; else it is skipped")
+      ->group(group);
+  command
       .add_flag("--resume", options.resume,
                 "Go on from the newest intact checkpoint; begin anew when there is none")
       ->group(group);

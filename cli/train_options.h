@@ -36,6 +36,7 @@ struct TrainOptions {
   std::optional<LogStyle> log;
   std::int64_t save_every = 0;
   std::int64_t keep_last = 3;
+  bool save_wait = false;
   bool resume = false;
 };
 

@@ -65,7 +65,7 @@ bool CheckpointKeeper::due(std::int64_t step, bool stopping) const {
 }
 
 bool CheckpointKeeper::begin(std::int64_t step, bool final, Deadline deadline) {
-  if (final) {
+  if (final || policy_.wait) {
     const Stopwatch stopwatch(stalled_seconds_);
     writer_.wait(deadline);
   }

@@ -18,6 +18,7 @@ struct CheckpointPolicy {
   std::string out = {};
   std::int64_t save_every = 0;  // 0: never; else also after the last step
   std::int64_t keep_last = 3;   // 0: all
+  bool wait = false;            // for every write, so that no save is ever skipped
   std::int64_t last_step = 0;
   std::uint32_t world_size = 1;
   std::vector<std::int64_t> known_bad = {};  // checkpoints that could not be read
@@ -49,7 +50,7 @@ class CheckpointKeeper {
   void finish(Deadline deadline);
 
   CheckpointPhase phase() const { return phases_.phase(); }
-  // How long training stood still for copies, and for the final save.
+  // How long training stood still for copies, and for writes that it waited for.
   double stalled_seconds() const { return stalled_seconds_; }
 
  private:

@@ -76,7 +76,7 @@ class Checkpoints(TrainingCase):
 
     def test_stopped_five_times_by_signals(self):
         arguments = self.command("--steps", 400, "--save-every", 1000, "--log", "json")
-        undisturbed = lockstep(*arguments).stdout.splitlines()[-1]
+        undisturbed = lockstep(*arguments, "--out", self.folder / "undisturbed").stdout.splitlines()[-1]
         for round in range(5):
             number = (signal.SIGTERM, signal.SIGINT)[round % 2]
             process = subprocess.Popen([LOCKSTEP, *map(str, arguments), "--out", self.out, "--resume"],
@@ -109,7 +109,7 @@ class Checkpoints(TrainingCase):
         self.assertIn("the data are not the same", self.fails(2, *self.command(*arguments, "--resume", "--data", other)))
         self.assertEqual(self.verify(self.out), before)
         # More steps are another schedule: allowed, and told.
-        _, said = self.train(*arguments[2:], "--steps", 6, "--resume")
+        _, said = self.train("--steps", 6, *arguments[2:], "--resume")
         self.assertIn("steps is 6, and was 4", said)
         self.assertEqual(self.train("--steps", 2, "--out", self.folder / "new", "--save-every", 1, "--resume")[0],
                          self.train("--steps", 2)[0])

@@ -9,8 +9,8 @@ from pathlib import Path
 
 LOCKSTEP = os.environ["LOCKSTEP_BIN"]
 TEXT = "".join(f"{i} small foxes sat under {i * 7 % 11} tall trees and sang about number {i * i}.\n" for i in range(120))
-TINY = ["--hidden", "32", "--layers", "1", "--heads", "2", "--intermediate", "48", "--context", "32", "--global-batch", "6",
-        "--micro-batch", "2", "--tie-embeddings", "--threads", "1", "--eval-every", "0"]
+TINY = {"--hidden": 32, "--layers": 1, "--heads": 2, "--intermediate": 48, "--context": 32, "--global-batch": 6, "--micro-batch": 2,
+        "--threads": 1, "--eval-every": 0}
 WEIGHTS = re.compile(r"^weights (blake3:[0-9a-f]{64})$")
 
 
@@ -27,7 +27,9 @@ class TrainingCase(unittest.TestCase):
         self.text.write_text(TEXT)
 
     def command(self, *arguments):
-        return ["train", *TINY, "--data", self.text, *arguments]
+        """What is given takes the place of what is usual here."""
+        usual = [word for flag, value in {**TINY, "--data": self.text}.items() if flag not in arguments for word in (flag, value)]
+        return ["train", "--tie-embeddings", "--save-wait", *usual, *arguments]
 
     def train(self, *arguments):
         """Runs to the end; returns the hash of the weights and what was said on stderr."""
