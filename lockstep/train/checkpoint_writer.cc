@@ -55,6 +55,8 @@ void CheckpointWriter::work() {
     Outcome outcome = {.step = snapshot_.run.step};
     try {
       outcome.bytes = write_(snapshot_);
+    } catch (const Error& error) {
+      outcome.error = error.message();
     } catch (const std::exception& error) {
       outcome.error = error.what();
     }
