@@ -22,6 +22,7 @@ constexpr std::size_t kPieceBytes = 1 << 20;
 
 constexpr const char* kFirstMoment = "exp_avg.";
 constexpr const char* kSecondMoment = "exp_avg_sq.";
+constexpr const char* kRank = "rank.";
 
 constexpr std::string_view kMagic = "LOCKSTAT";
 constexpr std::uint32_t kBytesVersion = 1;
@@ -94,6 +95,18 @@ void require_none(std::span<const Damage> damage) {
   throw Error(ErrorCode::kIo, text);
 }
 
+FloatBuffer read_residuals(FileSource& files, std::size_t size) {
+  const SafetensorsView file(files.path(kResidualFile), files.get(kResidualFile));
+  FloatBuffer residuals(file.tensors().size() * size);
+  for (std::size_t rank = 0; rank < file.tensors().size(); ++rank) {
+    const std::string name = fmt::format("{}{}", kRank, rank);
+    const StoredTensor* tensor = file.find(name);
+    if (tensor == nullptr) throw_bad_file(file.path(), fmt::format("'{}' is missing", name));
+    file.read(*tensor, residuals.span().subspan(rank * size, size));
+  }
+  return residuals;
+}
+
 void require_sizes(const TrainingState& state, const ParameterLayout& layout) {
   for (const FloatBuffer* buffer : {&state.parameters, &state.first_moment, &state.second_moment}) {
     LOCKSTEP_CHECK(buffer->size() == layout.size());
@@ -122,6 +135,13 @@ std::vector<CheckpointFile> checkpoint_files(const TrainingState& state) {
   std::ranges::move(tensors_to_store(layout, state.second_moment.span(), kSecondMoment),
                     std::back_inserter(moments));
   files.push_back(tensors_file(kOptimizerFile, std::move(moments)));
+  std::vector<TensorToStore> residuals;
+  for (std::size_t at = 0; at < state.residuals.size(); at += layout.size()) {
+    residuals.push_back({fmt::format("{}{}", kRank, residuals.size()),
+                         {static_cast<std::int64_t>(layout.size())},
+                         state.residuals.span().subspan(at, layout.size())});
+  }
+  if (!residuals.empty()) files.push_back(tensors_file(kResidualFile, std::move(residuals)));
   return files;
 }
 
@@ -210,6 +230,9 @@ TrainingState read_training_state(FileSource& files) {
   state.second_moment = FloatBuffer(layout.size());
   read_tensors(layout, moments, kFirstMoment, state.first_moment.span());
   read_tensors(layout, moments, kSecondMoment, state.second_moment.span());
+  if (manifest.find(kResidualFile) != nullptr) {
+    state.residuals = read_residuals(files, layout.size());
+  }
   return state;
 }
 

@@ -22,6 +22,7 @@ namespace lockstep {
 
 constexpr const char* kStateFile = "trainer_state.json";
 constexpr const char* kOptimizerFile = "optimizer.safetensors";
+constexpr const char* kResidualFile = "residual.safetensors";
 
 // The buffers are in the order of ParameterLayout(run.settings.model).
 struct TrainingState {
@@ -30,6 +31,8 @@ struct TrainingState {
   FloatBuffer parameters;
   FloatBuffer first_moment;
   FloatBuffer second_moment;
+  // With bf16 on the wire: what rounding took from every rank so far, flat buffers end to end.
+  FloatBuffer residuals;
 };
 
 // One file: `head`, then the tensors' values, which belong to the state it was made of.

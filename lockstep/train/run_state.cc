@@ -3,9 +3,6 @@
 #include <fmt/format.h>
 #include <gnu/libc-version.h>
 
-#include <algorithm>
-
-#include "lockstep/base/blake3.h"
 #include "lockstep/base/version.h"
 #include "lockstep/model/cpu/kernels.h"
 #include "lockstep/train/json_reader.h"
@@ -15,7 +12,6 @@ namespace {
 
 constexpr std::string_view kFormat = "lockstep trainer state";
 constexpr std::uint64_t kVersion = 1;
-constexpr std::uint64_t kFingerprintSamples = 64;
 constexpr std::uint64_t kMostSize = 1 << 30;
 constexpr auto kMostStep = static_cast<std::uint64_t>(INT64_MAX);
 
@@ -65,6 +61,8 @@ Json json_of(const RunState& state) {
       {"micro_batch", settings.micro_batch},
       {"precision", to_string(settings.precision)},
       {"clip", settings.clip},
+      {"reduction", settings.reduction},
+      {"wire_dtype", settings.wire_dtype},
       {"model", json_of(settings.model)},
       {"optimizer", json_of(settings.adamw)},
       {"schedule", json_of(settings.schedule)},
@@ -130,6 +128,8 @@ void read_settings(JsonReader& reader, RunSettings& settings) {
     reader.fail(fmt::format("'{}' is no precision", precision));
   }
   settings.clip = reader.number("clip");
+  settings.reduction = reader.text("reduction");
+  settings.wire_dtype = reader.text("wire_dtype");
   read_object(reader, "model", [&](JsonReader& inner) { read_model(inner, settings.model); });
   read_object(reader, "optimizer", [&](JsonReader& inner) {
     if (inner.text("name") != "adamw") inner.fail("not adamw");
@@ -143,19 +143,6 @@ void read_settings(JsonReader& reader, RunSettings& settings) {
 }
 
 }  // namespace
-
-DataIdentity identify(const Samples& samples) {
-  const auto context = static_cast<std::size_t>(samples.context());
-  const std::uint64_t count = std::min(samples.size(), kFingerprintSamples);
-  std::vector<std::int32_t> tokens(2 * context);
-  Blake3 hash;
-  for (std::uint64_t i = 0; i < count; ++i) {
-    samples.read(i * samples.size() / count, std::span(tokens).first(context),
-                 std::span(tokens).subspan(context));
-    hash.update(std::as_bytes(std::span(tokens)));
-  }
-  return {samples.size(), to_hex(hash.finish())};
-}
 
 Versions these_versions() {
   return {std::string(version()), ::gnu_get_libc_version(), std::string(best_model_kernels().name)};
@@ -218,6 +205,8 @@ Differences compare(const RunState& saved, const RunState& now) {
   check(yes, "warmup", before.warmup, after.warmup);
   check(yes, "clip", saved.settings.clip, now.settings.clip);
   check(yes, "weight-decay", saved.settings.adamw.weight_decay, now.settings.adamw.weight_decay);
+  check(yes, "reduction", saved.settings.reduction, now.settings.reduction);
+  check(yes, "wire-dtype", saved.settings.wire_dtype, now.settings.wire_dtype);
   check(yes, "the version", saved.versions.lockstep, now.versions.lockstep);
   check(yes, "the C library", saved.versions.c_library, now.versions.c_library);
   check(yes, "the instruction set", saved.versions.instruction_set, now.versions.instruction_set);

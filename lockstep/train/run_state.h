@@ -6,12 +6,12 @@
 #include <variant>
 #include <vector>
 
-#include "lockstep/data/samples.h"
 #include "lockstep/model/adamw.h"
 #include "lockstep/model/config.h"
 #include "lockstep/model/cpu/matmul.h"
 #include "lockstep/model/schedule.h"
 #include "lockstep/train/checkpoint_format.h"
+#include "lockstep/train/halt.h"
 
 namespace lockstep {
 
@@ -28,21 +28,14 @@ struct RunSettings {
   Schedule schedule;
   double clip = 0;
   std::uint64_t seed = 0;
+  std::string reduction = "tree";  // as the command line names them
+  std::string wire_dtype = "f32";
 };
 
 struct DataIdentity {
   std::uint64_t samples = 0;
-  std::string fingerprint = {};  // BLAKE3 over some of the samples
+  std::string fingerprint = {};  // as Samples has it, in hexadecimal digits
   bool operator==(const DataIdentity&) const = default;
-};
-// Looks at 64 samples, evenly spread.
-DataIdentity identify(const Samples& samples);
-
-// A lane that was left out of its step, counted from 1.
-struct SkippedLane {
-  std::int64_t step = 0;
-  std::uint32_t lane = 0;
-  bool operator==(const SkippedLane&) const = default;
 };
 
 // What the bits depend on beside the program's input.

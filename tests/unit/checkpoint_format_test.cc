@@ -209,16 +209,5 @@ TEST(CheckpointFormat, AnotherRunIsToldFromAChange) {
               ElementsAre("steps is 2000, and was 1000", "the C library is 2.39, and was 2.36"));
 }
 
-TEST(CheckpointFormat, DataAreKnownByTheirSamples) {
-  const auto samples = [](std::int32_t last) {
-    std::vector<std::int32_t> tokens(100 * 8 + 1, 3);
-    tokens[8] = last;
-    return Samples({TokenShard::of("tokens", tokens, {})}, 64, 8);
-  };
-  EXPECT_EQ(identify(samples(3)), identify(samples(3)));
-  EXPECT_NE(identify(samples(3)), identify(samples(4)));
-  EXPECT_EQ(identify(samples(3)).samples, 100u);
-}
-
 }  // namespace
 }  // namespace lockstep

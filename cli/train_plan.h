@@ -1,0 +1,28 @@
+#pragma once
+
+#include <optional>
+
+#include "cli/train_options.h"
+#include "lockstep/data/samples.h"
+#include "lockstep/train/model_files.h"
+#include "lockstep/train/run_state.h"
+#include "lockstep/train/trainer.h"
+
+namespace lockstep::cli {
+
+// What a run does, when the options and the data are known; every worker finds the same.
+struct TrainPlan {
+  DataSource data;
+  std::optional<SavedModel> init;
+  TrainerOptions how;
+  Samples training;
+  Samples validation;
+};
+
+// Throws Error{kInvalidArgument} for options that do not go together, Error{kIo} for files that
+// cannot be read. A run that goes on has the model and the skipped lanes of the one that was saved.
+TrainPlan make_train_plan(const TrainOptions& options, const RunState* resumed = nullptr);
+
+std::uint64_t tokens_in(const std::vector<TokenShard>& shards);
+
+}  // namespace lockstep::cli
