@@ -3,6 +3,7 @@
 #include <fmt/format.h>
 
 #include <algorithm>
+#include <future>
 #include <utility>
 
 #include "lockstep/base/blake3.h"
@@ -70,9 +71,8 @@ std::vector<Damage> find_damaged_tensors(const ManifestFile& file, const std::st
   return damage;
 }
 
-std::vector<Damage> check_file(FileSource& files, const ManifestFile& file, bool tensors) {
-  const std::string path = files.path(file.name);
-  const auto bytes = files.find(file.name);
+std::vector<Damage> check_file(const ManifestFile& file, const std::string& path,
+                               std::optional<std::span<const std::byte>> bytes, bool tensors) {
   if (!bytes) return {{path, "is missing"}};
   if (bytes->size() != file.bytes) {
     return {{path, fmt::format("has {} bytes instead of {}", bytes->size(), file.bytes)}};
@@ -95,6 +95,13 @@ void require_none(std::span<const Damage> damage) {
   throw Error(ErrorCode::kIo, text);
 }
 
+FloatBuffer read_moment(const ParameterLayout& layout, const SafetensorsView& file,
+                        const char* prefix) {
+  FloatBuffer values(layout.size());
+  read_tensors(layout, file, prefix, values.span());
+  return values;
+}
+
 FloatBuffer read_residuals(FileSource& files, std::size_t size) {
   const SafetensorsView file(files.path(kResidualFile), files.get(kResidualFile));
   FloatBuffer residuals(file.tensors().size() * size);
@@ -105,6 +112,17 @@ FloatBuffer read_residuals(FileSource& files, std::size_t size) {
     file.read(*tensor, residuals.span().subspan(rank * size, size));
   }
   return residuals;
+}
+
+// Before memory for a model is asked for: its numbers are there to be read.
+void require_room(FileSource& files, const ModelConfig& model) {
+  const std::size_t bytes = files.get(kOptimizerFile).size();
+  try {
+    if (ParameterLayout(model).size() <= bytes / (2 * sizeof(float))) return;
+  } catch (const Error& error) {
+    throw_bad_file(files.path(kStateFile), std::string(error.message()));
+  }
+  throw_bad_file(files.path(kOptimizerFile), "too small for the model of trainer_state.json");
 }
 
 void require_sizes(const TrainingState& state, const ParameterLayout& layout) {
@@ -190,9 +208,12 @@ std::vector<Damage> find_damage(FileSource& files, bool tensors) {
   if (weights != nullptr && combine_tensor_hashes(weights->tensors) != manifest.weights) {
     damage.push_back({path, "the hash of the weights is not that of their tensors"});
   }
+  std::vector<std::future<std::vector<Damage>>> checks;  // side by side: two files are large
   for (const ManifestFile& file : manifest.files) {
-    std::ranges::move(check_file(files, file, tensors), std::back_inserter(damage));
+    checks.push_back(std::async(std::launch::async, check_file, std::cref(file),
+                                files.path(file.name), files.find(file.name), tensors));
   }
+  for (auto& check : checks) std::ranges::move(check.get(), std::back_inserter(damage));
   return damage;
 }
 
@@ -200,7 +221,7 @@ void require_intact(FileSource& files, std::initializer_list<const char*> names)
   const Manifest manifest = read_manifest(files);
   for (const char* name : names) {
     if (const ManifestFile* file = manifest.find(name)) {
-      require_none(check_file(files, *file, false));
+      require_none(check_file(*file, files.path(name), files.find(name), false));
     }
   }
 }
@@ -218,18 +239,23 @@ TrainingState read_training_state(FileSource& files) {
     throw_bad_file(files.path(kStateFile),
                    fmt::format("step {}, but the manifest says {}", state.run.step, manifest.step));
   }
+  require_room(files, state.run.settings.model);
+  const ParameterLayout layout(state.run.settings.model);
+  const SafetensorsView moments(files.path(kOptimizerFile), files.get(kOptimizerFile));
+  const auto read = [&](const char* prefix) {
+    return std::async(std::launch::async, read_moment, std::cref(layout), std::cref(moments),
+                      prefix);
+  };
+  auto first_moment = read(kFirstMoment);
+  auto second_moment = read(kSecondMoment);
   SavedModel model = read_model(files);
   if (model.config != state.run.settings.model) {
     throw_bad_file(files.path(kStateFile), "another model than that of config.json");
   }
   state.tokenizer = std::move(model.tokenizer);
   state.parameters = std::move(model.parameters);
-  const ParameterLayout layout(model.config);
-  const SafetensorsView moments(files.path(kOptimizerFile), files.get(kOptimizerFile));
-  state.first_moment = FloatBuffer(layout.size());
-  state.second_moment = FloatBuffer(layout.size());
-  read_tensors(layout, moments, kFirstMoment, state.first_moment.span());
-  read_tensors(layout, moments, kSecondMoment, state.second_moment.span());
+  state.first_moment = first_moment.get();
+  state.second_moment = second_moment.get();
   if (manifest.find(kResidualFile) != nullptr) {
     state.residuals = read_residuals(files, layout.size());
   }
