@@ -109,7 +109,7 @@ std::unique_ptr<Communicator> join_coordinator(const TrainOptions& options,
   const auto where = parse_host_port(options.coordinator);
   require(where.has_value(), fmt::format("--coordinator {}: not HOST:PORT", options.coordinator));
   star.worker.coordinator = *where;
-  star.worker.node_id = this_host();
+  star.worker.node_id = this_host().hostname;
   star.worker.token = options.world.token;
   star.worker.timeout = options.world.timeout;
   if (environment) {

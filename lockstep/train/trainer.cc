@@ -1,10 +1,8 @@
 #include "lockstep/train/trainer.h"
 
 #include <fmt/format.h>
-#include <unistd.h>
 
 #include <algorithm>
-#include <array>
 #include <chrono>
 #include <cmath>
 #include <tuple>
@@ -15,6 +13,7 @@
 #include "lockstep/model/init.h"
 #include "lockstep/model/norm.h"
 #include "lockstep/model/weights_hash.h"
+#include "lockstep/net/host.h"
 
 namespace lockstep {
 namespace {
@@ -42,12 +41,6 @@ std::vector<std::span<float>> partials_of(Replica& replica) {
     partials.push_back(replica.partial(i));
   }
   return partials;
-}
-
-std::string host_name() {
-  std::array<char, 256> name{};
-  ::gethostname(name.data(), name.size() - 1);
-  return name.data();
 }
 
 std::vector<std::size_t> sizes_of_shards(std::size_t size, int world_size) {
@@ -311,7 +304,7 @@ HaltReport Trainer::find_culprit(const ReducedStep& reduced) {
   HaltReport report;
   report.step = step_ + 1;
   report.rank = communicator_.rank();
-  report.host = host_name();
+  report.host = this_host().hostname;
   report.what = "weight";
   bool found = false;
   replica_.complete_parameters([&](std::span<float> parameters) {

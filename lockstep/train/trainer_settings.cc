@@ -1,8 +1,7 @@
 #include <fmt/format.h>
-#include <gnu/libc-version.h>
 
 #include "lockstep/base/version.h"
-#include "lockstep/model/cpu/kernels.h"
+#include "lockstep/net/host.h"
 #include "lockstep/train/trainer.h"
 
 namespace lockstep {
@@ -53,8 +52,7 @@ std::vector<Setting> Trainer::settings() const {
     skipped += fmt::format(" {}:{}", lane.step, lane.lane);
   }
   add("skipped lanes", skipped);
-  list.push_back({"instruction set", best_model_kernels().name, false});
-  list.push_back({"C library", ::gnu_get_libc_version(), false});
+  list.push_back({"processor and C library", host_fingerprint(), false});
   return list;
 }
 
