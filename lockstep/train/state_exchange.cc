@@ -73,10 +73,10 @@ SharedResume share_resume_point(Communicator& communicator,
   if (communicator.rank() == 0) {
     try {
       resume.point = find();
-      if (resume.point) text = "s" + to_json(resume.point->state.run);
+      if (resume.point) text = fmt::format("s{}", to_json(resume.point->state.run));
     } catch (const Error& error) {
-      text =
-          (error.code() == ErrorCode::kInvalidArgument ? "u" : "f") + std::string(error.message());
+      text = error.code() == ErrorCode::kInvalidArgument ? 'u' : 'f';
+      text += error.message();
     }
   }
   text = broadcast_text(communicator, text);
