@@ -110,6 +110,8 @@ std::unique_ptr<Communicator> join_coordinator(const TrainOptions& options,
   require(where.has_value(), fmt::format("--coordinator {}: not HOST:PORT", options.coordinator));
   star.worker.coordinator = *where;
   star.worker.node_id = this_host().hostname;
+  if (environment)
+    star.worker.node_id = fmt::format("rank {} on {}", environment->rank, star.worker.node_id);
   star.worker.token = options.world.token;
   star.worker.timeout = options.world.timeout;
   if (environment) {
