@@ -62,7 +62,7 @@ class Workers(TrainingCase):
     def test_a_worker_that_differs_is_found_before_anything_is_written(self):
         run = lockstep(*self.command("--global-batch", 8, "--steps", 6, "--save-every", 3, "--verify-every", 0, "--out", self.out,
                                      "--workers", 3, "--transport", "tcp"),
-                       env={**os.environ, "LOCKSTEP_FAULT": "rank=1 step=3 at=update do=flip"})
+                       env={**os.environ, "LOCKSTEP_FAULT": "rank=1 step=2 at=update do=flip"})
         self.assertEqual(run.returncode, 3, run.stderr)
         self.assertRegex(run.stderr, r"after step 3: .*rank 1.* has other weights than .*; the first tensor that differs is model\.")
         self.assertEqual([path.name for path in self.out.glob("checkpoint-*")], [])
