@@ -73,7 +73,7 @@ std::vector<std::optional<Error>> train(const TrainerOptions& options, const std
                                 .wait = true,
                                 .last_step = options.schedule.steps,
                                 .world_size = static_cast<std::uint32_t>(workers)},
-                               run, byte_tokenizer());
+                               run, nullptr);
     worker.trainer.run(
         [&] {
           return Requests{worker.trainer.steps_done() + 1 == until ? 15 : 0, false};
