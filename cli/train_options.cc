@@ -24,7 +24,7 @@ A worker that dies, stops or differs ends all of them within --timeout, and the 
 
 --out DIR gets model.safetensors, config.json, the tokenizer, and metrics.jsonl with one object per step.
 Ctrl-C stops after the step under way and saves. The last line is the hash of the weights. A gradient that
-is not finite changes no weights and stops all workers; halt.json then says which lane it was.
+is not finite changes no weights and stops all workers; halt.json in --out then says which lane it was.
 Exit codes: 0 done, 1 failed, 2 wrong usage, 3 halted on a value that is not finite or on workers whose
 weights differ, 130 and 143 stopped.
 

@@ -2,7 +2,8 @@
 """A Llama's training step in PyTorch, as the peer of `lockstep bench step`: eager mode, fused attention, fused
 AdamW, clipping by the global norm. Starts from the weights of --weights (f32, tensors in Hugging Face's order),
 so that its losses must be ours. Reads numbers of seconds from standard input, one a line; answers each with one
-JSON object."""
+JSON object. As a rank of a world (RANK, WORLD_SIZE, ...) it is the peer of `lockstep train --workers`: --steps steps of
+DistributedDataParallel over Gloo, --batch sequences per rank, and one JSON object from rank 0."""
 
 import argparse
 import json
@@ -23,6 +24,7 @@ arguments.add_argument("--batch", type=int, default=8)
 arguments.add_argument("--threads", type=int, default=1)
 arguments.add_argument("--precision", choices=("fp32", "bf16"), default="fp32")
 arguments.add_argument("--weights", required=True)
+arguments.add_argument("--steps", type=int, default=10, help="of a world of ranks")
 options = arguments.parse_args()
 os.environ["OMP_NUM_THREADS"] = str(options.threads)  # read when the library loads
 
@@ -109,24 +111,53 @@ def load(model, path):
         sys.exit(f"{path}: has {weights.numel()} values, the model {at}")
 
 
+def make_optimizer(model):
+    return torch.optim.AdamW(model.parameters(), lr=3e-4, betas=(0.9, 0.95), eps=1e-8, weight_decay=0.1, fused=True)
+
+
+def take_step(model, optimizer, tokens, targets):
+    with torch.autocast("cpu", torch.bfloat16, enabled=options.precision == "bf16"):
+        loss = model(tokens, targets)
+    loss.backward()
+    nn.utils.clip_grad_norm_(model.parameters(), 1.0)
+    optimizer.step()
+    optimizer.zero_grad(set_to_none=True)
+    return loss.item()
+
+
+def run_rank(model):
+    """Every sequence is the same period of CONTEXT tokens, so that it does not matter which rank has which."""
+    torch.distributed.init_process_group("gloo")
+    rank, ranks = torch.distributed.get_rank(), torch.distributed.get_world_size()
+    if ranks > 1:
+        model = nn.parallel.DistributedDataParallel(model, gradient_as_bucket_view=True)
+    optimizer = make_optimizer(model)
+    period = torch.tensor([((i * 2654435761 & 0xFFFFFFFF) >> 8) % VOCAB for i in range(CONTEXT)])
+    tokens = period.repeat(options.batch, 1)
+    targets = period.roll(-1).repeat(options.batch, 1)
+    losses, seconds = [], []
+    for _ in range(options.steps):
+        begin = time.perf_counter()
+        losses.append(take_step(model, optimizer, tokens, targets))
+        seconds.append(time.perf_counter() - begin)
+    if rank == 0:
+        print(json.dumps({"version": torch.__version__, "losses": losses, "seconds": seconds}), flush=True)
+    torch.distributed.destroy_process_group()
+
+
 def main():
     model = Llama()
     load(model, options.weights)
-    optimizer = torch.optim.AdamW(model.parameters(), lr=3e-4, betas=(0.9, 0.95), eps=1e-8, weight_decay=0.1,
-                                  fused=True)
+    if "WORLD_SIZE" in os.environ:
+        return run_rank(model)
+    optimizer = make_optimizer(model)
     count = options.batch * CONTEXT
     stream = torch.tensor([((i * 2654435761 & 0xFFFFFFFF) >> 8) % VOCAB for i in range(count + 1)])
     tokens = stream[:-1].view(options.batch, CONTEXT)
     targets = stream[1:].view(options.batch, CONTEXT)
 
     def step():
-        with torch.autocast("cpu", torch.bfloat16, enabled=options.precision == "bf16"):
-            loss = model(tokens, targets)
-        loss.backward()
-        nn.utils.clip_grad_norm_(model.parameters(), 1.0)
-        optimizer.step()
-        optimizer.zero_grad(set_to_none=True)
-        return loss.item()
+        return take_step(model, optimizer, tokens, targets)
 
     losses = [step() for _ in range(3)]
     for line in sys.stdin:
