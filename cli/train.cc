@@ -11,7 +11,6 @@
 #include "cli/train_options.h"
 #include "cli/train_replay.h"
 #include "cli/train_worker.h"
-#include "lockstep/base/cores.h"
 #include "lockstep/base/error.h"
 #include "lockstep/comm/local_group.h"
 #include "lockstep/comm/mpi.h"
@@ -37,8 +36,6 @@ std::unique_ptr<Communicator> communicator_over(std::unique_ptr<Transport> trans
 // cause.
 int run_threads(const TrainOptions& options, int workers) {
   stop_on_signals();
-  TrainOptions own = options;
-  if (own.threads == 0) own.threads = std::max(1, available_cores() / workers);
   auto group = make_local_group(workers);
   std::vector<int> codes(group.size());
   std::vector<std::exception_ptr> errors(group.size());
@@ -46,9 +43,9 @@ int run_threads(const TrainOptions& options, int workers) {
   for (std::size_t rank = 0; rank < group.size(); ++rank) {
     threads.emplace_back([&, rank] {
       try {
-        const auto communicator = communicator_over(std::move(group[rank]), own);
+        const auto communicator = communicator_over(std::move(group[rank]), options);
         try {
-          codes[rank] = train_worker(own, *communicator);
+          codes[rank] = train_worker(options, *communicator);
         } catch (const std::exception& error) {
           communicator->abort(error.what());  // the others may be waiting for this one
           throw;

@@ -26,8 +26,8 @@ A worker that dies, stops or differs ends all of them within --timeout, and the 
 with --save-every also checkpoint-STEP folders, each complete or not there. The same command with --resume
 goes on from the newest intact one, with any number of workers, and ends with the same weights as a run that
 was never stopped. Ctrl-C stops after the step under way and saves. The last line is the hash of the
-weights. A gradient that is not finite changes no weights and stops all workers; halt.json then says which
-lane it was.
+weights. A gradient that is not finite changes no weights and stops all workers; halt.json in --out
+then says which lane it was.
 Exit codes: 0 done, 1 failed, 2 wrong usage, 3 halted on a value that is not finite or on workers whose
 weights differ, 130 and 143 stopped.
 

@@ -2,6 +2,7 @@
 
 #include <fmt/format.h>
 
+#include <algorithm>
 #include <csignal>
 #include <optional>
 
@@ -12,6 +13,7 @@
 #include "lockstep/base/log.h"
 #include "lockstep/data/atomic_file.h"
 #include "lockstep/model/weights_hash.h"
+#include "lockstep/net/host.h"
 #include "lockstep/report/metrics.h"
 #include "lockstep/train/state_exchange.h"
 
@@ -136,14 +138,22 @@ CheckpointPolicy checkpoint_policy(const TrainOptions& options, const TrainPlan&
 }
 
 void write_halt(const TrainOptions& options, Trainer& trainer) {
-  if (trainer.communicator().rank() != 0 || !trainer.halt_report()) return;
-  const std::string path = options.out.empty() ? "halt.json" : options.out + "/halt.json";
+  if (trainer.communicator().rank() != 0 || !trainer.halt_report() || options.out.empty()) return;
+  const std::string path = options.out + "/halt.json";
   AtomicFile file(path);
   file.write(to_json(*trainer.halt_report()) + "\n");
   file.commit();
   log(LogLevel::kInfo,
       "{} says which lane it was: --replay {} computes it once more, --skip-lanes {} leaves it out",
       path, path, path);
+}
+
+// The cores that this worker may use, shared with those who may use the same.
+int choose_threads(int given, Communicator& communicator) {
+  const std::string place = this_host().boot_id + " " + core_list(own_cores());
+  const std::vector<std::string> places = gather_texts(communicator, place);
+  if (given > 0) return given;
+  return std::max(1, available_cores() / static_cast<int>(std::ranges::count(places, place)));
 }
 
 std::string data_hash(const TrainPlan& plan) {
@@ -171,7 +181,7 @@ int train_worker(const TrainOptions& options, Communicator& communicator) {
   SharedResume resume = share_resume_point(
       communicator, [&] { return find_resume_point(options.out, options.resume); });
   TrainPlan plan = make_train_plan(options, resume.run ? &*resume.run : nullptr);
-  ThreadPool pool(options.threads > 0 ? options.threads : available_cores());
+  ThreadPool pool(choose_threads(options.threads, communicator));
   const auto replica = make_cpu_replica(replica_options(plan.how, rank, communicator.world_size()),
                                         communicator, pool);
   plan.how.at = planned_fault(rank, *replica);
