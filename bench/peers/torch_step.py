@@ -1,6 +1,6 @@
 #!/usr/bin/env python3
-"""A Llama's training step in PyTorch, as the peer of `lockstep bench step`: eager mode, fused attention, fused
-AdamW, clipping by the global norm. Starts from the weights of --weights (f32, tensors in Hugging Face's order),
+"""A Llama's training step in PyTorch, as the peer of `lockstep bench step`: fused attention, fused AdamW, clipping
+by the global norm; eager on a CPU, compiled on a GPU. Starts from the weights of --weights (f32, tensors in Hugging Face's order),
 so that its losses must be ours. Reads numbers of seconds from standard input, one a line; answers each with one
 JSON object."""
 
@@ -22,6 +22,7 @@ arguments.add_argument("--model", choices=SHAPES, default="tiny")
 arguments.add_argument("--batch", type=int, default=8)
 arguments.add_argument("--threads", type=int, default=1)
 arguments.add_argument("--precision", choices=("fp32", "bf16"), default="fp32")
+arguments.add_argument("--device", choices=("cpu", "cuda"), default="cpu")
 arguments.add_argument("--weights", required=True)
 options = arguments.parse_args()
 os.environ["OMP_NUM_THREADS"] = str(options.threads)  # read when the library loads
@@ -31,6 +32,7 @@ from torch import nn  # noqa: E402
 from torch.nn import functional  # noqa: E402
 
 torch.set_num_threads(options.threads)
+torch.set_float32_matmul_precision("high" if options.precision == "bf16" else "highest")
 VOCAB, HIDDEN, LAYERS, HEADS, KV_HEADS, INTERMEDIATE, CONTEXT = SHAPES[options.model]
 HEAD = HIDDEN // HEADS
 EPS = 1e-5
@@ -112,21 +114,26 @@ def load(model, path):
 def main():
     model = Llama()
     load(model, options.weights)
+    model.to(options.device)
+    forward = torch.compile(model) if options.device == "cuda" else model
     optimizer = torch.optim.AdamW(model.parameters(), lr=3e-4, betas=(0.9, 0.95), eps=1e-8, weight_decay=0.1,
                                   fused=True)
     count = options.batch * CONTEXT
     stream = torch.tensor([((i * 2654435761 & 0xFFFFFFFF) >> 8) % VOCAB for i in range(count + 1)])
-    tokens = stream[:-1].view(options.batch, CONTEXT)
-    targets = stream[1:].view(options.batch, CONTEXT)
+    tokens = stream[:-1].view(options.batch, CONTEXT).to(options.device)
+    targets = stream[1:].view(options.batch, CONTEXT).to(options.device)
 
     def step():
-        with torch.autocast("cpu", torch.bfloat16, enabled=options.precision == "bf16"):
-            loss = model(tokens, targets)
+        with torch.autocast(options.device, torch.bfloat16, enabled=options.precision == "bf16"):
+            loss = forward(tokens, targets)
         loss.backward()
         nn.utils.clip_grad_norm_(model.parameters(), 1.0)
         optimizer.step()
         optimizer.zero_grad(set_to_none=True)
-        return loss.item()
+        loss = loss.item()
+        if options.device == "cuda":
+            torch.cuda.synchronize()
+        return loss
 
     losses = [step() for _ in range(3)]
     for line in sys.stdin:
@@ -138,7 +145,8 @@ def main():
             times.append(time.perf_counter() - begin)
         median = sorted(times)[(len(times) - 1) // 2]
         print(json.dumps({"version": torch.__version__, "median_ms": median * 1e3, "min_ms": min(times) * 1e3,
-                          "tokens_per_s": count / median, "loss": losses[0], "loss_third": losses[2]}),
+                          "tokens_per_s": count / median, "loss": losses[0], "loss_third": losses[2],
+                          "gpu_gib": torch.cuda.max_memory_allocated() / 2**30 if options.device == "cuda" else 0}),
               flush=True)
 
 

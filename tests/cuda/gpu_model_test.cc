@@ -72,7 +72,7 @@ TEST_P(GpuParity, Bf16IsNear) {
   const auto model = make_gpu_model(gpu_options(config, Precision::kBf16, 3));
   model->set_parameters(parameters);
   expect_close(model->layout(), on_gpu(*model, data.batch()),
-               on_cpu(config, parameters, data.batch()), 3e-2);
+               on_cpu(config, parameters, data.batch()), 5e-2);
 }
 
 INSTANTIATE_TEST_SUITE_P(Shapes, GpuParity,

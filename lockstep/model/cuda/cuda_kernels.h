@@ -62,7 +62,7 @@ void rotate(const Rotation& call, T* values, cudaStream_t stream);
 template <typename T>
 void swiglu_forward(std::size_t rows, std::size_t width, const T* gate_up, T* act,
                     cudaStream_t stream);
-// Replaces gate_up by its gradient, and computes `act` once more.
+// Replaces gate_up by its gradient, and computes `act` once more unless it is null.
 template <typename T>
 void swiglu_backward(std::size_t rows, std::size_t width, T* gate_up, const T* dact, T* act,
                      cudaStream_t stream);

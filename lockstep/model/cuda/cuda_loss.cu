@@ -18,15 +18,42 @@ __device__ float block_reduce(float value, float* shared, Reduce reduce) {
   return value;
 }
 
+// 16 bytes from memory to shared memory, without registers in between.
+__device__ void copy_ahead(uint4* shared, const uint4* from) {
+  const auto to = static_cast<unsigned>(__cvta_generic_to_shared(shared));
+  asm volatile("cp.async.cg.shared.global [%0], [%1], 16;" ::"r"(to), "l"(from) : "memory");
+}
+
+__device__ void wait_for_copies() { asm volatile("cp.async.wait_all;" ::: "memory"); }
+
+// What a thread keeps of its row between passes over it: in shared memory where rows fit, so that
+// they are read from memory once; each thread sees only its own packs.
+template <bool kKept>
+struct RowCopy {
+  uint4* shared;
+  const uint4* row;
+
+  __device__ void fetch(unsigned packs) {
+    if constexpr (kKept) {
+      for (unsigned i = threadIdx.x; i < packs; i += kThreads) {
+        copy_ahead(shared + i, row + i);
+      }
+      wait_for_copies();
+    }
+  }
+  __device__ uint4 operator[](unsigned i) const { return kKept ? shared[i] : row[i]; }
+};
+
 // A block takes a row. Lanes of a warp all see every warp's value, kWarps being below 32: the sum
 // over lanes then counts each 32 / kWarps times, a power of two, which is exact to undo.
-template <typename T>
+template <typename T, bool kKept>
 __global__ void __launch_bounds__(kThreads)
     cross_entropy_kernel(unsigned vocab, std::size_t stride, T* __restrict__ logits,
                          const std::int32_t* __restrict__ targets, bool gradient,
                          float* __restrict__ losses) {
   constexpr int kWide = kPack<T>;
   constexpr float kLog2e = 1.4426950408889634F;
+  extern __shared__ uint4 kept[];
   __shared__ float shared[kWarps];
   T* row = logits + blockIdx.x * stride;
   const std::int32_t target = targets[blockIdx.x];
@@ -40,41 +67,44 @@ __global__ void __launch_bounds__(kThreads)
     return;
   }
   const float chosen = to_float(row[target]);
+  RowCopy<kKept> copy{kept, reinterpret_cast<const uint4*>(row)};
+  copy.fetch(packs);
 
   float highest = -INFINITY;
+  for (unsigned i = threadIdx.x; i < packs; i += kThreads) {
+    float values[kWide];
+    unpack(copy[i], values);
+#pragma unroll
+    for (int j = 0; j < kWide; ++j) {
+      if (i * kWide + j < vocab) highest = fmaxf(highest, values[j]);
+    }
+  }
+  highest = block_reduce(highest, shared, [](float value) { return warp_max(value); });
+  const float offset = -highest * kLog2e;
   float total = 0;  // of exp(value - highest)
   for (unsigned i = threadIdx.x; i < packs; i += kThreads) {
     float values[kWide];
-    load(row + std::size_t{i} * kWide, values);
-    float most = highest;
+    unpack(copy[i], values);
 #pragma unroll
     for (int j = 0; j < kWide; ++j) {
-      if (i * kWide + j < vocab) most = fmaxf(most, values[j]);
+      if (i * kWide + j < vocab) total += exp2f(fmaf(values[j], kLog2e, offset));
     }
-    total *= exp2f((highest - most) * kLog2e);
-#pragma unroll
-    for (int j = 0; j < kWide; ++j) {
-      if (i * kWide + j < vocab) total += exp2f((values[j] - most) * kLog2e);
-    }
-    highest = most;
   }
-  const float most = block_reduce(highest, shared, [](float value) { return warp_max(value); });
-  if (highest > -INFINITY) total *= exp2f((highest - most) * kLog2e);
   total = block_reduce(total, shared, [](float value) { return warp_sum(value); }) *
           (static_cast<float>(kWarps) / 32.0F);
-  if (threadIdx.x == 0) losses[blockIdx.x] = logf(total) + most - chosen;
+  if (threadIdx.x == 0) losses[blockIdx.x] = logf(total) + highest - chosen;
   if (!gradient) return;
 
-  const float inverse = 1.0F / total;
+  const float log_total = offset - log2f(total);
   for (unsigned i = threadIdx.x; i < packs; i += kThreads) {
     float values[kWide];
-    load(row + std::size_t{i} * kWide, values);
+    unpack(copy[i], values);
 #pragma unroll
-    for (int j = 0; j < kWide; ++j) {
-      const unsigned column = i * kWide + j;
-      values[j] = exp2f((values[j] - most) * kLog2e) * inverse;
-      if (column == static_cast<unsigned>(target)) values[j] -= 1.0F;
-      if (column >= vocab) values[j] = 0.0F;
+    for (int j = 0; j < kWide; ++j) values[j] = exp2f(fmaf(values[j], kLog2e, log_total));
+    const unsigned within = static_cast<unsigned>(target) - i * kWide;
+#pragma unroll
+    for (unsigned j = 0; j < kWide; ++j) {
+      if (j == within) values[j] -= 1.0F;
     }
     store(row + std::size_t{i} * kWide, values);
   }
@@ -110,7 +140,13 @@ __global__ void __launch_bounds__(kSumThreads)
 template <typename T>
 void cross_entropy(std::size_t rows, std::size_t vocab, std::size_t stride, T* logits,
                    const std::int32_t* targets, bool gradient, float* losses, cudaStream_t stream) {
-  cross_entropy_kernel<<<static_cast<unsigned>(rows), kThreads, 0, stream>>>(
+  constexpr std::size_t kMostShared = 220 << 10;
+  const std::size_t bytes = (vocab * sizeof(T) + 15) / 16 * 16;
+  const bool kept = bytes <= kMostShared;
+  const auto kernel = kept ? cross_entropy_kernel<T, true> : cross_entropy_kernel<T, false>;
+  const auto shared = static_cast<unsigned>(kept ? bytes : 0);
+  allow_shared(reinterpret_cast<const void*>(kernel), shared);
+  kernel<<<static_cast<unsigned>(rows), kThreads, shared, stream>>>(
       static_cast<unsigned>(vocab), stride, logits, targets, gradient, losses);
   check_launch("cross_entropy");
 }

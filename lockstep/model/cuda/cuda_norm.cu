@@ -38,8 +38,10 @@ __global__ void __launch_bounds__(kWarps * 32)
   for (int i = 0; i < kPacks; ++i) {
     const unsigned place = lane + 32 * i;
     if (place >= packs) continue;
+    float scale[kWide];
+    load_floats(weight + place * kWide, scale);
 #pragma unroll
-    for (int j = 0; j < kWide; ++j) values[i][j] *= rstd * weight[place * kWide + j];
+    for (int j = 0; j < kWide; ++j) values[i][j] *= rstd * scale[j];
     store(out + at + place * kWide, values[i]);
   }
 }
@@ -58,21 +60,35 @@ __global__ void __launch_bounds__(kWarps * 32)
   for (std::size_t row = blockIdx.x * kWarps + warp; row < call.rows; row += kBlocks * kWarps) {
     const std::size_t at = row * width;
     const float rstd = call.rstd[row];
-    float unit[kPacks][kWide];  // x / rms(x)
-    float scaled[kPacks][kWide];
+    // All that is read from memory is asked for first.
+    uint4 x[kPacks];
+    uint4 dout[kPacks];
+    uint4 before[kPacks] = {};
+#pragma unroll
+    for (int i = 0; i < kPacks; ++i) {
+      const unsigned place = lane + 32 * i;
+      if (place >= packs) continue;
+      const std::size_t from = at + place * kWide;
+      x[i] = *reinterpret_cast<const uint4*>(call.x + from);
+      dout[i] = *reinterpret_cast<const uint4*>(call.dout + from);
+      if (call.before != nullptr) before[i] = *reinterpret_cast<const uint4*>(call.before + from);
+    }
     float dot = 0;
 #pragma unroll
     for (int i = 0; i < kPacks; ++i) {
       const unsigned place = lane + 32 * i;
       if (place >= packs) continue;
-      load(call.x + at + place * kWide, unit[i]);
-      load(call.dout + at + place * kWide, scaled[i]);
+      float unit[kWide];  // x / rms(x)
+      float given[kWide];
+      float scale[kWide];
+      unpack(x[i], unit);
+      unpack(dout[i], given);
+      load_floats(call.weight + place * kWide, scale);
 #pragma unroll
       for (int j = 0; j < kWide; ++j) {
-        unit[i][j] *= rstd;
-        dweight[i][j] += scaled[i][j] * unit[i][j];
-        scaled[i][j] *= call.weight[place * kWide + j];
-        dot += scaled[i][j] * unit[i][j];
+        unit[j] *= rstd;
+        dweight[i][j] += given[j] * unit[j];
+        dot += given[j] * scale[j] * unit[j];
       }
     }
     const float mean = warp_sum(dot) / static_cast<float>(width);
@@ -80,13 +96,19 @@ __global__ void __launch_bounds__(kWarps * 32)
     for (int i = 0; i < kPacks; ++i) {
       const unsigned place = lane + 32 * i;
       if (place >= packs) continue;
-      float before[kWide] = {};
-      if (call.before != nullptr) load(call.before + at + place * kWide, before);
+      float unit[kWide];
+      float given[kWide];
+      float scale[kWide];
+      float sum[kWide];
+      unpack(x[i], unit);
+      unpack(dout[i], given);
+      unpack(before[i], sum);
+      load_floats(call.weight + place * kWide, scale);
 #pragma unroll
       for (int j = 0; j < kWide; ++j) {
-        before[j] += rstd * (scaled[i][j] - unit[i][j] * mean);
+        sum[j] += rstd * (given[j] * scale[j] - unit[j] * rstd * mean);
       }
-      store(call.dx + at + place * kWide, before);
+      store(call.dx + at + place * kWide, sum);
     }
   }
 #pragma unroll

@@ -49,6 +49,19 @@ __device__ void store(T* to, const float (&in)[kPack<T>]) {
   *reinterpret_cast<uint4*>(to) = pack(in);
 }
 
+// kCount floats from an address that is aligned to 16 bytes.
+template <int kCount>
+__device__ void load_floats(const float* from, float (&out)[kCount]) {
+#pragma unroll
+  for (int i = 0; i < kCount; i += 4) {
+    const float4 four = *reinterpret_cast<const float4*>(from + i);
+    out[i] = four.x;
+    out[i + 1] = four.y;
+    out[i + 2] = four.z;
+    out[i + 3] = four.w;
+  }
+}
+
 __device__ inline float to_float(float value) { return value; }
 __device__ inline float to_float(__nv_bfloat16 value) { return __bfloat162float(value); }
 

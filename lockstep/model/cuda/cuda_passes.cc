@@ -21,13 +21,6 @@ std::size_t round_up(std::size_t value, std::size_t unit) {
   return (value + unit - 1) / unit * unit;
 }
 
-// As many tokens as fit, in even parts.
-std::size_t tokens_per_chunk(std::size_t tokens, std::size_t row_bytes) {
-  const std::size_t most = std::max<std::size_t>(256, kLogitBytes / row_bytes);
-  const std::size_t chunks = (tokens + most - 1) / most;
-  return std::min(tokens, round_up((tokens + chunks - 1) / chunks, 256));
-}
-
 template <typename T>
 class Passes final : public CudaPasses {
  public:
@@ -44,7 +37,7 @@ class Passes final : public CudaPasses {
  private:
   // What the backward pass needs from a block; one row per token.
   struct BlockMemory {
-    T *input, *normed_input, *qkv, *attended, *middle, *normed_middle, *gate_up;
+    T *input, *normed_input, *qkv, *attended, *middle, *normed_middle, *gate_up, *act;
     float *input_rstd, *middle_rstd, *lse;
   };
   struct Parameters {
@@ -94,7 +87,7 @@ class Passes final : public CudaPasses {
   std::vector<DeviceMemory> memory_;
   std::size_t bytes_ = 0;
   std::vector<BlockMemory> blocks_;
-  T *act_, *output_, *normed_output_;
+  T *output_, *normed_output_;
   float* output_rstd_;
   T *dx_, *dnormed_, *dact_, *dqkv_;
   void* scratch_;  // of attention; logits while the heads are at work
@@ -114,7 +107,7 @@ Passes<T>::Passes(const ParameterLayout& layout, const Options& options)
       intermediate_(static_cast<std::size_t>(layout.config().intermediate)),
       vocab_(static_cast<std::size_t>(layout.config().vocab)),
       logits_stride_(round_up(vocab_, 8)),
-      chunk_(tokens_per_chunk(tokens_, logits_stride_ * sizeof(T))),
+      chunk_(logits_chunk(tokens_, vocab_, sizeof(T))),
       shape_{rows_, context_, static_cast<std::size_t>(layout.config().heads),
              static_cast<std::size_t>(layout.config().kv_heads),
              static_cast<std::size_t>(layout.config().head_dim())},
@@ -124,7 +117,6 @@ Passes<T>::Passes(const ParameterLayout& layout, const Options& options)
   const std::size_t scratch = std::max(chunk_ * logits_stride_ * sizeof(T),
                                        cudnn_ ? cudnn_->workspace_bytes() : std::size_t{0});
   scratch_ = take<std::byte>(scratch, "logits and attention");
-  act_ = take<T>(tokens_ * intermediate_, "activations");
   output_ = take<T>(tokens_ * hidden_, "activations");
   normed_output_ = take<T>(tokens_ * hidden_, "activations");
   output_rstd_ = take<float>(tokens_, "activations");
@@ -177,6 +169,7 @@ typename Passes<T>::BlockMemory Passes<T>::take_block(T* input) {
           .middle = wide(hidden_),
           .normed_middle = wide(hidden_),
           .gate_up = wide(2 * intermediate_),
+          .act = wide(intermediate_),
           .input_rstd = take<float>(tokens_, "activations"),
           .middle_rstd = take<float>(tokens_, "activations"),
           .lse = take<float>(tokens_ * shape_.heads, "activations")};
@@ -263,8 +256,8 @@ void Passes<T>::forward_block(int index, const Parameters& weights, T* out) {
   const BlockMemory& block = blocks_[static_cast<std::size_t>(index)];
   forward_attention(index, weights);
   forward_gates(index, weights);
-  cuda::swiglu_forward(tokens_, intermediate_, block.gate_up, act_, stream_);
-  linear(intermediate_, hidden_, act_, weights.matrices.block(index).down, block.middle, out);
+  cuda::swiglu_forward(tokens_, intermediate_, block.gate_up, block.act, stream_);
+  linear(intermediate_, hidden_, block.act, weights.matrices.block(index).down, block.middle, out);
 }
 
 template <typename T>
@@ -349,9 +342,10 @@ void Passes<T>::backward_mlp(int index, const Parameters& weights, const Weights
   const auto matrices = weights.matrices.block(index);
   const auto out = gradient.block(index);
   linear_inputs(intermediate_, hidden_, dx_, matrices.down, dact_);
-  cuda::swiglu_backward(tokens_, intermediate_, block.gate_up, dact_, act_, stream_);
+  cuda::swiglu_backward(tokens_, intermediate_, block.gate_up, dact_,
+                        recompute_ ? block.act : nullptr, stream_);
   const T* dgate_up = block.gate_up;
-  linear_weights(intermediate_, hidden_, dx_, act_, out.down);
+  linear_weights(intermediate_, hidden_, dx_, block.act, out.down);
   tell(hooks, Component::kDown, Component::kDown, index);
   linear_weights(hidden_, 2 * intermediate_, dgate_up, block.normed_middle, out.gate_up);
   tell(hooks, Component::kGate, Component::kUp, index);
@@ -394,6 +388,14 @@ void Passes<T>::tell(const Hooks& hooks, Component first, Component last, int bl
 }
 
 }  // namespace
+
+// As many as fit, in even parts.
+std::size_t logits_chunk(std::size_t tokens, std::size_t vocab, std::size_t element_bytes) {
+  const std::size_t most =
+      std::max<std::size_t>(256, kLogitBytes / (round_up(vocab, 8) * element_bytes));
+  const std::size_t chunks = (tokens + most - 1) / most;
+  return std::min(tokens, round_up((tokens + chunks - 1) / chunks, 256));
+}
 
 std::unique_ptr<CudaPasses> make_cuda_passes(const ParameterLayout& layout,
                                              const CudaPasses::Options& options) {

@@ -56,6 +56,9 @@ class CudaPasses {
   virtual const char* attention_name() const = 0;
 };
 
+// Tokens whose logits are kept at the same time.
+std::size_t logits_chunk(std::size_t tokens, std::size_t vocab, std::size_t element_bytes);
+
 std::unique_ptr<CudaPasses> make_cuda_passes(const ParameterLayout& layout,
                                              const CudaPasses::Options& options);
 

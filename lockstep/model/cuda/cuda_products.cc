@@ -3,6 +3,7 @@
 #include <cublasLt.h>
 #include <fmt/format.h>
 
+#include <algorithm>
 #include <array>
 #include <map>
 #include <tuple>
@@ -10,6 +11,7 @@
 
 #include "lockstep/base/error.h"
 #include "lockstep/model/cuda/cuda_memory.h"
+#include "lockstep/model/cuda/cuda_product_choices.h"
 
 namespace lockstep {
 namespace {
@@ -172,7 +174,8 @@ CudaProducts::~CudaProducts() = default;
 
 void CudaProducts::operator()(const Call& call, cudaStream_t stream) {
   const Plan& plan = state_->plan(call);
-  state_->run(call, plan, plan.proposals.front().algo, stream);
+  const std::size_t rank = std::min(preferred_proposal(call), plan.proposals.size() - 1);
+  state_->run(call, plan, plan.proposals[rank].algo, stream);
 }
 
 std::vector<float> CudaProducts::time_algorithms(const Call& call, cudaStream_t stream,

@@ -57,33 +57,39 @@ __global__ void embed_backward_kernel(unsigned packs, const std::uint32_t* __res
 
 // A thread rotates kWide pairs, whose halves are head_dim / 2 apart.
 template <typename T, int kWide>
-__global__ void rotate_kernel(Rotation call, std::size_t total, T* __restrict__ values) {
-  const std::size_t index = std::size_t{blockIdx.x} * kThreads + threadIdx.x;
+__global__ void rotate_kernel(Rotation call, unsigned total, T* __restrict__ values) {
+  // 32 bits are enough, and division by them is much faster.
+  const unsigned index = blockIdx.x * kThreads + threadIdx.x;
   if (index >= total) return;
-  const unsigned half = static_cast<unsigned>(call.head_dim / 2);
+  const unsigned half = static_cast<unsigned>(call.head_dim) / 2;
   const unsigned groups = half / kWide;
-  const unsigned group = static_cast<unsigned>(index % groups);
-  const std::size_t head_index = index / groups;
-  const std::size_t token = head_index / call.heads;
-  const std::size_t table = (token % call.context) * half + group * kWide;
-  T* low = values + token * call.stride + (head_index % call.heads) * call.head_dim + group * kWide;
+  const unsigned group = index % groups;
+  const unsigned heads = static_cast<unsigned>(call.heads);
+  const unsigned token = index / groups / heads;
+  const unsigned head = index / groups % heads;
+  const unsigned table = token % static_cast<unsigned>(call.context) * half + group * kWide;
+  T* low = values + token * call.stride + head * call.head_dim + group * kWide;
   T* high = low + half;
   float a[kWide];
   float b[kWide];
+  float cosine[kWide];
+  float sine[kWide];
   if constexpr (kWide == 1) {
     a[0] = to_float(*low);
     b[0] = to_float(*high);
+    cosine[0] = call.cos[table];
+    sine[0] = call.sin[table];
   } else {
     load(low, a);
     load(high, b);
+    load_floats(call.cos + table, cosine);
+    load_floats(call.sin + table, sine);
   }
   const float sign = call.inverse ? -1.0F : 1.0F;
 #pragma unroll
   for (int i = 0; i < kWide; ++i) {
-    const float cosine = call.cos[table + i];
-    const float sine = sign * call.sin[table + i];
-    const float turned = a[i] * cosine - b[i] * sine;
-    b[i] = b[i] * cosine + a[i] * sine;
+    const float turned = a[i] * cosine[i] - b[i] * (sign * sine[i]);
+    b[i] = b[i] * cosine[i] + a[i] * (sign * sine[i]);
     a[i] = turned;
   }
   if constexpr (kWide == 1) {
@@ -145,7 +151,7 @@ __global__ void swiglu_backward_kernel(std::size_t total, unsigned packs, T* __r
   }
   store(gate_up + at, gate);
   store(up_at, up);
-  store(act + index * kWide, value);
+  if (act != nullptr) store(act + index * kWide, value);
 }
 
 }  // namespace
@@ -175,10 +181,11 @@ void rotate(const Rotation& call, T* values, cudaStream_t stream) {
   const std::size_t pairs = call.tokens * call.heads * (call.head_dim / 2);
   if (call.head_dim / 2 % kPack<T> == 0) {
     const std::size_t total = pairs / kPack<T>;
-    rotate_kernel<T, kPack<T>>
-        <<<blocks_for(total, kThreads), kThreads, 0, stream>>>(call, total, values);
+    rotate_kernel<T, kPack<T>><<<blocks_for(total, kThreads), kThreads, 0, stream>>>(
+        call, static_cast<unsigned>(total), values);
   } else {
-    rotate_kernel<T, 1><<<blocks_for(pairs, kThreads), kThreads, 0, stream>>>(call, pairs, values);
+    rotate_kernel<T, 1><<<blocks_for(pairs, kThreads), kThreads, 0, stream>>>(
+        call, static_cast<unsigned>(pairs), values);
   }
   check_launch("rotate");
 }
