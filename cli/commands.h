@@ -14,7 +14,7 @@ using Job = std::function<int()>;
 // One function per subcommand, each in a file of its own: adds the subcommand with its options to
 // `app` and, when it is chosen, sets `job`. `arguments` are the program's own, for commands that
 // start themselves again as ranks. All outlive the parse.
-void add_train(CLI::App& app, Job& job);
+void add_train(CLI::App& app, const std::vector<std::string>& arguments, Job& job);
 void add_data(CLI::App& app, Job& job);
 void add_generate(CLI::App& app, Job& job);
 void add_bench(CLI::App& app, const std::vector<std::string>& arguments, Job& job);

@@ -10,6 +10,7 @@
 #include "lockstep/base/log.h"
 #include "lockstep/net/text.h"
 #include "lockstep/server/local_star.h"
+#include "lockstep/server/server_run.h"
 
 namespace lockstep::cli {
 namespace {
@@ -25,7 +26,8 @@ Try it in three terminals:
 The average is taken in a fixed tree over the workers, so its bits do not depend on who came first.
 'mean' treats all workers alike; 'weighted' counts a worker by its samples. In mode 'vector' a step
 is one gradient vector with loss and counts, in 'blocks' the blocks from last to first, then lm_head,
-final_norm and embedding, in 'lanes' partial sums over as many lanes as --total-samples says.
+final_norm and embedding, in 'lanes' partial sums over lanes. The synthetic job has as many lanes as
+--total-samples says, and needs --steps there: workers that train say themselves when they are done.
 
 The first NaN or infinity, or a message that does not belong, halts the job: every worker is told
 the same reason, which names the worker at fault, and the exit code is 3. A worker that dies, stops
@@ -34,10 +36,12 @@ or falls silent is noticed within --timeout. Workers of the original protocol ma
 Other hosts can only be served with a token (--token-file or LOCKSTEP_TOKEN), the same everywhere.
 It authenticates workers and coordinator to each other and encrypts nothing.)";
 
+constexpr std::uint64_t kDefaultSteps = 100;
+
 struct Options {
   std::string bind = "127.0.0.1:0";
   ServerOptions server;
-  std::uint64_t steps = 100;
+  std::optional<std::uint64_t> steps;
   double timeout = 30;
   std::string token_file;
   bool local = false;
@@ -56,7 +60,7 @@ class Progress {
  public:
   using Clock = std::chrono::steady_clock;
 
-  explicit Progress(std::uint64_t steps) : steps_(steps) {}
+  explicit Progress(std::optional<std::uint64_t> steps) : steps_(steps) {}
 
   void add(const RoundResult& result) {
     elements_ += result.gradients.size();
@@ -72,7 +76,8 @@ class Progress {
   void end_step(std::uint64_t step) {
     if (clock_.due() || step + 1 == steps_) {
       const std::chrono::duration<double, std::milli> time = Clock::now() - start_;
-      fmt::print("step {}/{}{}  {} elements in {:.1f} ms\n", step + 1, steps_, text_, elements_,
+      const std::string of = steps_ ? fmt::format("/{}", *steps_) : "";
+      fmt::print("step {}{}{}  {} elements in {:.1f} ms\n", step + 1, of, text_, elements_,
                  time.count());
       std::fflush(stdout);
     }
@@ -81,7 +86,7 @@ class Progress {
   }
 
  private:
-  const std::uint64_t steps_;
+  const std::optional<std::uint64_t> steps_;
   ProgressClock clock_;
   std::uint64_t elements_ = 0;
   Clock::time_point start_ = Clock::now();
@@ -106,27 +111,37 @@ void reduce_blocks(GradientServer& server, std::uint64_t step, Progress& progres
 
 void run_steps(GradientServer& server, const Options& options) {
   server.wait_for_workers();
-  fmt::print("all {} workers are here; {} steps, mode {}, average {}\n", options.server.workers,
-             options.steps, to_string(options.server.settings.mode),
+  const Mode mode = options.server.settings.mode;
+  // In lane mode workers that train tell when they are done; the synthetic job never is.
+  const bool open_ended = mode == Mode::kLanes && !options.local;
+  const std::optional<std::uint64_t> given =
+      options.steps || open_ended ? options.steps : kDefaultSteps;
+  fmt::print("all {} workers are here; {}, mode {}, average {}\n", options.server.workers,
+             given ? fmt::format("{} steps", *given) : "steps until they are done", to_string(mode),
              to_string(options.server.settings.average));
   std::fflush(stdout);
-  Progress progress(options.steps);
-  for (std::uint64_t step = 0; step < options.steps; ++step) {
-    server.send_shards(step);
-    switch (options.server.settings.mode) {
-      case Mode::kVector: {
+  Progress progress(given);
+  std::uint64_t steps = given.value_or(UINT64_MAX);
+  if (mode == Mode::kLanes) {
+    steps = serve_lanes(server, steps, [&](std::uint64_t step, const LaneStep::Piece& last) {
+      progress.add(last);
+      progress.end_step(step);
+    });
+  } else {
+    for (std::uint64_t step = 0; step < steps; ++step) {
+      server.send_shards(step);
+      if (mode == Mode::kVector) {
         const RoundResult result = server.reduce({RoundKind::kVector, step, {}, 0});
         server.broadcast(result);
         progress.add(result);
-        break;
+      } else {
+        reduce_blocks(server, step, progress);
       }
-      case Mode::kBlocks: reduce_blocks(server, step, progress); break;
-      case Mode::kLanes: progress.add(server.reduce_lanes(step)); break;
+      progress.end_step(step);
     }
-    progress.end_step(step);
+    server.shutdown();
   }
-  server.shutdown();
-  fmt::print("done: {} steps with {} workers\n", options.steps, options.server.workers);
+  fmt::print("done: {} steps with {} workers\n", steps, options.server.workers);
 }
 
 void print_notice(const std::string& text) {
@@ -220,8 +235,10 @@ void add_coordinator(CLI::App& app, Job& job) {
   command.add_option("--workers", options->server.workers, "How many workers to wait for")
       ->check(CLI::Range(1, 4096))
       ->option_text("N [1]");
-  command.add_option("--steps", options->steps, "Steps to run, numbered from 0")
-      ->option_text("N [100]");
+  command
+      .add_option("--steps", options->steps,
+                  "Steps to run, numbered from 0; in mode lanes: at most so many")
+      ->option_text("N [100; lanes: until the workers are done]");
   command
       .add_option("--total-samples", settings.total_samples,
                   "Samples of a step, dealt out to the workers")

@@ -9,6 +9,7 @@
 #include <sys/wait.h>
 #include <unistd.h>
 
+#include <algorithm>
 #include <array>
 #include <cerrno>
 #include <csignal>
@@ -19,6 +20,7 @@
 #include <utility>
 
 #include "cli/rank_environment.h"
+#include "cli/rank_lines.h"
 #include "lockstep/base/cores.h"
 #include "lockstep/base/deadline.h"
 #include "lockstep/base/descriptor.h"
@@ -60,14 +62,15 @@ class BlockedSignals {
   Descriptor descriptor_;
 };
 
+constexpr std::string_view kClearLine = "\r\x1b[K";
+
 struct Child {
   int rank = 0;
   pid_t pid = -1;
   bool running = true;
   int status = 0;       // as waitpid gives it
   Descriptor messages;  // the read end of its stderr
-  std::string line;     // the beginning of a line that has not ended
-  std::string last_line;
+  RankLines lines;
 };
 
 // Strings as execve wants them.
@@ -78,9 +81,12 @@ std::vector<char*> pointers_to(std::vector<std::string>& strings) {
   return pointers;
 }
 
-std::vector<std::string> environment_for(int rank, int ranks, const Socket& listener) {
+std::vector<std::string> environment_for(int rank, const LaunchOptions& options,
+                                         const Socket& listener) {
   std::vector<std::string> variables = {fmt::format("{}={}", kRankVariable, rank),
-                                        fmt::format("{}={}", kWorldSizeVariable, ranks)};
+                                        fmt::format("{}={}", kWorldSizeVariable, options.ranks),
+                                        fmt::format("{}={}", kLocalRankVariable, rank)};
+  variables.insert(variables.end(), options.environment.begin(), options.environment.end());
   if (listener) {
     variables.push_back(fmt::format("{}=127.0.0.1", kMasterHostVariable));
     variables.push_back(fmt::format("{}={}", kMasterPortVariable, listener.local_address().port()));
@@ -139,7 +145,11 @@ class Launcher {
       if (stop_at_ && stop_at_->expired()) end_the_rest();
     }
     for (Child& child : children_) forward(child);
-    return conclude();
+    std::optional<std::string> beside;
+    if (options_.finish_companion) {
+      beside = options_.finish_companion(!first_failed_ && stopped_by_ == 0);
+    }
+    return conclude(beside);
   }
 
  private:
@@ -155,9 +165,10 @@ class Launcher {
       Child child;
       child.rank = rank;
       child.messages = Descriptor(pipe[0]);
+      if (options_.prefix_lines) child.lines = RankLines(fmt::format("[rank {}] ", rank));
       const Descriptor write_end(pipe[1]);
       ::fcntl(pipe[0], F_SETFL, O_NONBLOCK);
-      std::vector<std::string> environment = environment_for(rank, options_.ranks, listener);
+      std::vector<std::string> environment = environment_for(rank, options_, listener);
       const std::vector<char*> argv = pointers_to(arguments);
       const std::vector<char*> envp = pointers_to(environment);
       const cpu_set_t cores = cores_for(rank, options_.ranks);
@@ -185,12 +196,23 @@ class Launcher {
     for (Child& child : children_) forward(child);
     while (const auto signal = signals_.next()) {
       if (signal->ssi_signo == SIGCHLD) continue;
-      stopped_by_ = static_cast<int>(signal->ssi_signo);
-      // A terminal has sent it to the ranks already.
-      if (signal->ssi_code != SI_KERNEL) send_to_running(stopped_by_);
-      if (!stop_at_) stop_at_ = Deadline::after(options_.grace);
+      stop(static_cast<int>(signal->ssi_signo), signal->ssi_code == SI_KERNEL);
     }
     reap(WNOHANG);
+  }
+
+  void stop(int signal, bool from_terminal) {
+    if (stopped_by_ != 0) {
+      cut_short_ = true;
+      return send_to_running(SIGKILL);
+    }
+    stopped_by_ = signal;
+    // A terminal has sent it to the ranks already.
+    if (!from_terminal) send_to_running(signal);
+    if (!stop_at_) stop_at_ = Deadline::after(options_.stop_grace);
+    if (options_.stop_grace > options_.grace && running() > 0) {
+      log(LogLevel::kInfo, "stopping; once more to end at once");
+    }
   }
 
   // Passes on what a rank has written to stderr, whole lines at a time.
@@ -200,29 +222,57 @@ class Launcher {
       const ssize_t count = ::read(child.messages.get(), bytes.data(), bytes.size());
       if (count < 0 && errno == EINTR) continue;
       if (count < 0) return;
+      std::string text = child.lines.take({bytes.data(), static_cast<std::size_t>(count)});
       if (count == 0) {
         child.messages.reset();
-        if (!child.line.empty()) child.line += '\n';
+        text = child.lines.end();
       }
-      child.line.append(bytes.data(), static_cast<std::size_t>(count));
-      const std::size_t whole = child.line.rfind('\n') + 1;  // 0 if there is none
-      if (whole == 0) continue;
-      const std::string_view text(child.line.data(), whole);
-      [[maybe_unused]] const ssize_t written = ::write(STDERR_FILENO, text.data(), text.size());
-      const std::size_t before = text.rfind('\n', whole - 2);
-      child.last_line = text.substr(before + 1, whole - before - 2);
-      child.line.erase(0, whole);
+      show(child, text);
     }
   }
 
+  void show(const Child& child, std::string text) {
+    if (text.empty()) return;
+    // Another rank's bar would share the line; it is drawn again soon.
+    const bool bar = std::ranges::any_of(children_, [&](const Child& other) {
+      return other.rank != child.rank && other.lines.bar_is_open();
+    });
+    if (bar) text.insert(0, kClearLine);
+    [[maybe_unused]] const ssize_t written = ::write(STDERR_FILENO, text.data(), text.size());
+  }
+
   void reap(int flags) {
+    std::vector<const Child*> failed;
     for (Child& child : children_) {
       if (!child.running || ::waitpid(child.pid, &child.status, flags) != child.pid) continue;
       child.running = false;
-      if (child.status == 0 || stop_at_) continue;
-      first_failed_ = child.rank;
-      stop_at_ = Deadline::after(options_.grace);
+      if (child.status == 0 || first_failed_ || cut_short_) continue;
+      if (stopped_by_ == 0 || !ended_as_told(child)) {
+        failed.push_back(&child);
+      } else if (WIFSIGNALED(child.status)) {
+        // It could not stop in order, and so the others cannot either.
+        cut_short_ = true;
+        hurry();
+      }
     }
+    if (failed.empty() || cut_short_) return;
+    // Who was killed is not one who only saw that another one was.
+    const auto killed = std::ranges::find_if(
+        failed, [](const Child* child) { return WIFSIGNALED(child->status) != 0; });
+    first_failed_ = (killed != failed.end() ? *killed : failed.front())->rank;
+    hurry();
+  }
+
+  static bool ended_as_told(const Child& child) {
+    const int signal =
+        WIFSIGNALED(child.status) ? WTERMSIG(child.status) : WEXITSTATUS(child.status) - 128;
+    return signal == SIGINT || signal == SIGTERM || signal == SIGHUP;
+  }
+
+  // The rest have a short while to say what they saw.
+  void hurry() {
+    const Deadline soon = Deadline::after(options_.grace);
+    stop_at_ = stop_at_ ? earlier(*stop_at_, soon) : soon;
   }
 
   void send_to_running(int signal) {
@@ -233,9 +283,14 @@ class Launcher {
 
   // First asks, then makes them.
   void end_the_rest() {
+    cut_short_ = true;  // what they do from now on is our doing
     if (std::exchange(asked_to_stop_, true)) {
       send_to_running(SIGKILL);
     } else {
+      if (stopped_by_ != 0 && !first_failed_) {
+        log(LogLevel::kError, "{} of {} ranks did not stop in time and are ended", running(),
+            options_.ranks);
+      }
       send_to_running(SIGTERM);
     }
     stop_at_ = Deadline::after(options_.grace / 4);
@@ -246,7 +301,8 @@ class Launcher {
     reap(0);
   }
 
-  int conclude() const {
+  int conclude(const std::optional<std::string>& beside) const {
+    if (beside) log_line(LogLevel::kError, *beside);
     if (first_failed_) {
       const Child& child = children_[static_cast<std::size_t>(*first_failed_)];
       if (WIFSIGNALED(child.status)) {
@@ -257,10 +313,12 @@ class Launcher {
       }
       const int code = WEXITSTATUS(child.status);
       log(LogLevel::kError, "rank {} (pid {}) failed first, with exit code {}: {}", child.rank,
-          child.pid, code, child.last_line.empty() ? "it said nothing" : child.last_line);
+          child.pid, code,
+          child.lines.last_line().empty() ? "it said nothing" : child.lines.last_line());
       return code;
     }
-    return stopped_by_ == 0 ? 0 : 128 + stopped_by_;
+    if (stopped_by_ != 0) return 128 + stopped_by_;
+    return beside ? 1 : 0;
   }
 
   const LaunchOptions options_;
@@ -269,6 +327,7 @@ class Launcher {
   std::optional<int> first_failed_;
   std::optional<Deadline> stop_at_;  // set once somebody failed or we were told to stop
   bool asked_to_stop_ = false;
+  bool cut_short_ = false;  // those who still run cannot end in order
   int stopped_by_ = 0;
 };
 

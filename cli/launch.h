@@ -1,6 +1,8 @@
 #pragma once
 
 #include <chrono>
+#include <functional>
+#include <optional>
 #include <string>
 #include <vector>
 
@@ -10,9 +12,17 @@ struct LaunchOptions {
   int ranks = 1;
   // Of this program, for every rank; without its name.
   std::vector<std::string> arguments;
-  // How long the others may take to report what they saw when one has failed, and to stop when
-  // told.
+  // "NAME=value" for every rank, before what is inherited.
+  std::vector<std::string> environment = {};
+  // "[rank 2] " ahead of every line that a rank writes to stderr, progress bars aside.
+  bool prefix_lines = false;
+  // How long the others may take to report what they saw when one has failed.
   std::chrono::milliseconds grace{600};
+  // How long the ranks may take to stop when we are told to; a second signal ends them at once.
+  std::chrono::milliseconds stop_grace{600};
+  // Ends what runs beside the ranks in this process, such as their gradient server, and tells what
+  // went wrong there. Called once, when all ranks have ended; `succeeded` if all did.
+  std::function<std::optional<std::string>(bool succeeded)> finish_companion = {};
 };
 
 // Runs this program once for every rank, as child processes that find their rank in the environment
@@ -21,8 +31,9 @@ struct LaunchOptions {
 // and SIGHUP are passed on to the ranks.
 //
 // Returns 0 if all succeeded. When one fails the rest are ended and reaped, the last line on stderr
-// tells which rank failed first and how, and its exit code is returned (1 if a signal killed it).
-// After a signal to ourselves: 128 + its number. No rank outlives this process, however it ends.
+// tells which rank failed first and how, and its exit code is returned (1 if a signal killed it, or
+// if only the companion failed). After a signal to ourselves: 128 + its number. No rank outlives
+// this process, however it ends.
 int launch_ranks(const LaunchOptions& options);
 
 // Becomes the mpirun of the MPI that this program was built with; it starts the ranks and is told

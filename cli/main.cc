@@ -18,7 +18,8 @@ constexpr int kHalted = 3;
 int exit_code(ErrorCode code) {
   switch (code) {
     case ErrorCode::kInvalidArgument: return kWrongUsage;
-    case ErrorCode::kNonFinite: return kHalted;
+    case ErrorCode::kNonFinite:
+    case ErrorCode::kReplicaMismatch: return kHalted;
     default: return kFailed;
   }
 }
@@ -28,7 +29,7 @@ int run(int argc, char** argv) {
   app.set_version_flag("--version", fmt::format("lockstep {}", version()));
   Job job;
   const std::vector<std::string> arguments(argv + 1, argv + argc);
-  add_train(app, job);
+  add_train(app, arguments, job);
   add_data(app, job);
   add_generate(app, job);
   add_bench(app, arguments, job);

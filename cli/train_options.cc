@@ -1,5 +1,6 @@
 #include "cli/train_options.h"
 
+#include "cli/choice.h"
 #include "cli/options_file.h"
 
 namespace lockstep::cli {
@@ -11,14 +12,23 @@ shards; files named val or validation are kept for validation, otherwise one sam
 --data the model learns the built-in stories. Sizes that are not given are chosen to fit the data.
 
 A step is cut into global-batch / micro-batch lanes, whose gradients are added in one fixed tree. The same
-options and data give the same weights, bit for bit, for any number of threads; micro-batch is part of
-the result.
+options and data give the same weights, bit for bit, for any number of threads and workers, over any
+transport; micro-batch is part of the result. (--reduction ring or native and --wire-dtype bf16 keep the
+workers equal, but their number then matters.)
+
+--workers N starts N processes here (threads with --transport local), each on its share of the cores. Under
+torchrun, mpirun or Slurm the command is one worker of their world: RANK, WORLD_SIZE, MASTER_ADDR and
+MASTER_PORT, or what Open MPI, MPICH and Slurm set instead. With --transport server the workers talk to a
+gradient server: one that is started with them, or the one at --coordinator.
+A worker that dies, stops or differs ends all of them within --timeout, and the last line names it.
 
 --out DIR gets model.safetensors, config.json, the tokenizer, and metrics.jsonl with one object per step.
-Ctrl-C stops after the step under way and saves. The last line is the hash of the weights.
-Exit codes: 0 done, 1 failed, 2 wrong usage, 3 halted on a value that is not finite, 130 and 143 stopped.
+Ctrl-C stops after the step under way and saves. The last line is the hash of the weights. A gradient that
+is not finite changes no weights and stops all workers; halt.json then says which lane it was.
+Exit codes: 0 done, 1 failed, 2 wrong usage, 3 halted on a value that is not finite or on workers whose
+weights differ, 130 and 143 stopped.
 
-  lockstep train --data my.txt --out my-model
+  lockstep train --data my.txt --out my-model --workers 2
   lockstep generate my-model --prompt "Once")";
 
 // An option whose values are names that `parse` knows.
@@ -107,7 +117,7 @@ void add_run_options(CLI::App& command, TrainOptions& options) {
       ->group(group);
   command.add_option("--threads", options.threads, "Compute threads")
       ->check(CLI::Range(1, 1024))
-      ->option_text("N [all cores]")
+      ->option_text("N [a worker's share of the cores]")
       ->group(group);
   add_named(
       command, "--precision", options.precision,
@@ -127,6 +137,80 @@ void add_run_options(CLI::App& command, TrainOptions& options) {
   add_options_file(command, options.config)->group(group);
 }
 
+void add_worker_options(CLI::App& command, TrainOptions& options) {
+  const char* group = "Workers";
+  command.add_option("--workers", options.workers, "Workers to start on this machine")
+      ->check(CLI::Range(1, kMaxWorldSize))
+      ->option_text("N [1]")
+      ->group(group);
+  add_choice(command, "--transport", options.world.transport,
+             "local (threads), tcp, shm, mpi, server (a gradient server), or auto: shared memory "
+             "where workers share a host",
+             {TransportKind::kLocal, TransportKind::kTcp, TransportKind::kShm, TransportKind::kAuto,
+              TransportKind::kMpi, TransportKind::kServer})
+      ->option_text("NAME [auto]")
+      ->group(group);
+  command
+      .add_option("--coordinator", options.coordinator,
+                  "With --transport server: the gradient server to join")
+      ->option_text("HOST:PORT")
+      ->group(group);
+  add_choice(command, "--reduction", options.reducer.reduction,
+             "tree: the same bits for any number of workers; ring, native (MPI's own): order-free",
+             {Reduction::kTree, Reduction::kRing, Reduction::kNative})
+      ->option_text("NAME [tree]")
+      ->group(group);
+  add_choice(command, "--wire-dtype", options.reducer.wire,
+             "f32, or bf16: half the bytes, with error feedback, order-free",
+             {DataType::kF32, DataType::kBf16})
+      ->option_text("NAME [f32]")
+      ->group(group);
+  command
+      .add_option("--bucket-mb", options.bucket_mb,
+                  "Gradients travel in buckets of so many MiB, as they become final")
+      ->check(CLI::Range(0.01, 4096.0))
+      ->option_text("X [4]")
+      ->group(group);
+  command
+      .add_flag("--overlap,!--no-overlap", options.reducer.overlap,
+                "Buckets travel while the backward pass goes on (default), or after it")
+      ->group(group);
+  command
+      .add_flag("--shard-optimizer", options.reducer.shard,
+                "Every worker keeps the moments of its share of the parameters only (ZeRO-1)")
+      ->group(group);
+  command
+      .add_option("--verify-every", options.verify_every,
+                  "Steps between comparisons of the workers' weights; 0: only at the end")
+      ->check(CLI::NonNegativeNumber)
+      ->option_text("N [100]")
+      ->group(group);
+  command
+      .add_option("--timeout", options.timeout,
+                  "A worker that is silent for so long is dead; in seconds")
+      ->check(CLI::Range(0.01, 1e7))
+      ->option_text("S [30]")
+      ->group(group);
+  command.add_option("--token-file", options.token_file, "The job's secret, needed between hosts")
+      ->option_text("FILE")
+      ->group(group);
+  command.add_option("--interface", options.world.interface, "Network interface to use")
+      ->option_text("NAME")
+      ->group(group);
+  command
+      .add_option("--replay", options.replay,
+                  "Compute the lane that a halt.json names once more, with the weights of --init, "
+                  "and say what is not finite")
+      ->option_text("FILE")
+      ->group(group);
+  command
+      .add_option("--skip-lanes", options.skip_lanes,
+                  "Leave lanes out: STEP:LANE, or a halt.json file; as if they had no tokens")
+      ->delimiter(',')
+      ->option_text("LIST")
+      ->group(group);
+}
+
 }  // namespace
 
 void add_train_options(CLI::App& command, TrainOptions& options) {
@@ -135,6 +219,7 @@ void add_train_options(CLI::App& command, TrainOptions& options) {
   add_model_options(command, options.model);
   add_training_options(command, options);
   add_run_options(command, options);
+  add_worker_options(command, options);
 }
 
 }  // namespace lockstep::cli

@@ -4,11 +4,14 @@
 #include <cstdint>
 #include <optional>
 #include <string>
+#include <vector>
 
+#include "cli/world.h"
 #include "lockstep/data/source.h"
 #include "lockstep/model/cpu/matmul.h"
 #include "lockstep/model/schedule.h"
 #include "lockstep/report/training_log.h"
+#include "lockstep/train/reducer.h"
 
 namespace lockstep::cli {
 
@@ -34,6 +37,18 @@ struct TrainOptions {
   Precision precision = Precision::kF32;
   std::optional<std::int64_t> eval_every;
   std::optional<LogStyle> log;
+
+  // The workers.
+  std::optional<int> workers;
+  WorldOptions world;
+  double timeout = 30;
+  std::string token_file;
+  std::string coordinator;
+  ReducerOptions reducer;
+  double bucket_mb = 4;
+  std::int64_t verify_every = 100;
+  std::string replay;
+  std::vector<std::string> skip_lanes;  // STEP:LANE, or halt.json files
 };
 
 // The options and the explanation that --help shows.

@@ -39,6 +39,7 @@ std::string_view to_string(TransportKind kind) {
     case TransportKind::kShm: return "shm";
     case TransportKind::kAuto: return "auto";
     case TransportKind::kMpi: return "mpi";
+    case TransportKind::kServer: return "server";
   }
   return "?";
 }

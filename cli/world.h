@@ -10,7 +10,7 @@
 
 namespace lockstep::cli {
 
-enum class TransportKind : std::uint8_t { kLocal, kTcp, kShm, kAuto, kMpi };
+enum class TransportKind : std::uint8_t { kLocal, kTcp, kShm, kAuto, kMpi, kServer };
 
 std::string_view to_string(TransportKind kind);
 

@@ -28,6 +28,7 @@ std::string_view to_string(ErrorCode code) {
     case ErrorCode::kStepMismatch: return "step mismatch";
     case ErrorCode::kBlockMismatch: return "block mismatch";
     case ErrorCode::kComponentMismatch: return "component mismatch";
+    case ErrorCode::kReplicaMismatch: return "replica mismatch";
   }
   return "unknown error";
 }

@@ -27,6 +27,7 @@ enum class ErrorCode {
   kStepMismatch,  // these three: what a worker sent is not what the gradient server expects
   kBlockMismatch,
   kComponentMismatch,
+  kReplicaMismatch,  // workers hold different weights
 };
 
 // The code as it appears in messages and logs, e.g. "size mismatch".

@@ -13,15 +13,15 @@ constexpr std::size_t kHugePage = 2 << 20;
 
 }  // namespace
 
-FloatBuffer::FloatBuffer(std::size_t size) : size_(size) {
-  const std::size_t wanted = size * sizeof(float);
-  const std::size_t alignment = wanted < kHugePage ? kCacheLine : kHugePage;
-  const std::size_t bytes = (wanted + alignment - 1) / alignment * alignment;
-  data_.reset(static_cast<float*>(std::aligned_alloc(alignment, bytes)));
-  if (!data_ && bytes > 0) throw std::bad_alloc();
+void* allocate_zeroed(std::size_t bytes) {
+  const std::size_t alignment = bytes < kHugePage ? kCacheLine : kHugePage;
+  const std::size_t rounded = (bytes + alignment - 1) / alignment * alignment;
+  void* data = std::aligned_alloc(alignment, rounded);
+  if (data == nullptr && rounded > 0) throw std::bad_alloc();
   // Advice: without huge pages everything works, only slower.
-  if (alignment == kHugePage) ::madvise(data_.get(), bytes, MADV_HUGEPAGE);
-  if (bytes > 0) std::memset(data_.get(), 0, bytes);
+  if (alignment == kHugePage) ::madvise(data, rounded, MADV_HUGEPAGE);
+  if (rounded > 0) std::memset(data, 0, rounded);
+  return data;
 }
 
 }  // namespace lockstep

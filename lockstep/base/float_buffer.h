@@ -7,12 +7,17 @@
 
 namespace lockstep {
 
-// Floats on the heap: zeroed, aligned to cache lines; large ones on huge pages where the system has
-// them, which spares kernels with long strides their TLB misses.
+// Heap memory, zeroed, aligned to cache lines; large pieces on huge pages where the system has them,
+// which spares kernels with long strides their TLB misses. To be given to std::free. Throws
+// std::bad_alloc.
+void* allocate_zeroed(std::size_t bytes);
+
+// Floats in such memory.
 class FloatBuffer {
  public:
   FloatBuffer() = default;
-  explicit FloatBuffer(std::size_t size);
+  explicit FloatBuffer(std::size_t size)
+      : size_(size), data_(static_cast<float*>(allocate_zeroed(size * sizeof(float)))) {}
 
   float* data() const { return data_.get(); }
   std::size_t size() const { return size_; }

@@ -1,17 +1,15 @@
 #include "lockstep/comm/buffer.h"
 
 #include <cstdlib>
-#include <cstring>
-#include <new>
+
+#include "lockstep/base/float_buffer.h"
 
 namespace lockstep {
 
 Buffer Buffer::heap(std::size_t bytes) {
-  const std::size_t rounded = (bytes + 63) / 64 * 64 + 64;
-  auto* data = static_cast<std::byte*>(std::aligned_alloc(64, rounded));
-  if (data == nullptr) throw std::bad_alloc();
-  std::memset(data, 0, rounded);
-  return Buffer(data, bytes, [](std::byte* p) { std::free(p); });
+  // At least a line, so that an empty buffer has an address too.
+  auto* data = static_cast<std::byte*>(allocate_zeroed(bytes + 64));
+  return Buffer(data, bytes, [](std::byte* memory) { std::free(memory); });
 }
 
 }  // namespace lockstep

@@ -213,6 +213,13 @@ Outcome Communicator::reduce_scatter_nodes(std::vector<ConstBufferView> partials
                                          options));
 }
 
+void Communicator::leave(const CallOptions& options) {
+  const Call call = calls::barrier(options);
+  run(call);
+  const std::lock_guard lock(running_);
+  engine_->leave(deadline_of(call));
+}
+
 void Communicator::abort(const std::string& reason) { engine_->supervisor().abort(reason); }
 
 }  // namespace lockstep

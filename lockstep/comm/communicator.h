@@ -38,6 +38,8 @@ class Communicator {
   int rank() const { return engine_->rank(); }
   int world_size() const { return engine_->world_size(); }
   std::string name_of(int rank) const { return engine_->name_of(rank); }
+  // Sums over lanes (reduce_nodes) must not meet NaN or infinity: that ends the job.
+  bool finite_only() const { return engine_->finite_only(); }
   // The table's or the caller's choice for this call.
   Algorithm algorithm_for(Call call) const;
 
@@ -83,6 +85,10 @@ class Communicator {
   // Ranks that give the same color form a new group, ordered by key, then by rank. A negative
   // color joins none and gets null. Collective. Groups of a job fail together.
   std::unique_ptr<Communicator> split(int color, int key);
+
+  // The end of the job in good order: waits for all ranks. Collective; nothing may follow. Groups
+  // that nobody serves may as well just end, but a gradient server takes that for a death.
+  void leave(const CallOptions& options = {});
 
   // Ends everything at once, on every rank; callable from any thread.
   void abort(const std::string& reason);

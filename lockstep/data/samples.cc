@@ -29,6 +29,22 @@ void Samples::read(std::uint64_t sample, std::span<std::int32_t> tokens,
   from.copy(begin + 1, vocab_, targets);
 }
 
+Blake3Hash Samples::fingerprint() const {
+  constexpr std::uint64_t kMostTokens = std::uint64_t{1} << 24;
+  const auto length = static_cast<std::size_t>(context_);
+  const std::uint64_t read_samples =
+      std::min(count_, std::max<std::uint64_t>(1, kMostTokens / length));
+  Blake3 hash;
+  hash.update(std::as_bytes(std::span(&count_, 1)));
+  std::vector<std::int32_t> tokens(length), targets(length);
+  for (std::uint64_t i = 0; i < read_samples; ++i) {
+    read(i * count_ / read_samples, tokens, targets);
+    hash.update(std::as_bytes(std::span(tokens)));
+    hash.update(std::as_bytes(std::span(targets).last(1)));
+  }
+  return hash.finish();
+}
+
 Samples Samples::slice(std::uint64_t first, std::uint64_t count) const {
   LOCKSTEP_CHECK(first <= count_ && count <= count_ - first);
   Samples part = *this;

@@ -4,6 +4,7 @@
 #include <span>
 #include <vector>
 
+#include "lockstep/base/blake3.h"
 #include "lockstep/data/token_shard.h"
 
 namespace lockstep {
@@ -20,6 +21,10 @@ class Samples {
   // Writes `context` elements to each. Throws Error{kIo} for a token beyond the vocabulary.
   void read(std::uint64_t sample, std::span<std::int32_t> tokens,
             std::span<std::int32_t> targets) const;
+
+  // Tells sets of samples apart: the BLAKE3 of the number of samples and of their tokens. Of more
+  // than some sixteen million tokens only samples at even distances are read.
+  Blake3Hash fingerprint() const;
 
   // Samples [first, first + count) as a set of their own.
   Samples slice(std::uint64_t first, std::uint64_t count) const;

@@ -38,6 +38,8 @@ class AdamW {
   // Element i belongs to element range().begin + i of the flat buffers.
   std::span<float> first_moment() { return first_.span(); }
   std::span<float> second_moment() { return second_.span(); }
+  std::span<const float> first_moment() const { return first_.span(); }
+  std::span<const float> second_moment() const { return second_.span(); }
 
  private:
   struct Piece {

@@ -44,6 +44,7 @@ struct Transformer::State {
   int max_rows;
   int max_context;
   Passes passes;
+  std::chrono::steady_clock::time_point forward_ended;
 
   Weights<const float> weights(std::span<const float> parameters) const {
     LOCKSTEP_CHECK(parameters.size() == layout.size());
@@ -95,7 +96,12 @@ LossSum Transformer::gradient(std::span<const float> parameters, const Batch& ba
   state_->check(batch);
   const Weights<const float> weights = state_->weights(parameters);
   state_->passes.forward(weights, batch);
+  state_->forward_ended = std::chrono::steady_clock::now();
   return state_->passes.backward(weights, batch, {state_->layout, gradient.data()}, ready);
+}
+
+std::chrono::steady_clock::time_point Transformer::forward_ended() const {
+  return state_->forward_ended;
 }
 
 void Transformer::logits(std::span<const float> parameters, const Batch& batch,

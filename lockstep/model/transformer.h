@@ -1,5 +1,6 @@
 #pragma once
 
+#include <chrono>
 #include <cstdint>
 #include <functional>
 #include <memory>
@@ -53,6 +54,9 @@ class Transformer {
   // The loss, and the gradient of its sum, which overwrites `gradient`.
   LossSum gradient(std::span<const float> parameters, const Batch& batch, std::span<float> gradient,
                    const RangeReady& ready = {});
+
+  // When the forward pass of the last gradient() ended, for timings.
+  std::chrono::steady_clock::time_point forward_ended() const;
 
   // The logits of every token of the batch (targets are not looked at): tokens x vocab.
   void logits(std::span<const float> parameters, const Batch& batch, std::span<float> out);

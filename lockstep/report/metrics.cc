@@ -28,6 +28,17 @@ std::string metrics_line(const StepReport& report, double bytes_per_token) {
       {"tokens_per_s",
        report.seconds > 0 ? static_cast<double>(report.tokens) / report.seconds : 0},
   };
+  line["phases"] = nlohmann::ordered_json::array();
+  for (const PhaseTimes& times : report.phases) {
+    nlohmann::ordered_json entry;
+    for (std::size_t i = 0; i < kPhases; ++i) {
+      entry[std::string(to_string(static_cast<Phase>(i)))] = times.all()[i];
+    }
+    line["phases"].push_back(std::move(entry));
+  }
+  if (report.straggler) {
+    line["straggler"] = {{"rank", report.straggler->rank}, {"slower", report.straggler->slower}};
+  }
   if (report.validation_loss) {
     line["val_loss"] = *report.validation_loss;
     if (const auto bits = bits_per_byte(*report.validation_loss, bytes_per_token)) {

@@ -31,7 +31,7 @@ std::string short_duration(double seconds) {
   return fmt::format("{}h{:02}m", whole / 3600, whole / 60 % 60);
 }
 
-std::string format_bar(const Progress& progress, int width) {
+std::string format_bar(const RunProgress& progress, int width) {
   std::string words =
       fmt::format(" {}/{}  loss {:.4f}", progress.step, progress.steps, progress.loss);
   if (progress.validation_loss) words += fmt::format("  val {:.4f}", *progress.validation_loss);
@@ -45,7 +45,7 @@ std::string format_bar(const Progress& progress, int width) {
                      std::string(static_cast<std::size_t>(room - filled), ' '), words);
 }
 
-std::string format_plain(const Progress& progress) {
+std::string format_plain(const RunProgress& progress) {
   std::string line =
       fmt::format("step {}/{}  loss {:.4f}", progress.step, progress.steps, progress.loss);
   if (progress.validation_loss) line += fmt::format("  val {:.4f}", *progress.validation_loss);
@@ -56,7 +56,7 @@ std::string format_plain(const Progress& progress) {
   return line;
 }
 
-const Progress& ProgressMeter::update(const StepReport& report) {
+const RunProgress& ProgressMeter::update(const StepReport& report) {
   seconds_per_step_ =
       seconds_per_step_ == 0
           ? report.seconds

@@ -9,7 +9,7 @@
 namespace lockstep {
 
 // What there is to say about a run under way.
-struct Progress {
+struct RunProgress {
   std::int64_t step = 0;
   std::int64_t steps = 0;
   double loss = 0;
@@ -24,18 +24,18 @@ std::string short_number(double value);
 std::string short_duration(double seconds);
 
 // One line of at most `width` columns, with a bar that takes what the words leave.
-std::string format_bar(const Progress& progress, int width);
+std::string format_bar(const RunProgress& progress, int width);
 // One line for a log file.
-std::string format_plain(const Progress& progress);
+std::string format_plain(const RunProgress& progress);
 
 // Turns steps into progress: averages the speed over the last of them.
 class ProgressMeter {
  public:
   explicit ProgressMeter(std::int64_t steps) { progress_.steps = steps; }
-  const Progress& update(const StepReport& report);
+  const RunProgress& update(const StepReport& report);
 
  private:
-  Progress progress_;
+  RunProgress progress_;
   double seconds_per_step_ = 0;
 };
 

@@ -6,7 +6,9 @@
 
 #include <algorithm>
 #include <cstdio>
+#include <utility>
 
+#include "lockstep/base/log.h"
 #include "lockstep/report/metrics.h"
 
 namespace lockstep {
@@ -54,7 +56,7 @@ TrainingLog::~TrainingLog() {
 }
 
 void TrainingLog::step(const StepReport& report) {
-  const Progress& progress = meter_.update(report);
+  const RunProgress& progress = meter_.update(report);
   switch (style_) {
     case LogStyle::kBar:
       draw(progress, report.validation_loss.has_value() || report.step == progress.steps);
@@ -73,7 +75,12 @@ void TrainingLog::step(const StepReport& report) {
   }
 }
 
-void TrainingLog::draw(const Progress& progress, bool now) {
+void TrainingLog::note(const std::string& text) {
+  if (std::exchange(line_open_, false)) std::fputs("\n", stderr);
+  log_line(LogLevel::kWarning, text);
+}
+
+void TrainingLog::draw(const RunProgress& progress, bool now) {
   const auto time = std::chrono::steady_clock::now();
   if (!now && line_open_ && time - drawn_ < kRedraw) return;
   drawn_ = time;

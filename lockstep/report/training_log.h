@@ -22,9 +22,11 @@ class TrainingLog {
   TrainingLog(LogStyle style, std::int64_t steps, double bytes_per_token);
   ~TrainingLog();
   void step(const StepReport& report);
+  // A line on stderr that is no step's.
+  void note(const std::string& text);
 
  private:
-  void draw(const Progress& progress, bool now);
+  void draw(const RunProgress& progress, bool now);
 
   const LogStyle style_;
   const double bytes_per_token_;

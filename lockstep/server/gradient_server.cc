@@ -131,7 +131,6 @@ void GradientServer::broadcast(const RoundResult& result) {
 LaneStep::Piece GradientServer::reduce_lanes(std::uint64_t step) {
   LOCKSTEP_CHECK(membership_.complete());
   lanes_.emplace(step, names());
-  owe_all(fmt::format("its lanes of step {}", step));
   run([this] { return lanes_->done(); });
   lanes_.reset();
   return std::move(*std::exchange(last_piece_, std::nullopt));

@@ -130,7 +130,7 @@ class GradientServer {
   Membership membership_;
   std::vector<std::optional<Line>> lines_;  // by worker
   PayloadPool pool_;
-  std::optional<Round> round_;
+  std::optional<AverageRound> round_;
   std::shared_ptr<Payload> output_;  // of the round
   std::optional<LaneStep> lanes_;
   std::optional<LaneStep::Piece> last_piece_;

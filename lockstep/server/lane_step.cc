@@ -57,6 +57,7 @@ bool LaneStep::offer(int worker, const GradientHead& head) {
                      first.tail_count));
   }
   waiting_at_[static_cast<std::size_t>(worker)].reset();
+  begun_ = true;
   return true;
 }
 

@@ -33,6 +33,8 @@ class LaneStep {
   };
   // The finished piece, once; the next may then be opened.
   std::optional<Piece> take_finished();
+  // A frame of the step has been accepted.
+  bool begun() const { return begun_; }
   bool done() const { return done_; }
   // It has brought something for the open piece, or is ahead of it.
   bool has_brought(int worker) const;
@@ -54,6 +56,7 @@ class LaneStep {
   std::optional<Open> open_;
   std::vector<bool> brought_;
   std::vector<std::optional<std::uint64_t>> waiting_at_;  // offset of a frame that was put off
+  bool begun_ = false;
   bool done_ = false;
 };
 

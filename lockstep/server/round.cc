@@ -53,8 +53,8 @@ std::string describe(const RoundKey& key) {
   return "?";
 }
 
-Round::Round(const RoundKey& key, Average average, std::vector<std::string> names,
-             std::vector<std::uint64_t> shards)
+AverageRound::AverageRound(const RoundKey& key, Average average, std::vector<std::string> names,
+                           std::vector<std::uint64_t> shards)
     : key_(key), average_(average) {
   LOCKSTEP_CHECK(!names.empty() && names.size() == shards.size());
   for (std::size_t i = 0; i < names.size(); ++i) {
@@ -62,19 +62,19 @@ Round::Round(const RoundKey& key, Average average, std::vector<std::string> name
   }
 }
 
-void Round::fail(ErrorCode code, int worker, const std::string& what) const {
+void AverageRound::fail(ErrorCode code, int worker, const std::string& what) const {
   throw Error(code, fmt::format("{} {}", workers_[static_cast<std::size_t>(worker)].name, what),
               worker);
 }
 
-void Round::check_tag(int worker, WireTag tag) const {
+void AverageRound::check_tag(int worker, WireTag tag) const {
   if (tag == tag_of(key_.kind)) return;
   fail(ErrorCode::kUnexpectedMessage, worker,
        fmt::format("sent a {}; a {} is expected, for {}", to_string(tag),
                    to_string(tag_of(key_.kind)), describe(key_)));
 }
 
-void Round::begin(int worker, const GradientHead& head) {
+void AverageRound::begin(int worker, const GradientHead& head) {
   check_tag(worker, head.tag);
   if (head.step != key_.step) {
     fail(ErrorCode::kStepMismatch, worker,
@@ -98,7 +98,7 @@ void Round::begin(int worker, const GradientHead& head) {
   workers_[static_cast<std::size_t>(worker)].begun = true;
 }
 
-void Round::check_block(int worker, const GradientHead& head) {
+void AverageRound::check_block(int worker, const GradientHead& head) {
   if (head.block_idx >= head.num_blocks) {
     fail(ErrorCode::kBlockMismatch, worker,
          fmt::format("sent block {} of {} blocks", head.block_idx, head.num_blocks));
@@ -119,7 +119,7 @@ void Round::check_block(int worker, const GradientHead& head) {
   }
 }
 
-void Round::compare_with_first(int worker, const GradientHead& head) {
+void AverageRound::compare_with_first(int worker, const GradientHead& head) {
   const std::string& other = workers_[static_cast<std::size_t>(first_)].name;
   if (head.count != first_head_.count) {
     fail(ErrorCode::kSizeMismatch, worker,
@@ -138,7 +138,7 @@ void Round::compare_with_first(int worker, const GradientHead& head) {
   }
 }
 
-void Round::set_totals(int worker, float loss, std::uint64_t correct, std::uint64_t total) {
+void AverageRound::set_totals(int worker, float loss, std::uint64_t correct, std::uint64_t total) {
   Worker& each = workers_[static_cast<std::size_t>(worker)];
   LOCKSTEP_CHECK(each.begun && !each.totals);
   if (!std::isfinite(loss)) {
@@ -153,19 +153,19 @@ void Round::set_totals(int worker, float loss, std::uint64_t correct, std::uint6
   each.totals = Totals{loss, correct, total};
 }
 
-bool Round::waits_for_totals(int worker) const {
+bool AverageRound::waits_for_totals(int worker) const {
   return key_.kind == RoundKind::kVector && average_ == Average::kWeighted &&
          !workers_[static_cast<std::size_t>(worker)].totals;
 }
 
-bool Round::ready() const {
+bool AverageRound::ready() const {
   for (std::size_t i = 0; i < workers_.size(); ++i) {
     if (!workers_[i].begun || waits_for_totals(static_cast<int>(i))) return false;
   }
   return output_ != nullptr;
 }
 
-void Round::prepare() {
+void AverageRound::prepare() {
   std::vector<std::uint64_t> weights;
   for (const Worker& worker : workers_) {
     weights.push_back(worker.totals ? worker.totals->total : worker.shard);
@@ -173,7 +173,7 @@ void Round::prepare() {
   averager_.emplace(average_, std::move(weights));
 }
 
-void Round::advance(std::span<const std::byte* const> inputs, std::size_t count) {
+void AverageRound::advance(std::span<const std::byte* const> inputs, std::size_t count) {
   LOCKSTEP_CHECK(ready() && done_ + count <= *count_);
   if (!averager_) prepare();
   if (const auto defect = averager_->run(inputs, output_ + done_, count)) {
@@ -188,7 +188,7 @@ void Round::advance(std::span<const std::byte* const> inputs, std::size_t count)
   done_ += count;
 }
 
-std::string Round::element_name(std::uint64_t index) const {
+std::string AverageRound::element_name(std::uint64_t index) const {
   std::uint64_t begin = 0;
   for (std::size_t i = 0; i < first_head_.component_sizes.size(); ++i) {
     const std::uint64_t size = first_head_.component_sizes[i];
@@ -201,7 +201,7 @@ std::string Round::element_name(std::uint64_t index) const {
   return fmt::format("element {}", index);
 }
 
-void Round::end(int worker, const GradientFoot& foot) {
+void AverageRound::end(int worker, const GradientFoot& foot) {
   Worker& each = workers_[static_cast<std::size_t>(worker)];
   LOCKSTEP_CHECK(each.begun && !each.ended && done_ == *count_);
   if (key_.kind == RoundKind::kVector) {
@@ -220,11 +220,11 @@ void Round::end(int worker, const GradientFoot& foot) {
   each.ended = true;
 }
 
-bool Round::complete() const {
+bool AverageRound::complete() const {
   return std::ranges::all_of(workers_, [](const Worker& worker) { return worker.ended; });
 }
 
-RoundResult Round::result() const {
+RoundResult AverageRound::result() const {
   LOCKSTEP_CHECK(complete());
   RoundResult result;
   result.key = key_;

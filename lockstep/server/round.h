@@ -45,11 +45,11 @@ struct RoundResult {
 
 // The checks and the arithmetic of a round; no I/O. Every check that fails throws an Error that
 // names the worker at fault and both values.
-class Round {
+class AverageRound {
  public:
   // `names[w]` is how messages call worker w; `shards[w]` is the number of samples it was given.
-  Round(const RoundKey& key, Average average, std::vector<std::string> names,
-        std::vector<std::uint64_t> shards);
+  AverageRound(const RoundKey& key, Average average, std::vector<std::string> names,
+               std::vector<std::uint64_t> shards);
 
   const RoundKey& key() const { return key_; }
   // A gradient of this kind and step is expected from the worker, and no other.

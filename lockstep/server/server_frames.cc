@@ -67,6 +67,10 @@ void GradientServer::handle(int worker, const SmallMessage& message) {
     return;
   }
   if (const auto* halted = std::get_if<Halt>(&message); halted && each.ours) {
+    // All workers have found it together and say it alike.
+    if (halted->error.code == ErrorCode::kCollectiveMismatch) {
+      throw Error(halted->error.code, halted->error.message, worker);
+    }
     throw Error(ErrorCode::kAborted,
                 fmt::format("{} gave up: {}: {}", membership_.name(worker),
                             to_string(halted->error.code), halted->error.message),
@@ -156,7 +160,10 @@ bool GradientServer::process_lanes(int worker) {
                               kMostPieceBytes, kMostTailBytes),
                   worker);
     }
+    const bool first = !lanes_->begun();
     if (!lanes_->offer(worker, head)) return false;
+    // Until somebody brings something all may be computing, for as long as they like.
+    if (first) owe_all(fmt::format("its lanes of step {}", head.step));
     each.accepted = true;
     each.incoming.data.reserve(static_cast<std::size_t>(head.count));
   }

@@ -149,7 +149,10 @@ void WorkerClient::take_control() {
     if (!control) return;
     const auto message = channel_.take_small();
     if (!message) return;
-    if (const auto* halt = std::get_if<Halt>(&*message)) throw halt->error.error();
+    if (const auto* halt = std::get_if<Halt>(&*message)) {
+      halted_ = true;
+      throw halt->error.error();
+    }
   }
 }
 
@@ -173,6 +176,8 @@ void WorkerClient::drive(const std::string& what, const std::function<bool()>& d
       wait(what, since);
     }
   } catch (const Error& error) {
+    // While the buffers of what is half sent are still there.
+    if (!halted_ && !channel_.ended()) tell(error);
     fail(error);
   }
 }
@@ -184,9 +189,11 @@ void WorkerClient::wait(const std::string& what, Clock::time_point since) {
   if (reading && channel_.full()) channel_.set_window(2 * channel_.window());
   const short events = channel_.wants_to_send() ? POLLIN | POLLOUT : POLLIN;
   pollfd entries[2] = {{channel_.socket().fd(), events, 0}, {stop_fd_, POLLIN, 0}};
-  const auto wake = Deadline::after(timeout_ / 5);
+  const auto wake = earlier(Deadline::after(timeout_ / 5), deadline_);
   if (::poll(entries, 2, wake.poll_timeout()) < 0 && errno != EINTR) throw_io("polling", errno);
-  if (entries[1].revents != 0) throw Error(ErrorCode::kAborted, "this worker was told to stop");
+  if (entries[1].revents != 0) {
+    throw why_stop_ ? why_stop_() : Error(ErrorCode::kAborted, "this worker was told to stop");
+  }
   if (entries[0].revents & (POLLIN | POLLHUP | POLLERR)) {
     if (reading) {
       fill();
@@ -194,7 +201,12 @@ void WorkerClient::wait(const std::string& what, Clock::time_point since) {
       last_heard_ = Clock::now();
     }
   }
-  check_limits(what, since, Clock::now());
+  const auto now = Clock::now();
+  check_limits(what, since, now);
+  if (now >= deadline_.time()) {
+    throw Error(ErrorCode::kTimeout, fmt::format("{} has not brought {} by the deadline",
+                                                 channel_.socket().peer(), what));
+  }
 }
 
 void WorkerClient::check_limits(const std::string& what, Clock::time_point since,
@@ -245,16 +257,32 @@ std::optional<Shard> WorkerClient::next_shard() {
   return Shard{shard->step, shard->shard_start, shard->shard_end};
 }
 
-void WorkerClient::set_stop(int fd) {
+void WorkerClient::set_stop(int fd, std::function<Error()> why) {
   const Lock lock(mutex_);
   stop_fd_ = fd;
+  why_stop_ = std::move(why);
+}
+
+void WorkerClient::set_deadline(Deadline deadline) {
+  const Lock lock(mutex_);
+  deadline_ = deadline;
+}
+
+std::optional<SocketAddress> WorkerClient::own_address() const {
+  const SocketAddress address = channel_.socket().local_address();
+  if (address.family() != AF_INET && address.family() != AF_INET6) return std::nullopt;
+  return address;
 }
 
 void WorkerClient::abort(const Error& reason) {
   const Lock lock(mutex_);
   if (failure_) return;
   failure_ = reason;
-  if (!ours_) return;
+  tell(reason);
+}
+
+void WorkerClient::tell(const Error& reason) {
+  if (!ours_ || worker_id_ < 0) return;
   try {
     channel_.drop_unsent();
     channel_.queue(encode(

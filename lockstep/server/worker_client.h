@@ -58,6 +58,10 @@ class WorkerClient {
   int total_workers() const { return total_workers_; }
   // The coordinator's; nothing where it speaks the original protocol.
   const std::optional<JobSettings>& settings() const { return settings_; }
+  // "the coordinator (10.0.0.1:4700)"
+  const std::string& coordinator() const { return channel_.socket().peer(); }
+  // Nothing where both are in one process.
+  std::optional<SocketAddress> own_address() const;
 
   // The samples of the next step, or nothing: the job is done.
   std::optional<Shard> next_shard();
@@ -85,8 +89,11 @@ class WorkerClient {
                                    std::span<const LanePart> parts, std::size_t tail_count,
                                    std::span<float> sum);
 
-  // A descriptor that, once readable, ends calls with Error{kAborted}.
-  void set_stop(int fd);
+  // A descriptor that, once readable, ends calls with the error that `why` gives then, or with
+  // Error{kAborted}. The coordinator is told.
+  void set_stop(int fd, std::function<Error()> why = {});
+  // Calls end with Error{kTimeout} at this time at the latest.
+  void set_deadline(Deadline deadline);
 
   // Tells the coordinator why this worker gives up, as well as it can at once, and leaves.
   void abort(const Error& reason);
@@ -114,6 +121,7 @@ class WorkerClient {
   // Opens the gradient that is at the front, if it is there, and compares it with what is expected.
   bool open_expected(const GradientHead& expected);
   [[noreturn]] void fail(const Error& error);
+  void tell(const Error& reason);
   std::string gone() const;
 
   // Constant after joining.
@@ -127,6 +135,9 @@ class WorkerClient {
   std::condition_variable stopping_;
   bool stop_ = false;  // guarded by mutex_, as is all below
   int stop_fd_ = -1;
+  std::function<Error()> why_stop_;
+  Deadline deadline_ = Deadline::at(Clock::time_point::max());
+  bool halted_ = false;  // the coordinator has told us why
   FrameChannel channel_;
   std::optional<Error> failure_;
   Clock::time_point last_heard_;

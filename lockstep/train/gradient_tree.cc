@@ -3,7 +3,6 @@
 #include <algorithm>
 #include <utility>
 
-#include "lockstep/base/check.h"
 #include "lockstep/comm/kernels.h"
 
 namespace lockstep {
@@ -32,35 +31,28 @@ LaneSchedule schedule_lanes(std::span<const TreeNode> partials) {
   schedule.partials.assign(partials.begin(), partials.end());
   for (std::uint32_t i = 0; i < partials.size(); ++i) {
     append_lanes(partials[i], i, schedule);  // the slots before it hold the partials before it
-    schedule.partial_slot.push_back(i);
   }
   return schedule;
 }
 
-GradientTree::GradientTree(LaneSchedule schedule, std::size_t size, ThreadPool& pool)
+GradientTree::GradientTree(LaneSchedule schedule, std::size_t size, const Allocate& allocate,
+                           ThreadPool& pool)
     : schedule_(std::move(schedule)), pool_(pool) {
-  for (std::uint32_t i = 0; i < schedule_.slots; ++i) slots_.emplace_back(size);
-}
-
-std::span<float> GradientTree::lane_gradient(std::size_t index) {
-  return slots_[schedule_.lanes[index].slot].span();
+  for (std::uint32_t i = 0; i < schedule_.slots; ++i) {
+    slots_.push_back(allocate(size * sizeof(float)));
+  }
 }
 
 void GradientTree::ready(std::size_t index, Range range) {
   for (const LaneMerge merge : schedule_.lanes[index].merges) {
-    float* into = slots_[merge.into].data() + range.begin;
-    const float* from = slots_[merge.from].data() + range.begin;
+    float* into = slot(merge.into).data() + range.begin;
+    const float* from = slot(merge.from).data() + range.begin;
     pool_.run((range.size() + kPiece - 1) / kPiece, [&](std::size_t piece) {
       const std::size_t begin = piece * kPiece;
       combine(ReduceOp::kSum, DataType::kF32, into + begin, into + begin, from + begin,
               std::min(kPiece, range.size() - begin));
     });
   }
-}
-
-std::span<const float> GradientTree::partial(std::size_t index) const {
-  LOCKSTEP_CHECK(index < schedule_.partials.size());
-  return slots_[schedule_.partial_slot[index]].span();
 }
 
 }  // namespace lockstep

@@ -2,12 +2,13 @@
 
 #include <cstddef>
 #include <cstdint>
+#include <functional>
 #include <span>
 #include <vector>
 
 #include "lockstep/base/canonical_tree.h"
-#include "lockstep/base/float_buffer.h"
 #include "lockstep/base/thread_pool.h"
+#include "lockstep/comm/buffer.h"
 #include "lockstep/model/layout.h"
 
 namespace lockstep {
@@ -26,11 +27,10 @@ struct LaneWork {
   std::vector<LaneMerge> merges;  // once it is there, in this order
 };
 struct LaneSchedule {
-  std::vector<LaneWork> lanes;              // in the order in which they are to be computed
-  std::vector<TreeNode> partials;           // the worker's maximal nodes
-  std::vector<std::uint32_t> partial_slot;  // where each of them ends up
-  std::uint32_t slots =
-      0;  // at most the partials, and floor(log2(n)) for the n lanes of the largest
+  std::vector<LaneWork> lanes;     // in the order in which they are to be computed
+  std::vector<TreeNode> partials;  // the worker's maximal nodes; partial i ends up in slot i
+  // At most the partials, and floor(log2(n)) for the n lanes of the largest.
+  std::uint32_t slots = 0;
 };
 
 // For the maximal nodes of one worker, as owned_nodes() gives them.
@@ -40,20 +40,25 @@ LaneSchedule schedule_lanes(std::span<const TreeNode> partials);
 // while the rest is still being computed. One thread at a time.
 class GradientTree {
  public:
-  GradientTree(LaneSchedule schedule, std::size_t size, ThreadPool& pool);
+  // Where the slots come from; a communicator's allocate() gives memory that others read directly.
+  using Allocate = std::function<Buffer(std::size_t bytes)>;
+
+  GradientTree(LaneSchedule schedule, std::size_t size, const Allocate& allocate, ThreadPool& pool);
 
   const LaneSchedule& schedule() const { return schedule_; }
   // Where the gradient of the `index`-th lane of the schedule goes. It may overwrite all of it once
   // the lanes before are done.
-  std::span<float> lane_gradient(std::size_t index);
+  std::span<float> lane_gradient(std::size_t index) { return slot(schedule_.lanes[index].slot); }
   // Elements `range` of that gradient are final: adds them to the open sums.
   void ready(std::size_t index, Range range);
   // The sum over the lanes of a partial, when all of them are done.
-  std::span<const float> partial(std::size_t index) const;
+  std::span<float> partial(std::size_t index) { return slot(index); }
 
  private:
+  std::span<float> slot(std::size_t index) { return slots_[index].as<float>(); }
+
   LaneSchedule schedule_;
-  std::vector<FloatBuffer> slots_;
+  std::vector<Buffer> slots_;
   ThreadPool& pool_;
 };
 

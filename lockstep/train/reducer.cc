@@ -1,21 +1,224 @@
 #include "lockstep/train/reducer.h"
 
+#include <algorithm>
+
+#include "lockstep/base/canonical_tree.h"
+#include "lockstep/base/check.h"
+#include "lockstep/comm/calls.h"
+#include "lockstep/comm/kernels.h"
+#include "lockstep/model/norm.h"
+#include "lockstep/train/bf16_wire.h"
+
 namespace lockstep {
+namespace {
 
-GradientReducer::GradientReducer(std::uint32_t lanes, std::size_t size, ThreadPool& pool)
-    : tree_(schedule_lanes(owned_nodes(even_owners(lanes, 1), 0)), size, pool), tails_(lanes) {}
-
-ReducedStep GradientReducer::finish(Deadline) {  // nobody else to wait for
-  return {tree_.partial(0), sum_tails(tails_)};
+// Whole norm blocks, so that a bucket's edge is never inside one.
+std::vector<Range> cut_buckets(std::size_t size, std::size_t bucket_bytes) {
+  const std::size_t block_bytes = kNormBlock * sizeof(float);
+  const std::size_t elements = std::max<std::size_t>(1, bucket_bytes / block_bytes) * kNormBlock;
+  std::vector<Range> buckets;
+  for (std::size_t begin = 0; begin < size; begin += elements) {
+    buckets.push_back({begin, std::min(size, begin + elements)});
+  }
+  return buckets;
 }
 
-Tail sum_tails(std::span<const Tail> tails) {
-  if (tails.empty()) return {};
-  if (tails.size() == 1) return tails[0];
-  const std::size_t middle = tree_split(static_cast<std::uint32_t>(tails.size()));
-  const Tail left = sum_tails(tails.first(middle));
-  const Tail right = sum_tails(tails.subspan(middle));
-  return {left.loss + right.loss, left.tokens + right.tokens};
+// The tree over the elements of `lanes`, number by number.
+std::vector<double> tree_sum_of(std::span<const std::vector<double>> lanes) {
+  if (lanes.size() == 1) return lanes[0];
+  const std::size_t middle = tree_split(static_cast<std::uint32_t>(lanes.size()));
+  std::vector<double> sum = tree_sum_of(lanes.first(middle));
+  const std::vector<double> right = tree_sum_of(lanes.subspan(middle));
+  for (std::size_t i = 0; i < sum.size(); ++i) sum[i] += right[i];
+  return sum;
+}
+
+}  // namespace
+
+std::string_view to_string(Reduction reduction) {
+  switch (reduction) {
+    case Reduction::kTree: return "tree";
+    case Reduction::kRing: return "ring";
+    case Reduction::kNative: return "native";
+  }
+  return "?";
+}
+
+Range shard_range(std::size_t size, int rank, int world_size) {
+  const auto n = static_cast<std::size_t>(world_size);
+  const auto r = static_cast<std::size_t>(rank);
+  const std::size_t blocks = norm_blocks(size);
+  const auto edge = [&](std::size_t part) {
+    return std::min(size, blocks * part / n * kNormBlock);
+  };
+  return {edge(r), edge(r + 1)};
+}
+
+GradientReducer::GradientReducer(Communicator& communicator, LeafOwners owners,
+                                 std::vector<std::span<float>> partials,
+                                 const ReducerOptions& options)
+    : communicator_(communicator),
+      owners_(std::move(owners)),
+      nodes_(owned_nodes(owners_, communicator.rank())),
+      partials_(std::move(partials)),
+      options_(options) {
+  LOCKSTEP_CHECK(!partials_.empty() && partials_.size() == nodes_.size());
+  const std::size_t size = partials_[0].size();
+  for (const std::span<float> partial : partials_) LOCKSTEP_CHECK(partial.size() == size);
+  buckets_ = cut_buckets(size, options.bucket_bytes);
+  shard_ = options.shard ? shard_range(size, communicator.rank(), communicator.world_size())
+                         : Range{0, size};
+  if (options.wire == DataType::kBf16) {
+    residual_ = FloatBuffer(size);
+    rounded_.resize(size);
+  }
+}
+
+// The memory that buckets under way use is about to go.
+GradientReducer::~GradientReducer() {
+  for (Work& work : works_) {
+    try {
+      work.wait(Deadline::after({}));
+    } catch (const Error&) {  // told to whoever waited first
+    }
+  }
+}
+
+double GradientReducer::traffic() const {
+  if (options_.reduction != Reduction::kTree || options_.wire != DataType::kF32) return 1;
+  return static_cast<double>(maximal_nodes(owners_).size()) / communicator_.world_size();
+}
+
+void GradientReducer::begin(std::int64_t step) {
+  LOCKSTEP_CHECK(works_.empty());
+  step_ = step;
+  final_ = 0;
+  withheld_ = 0;
+}
+
+void GradientReducer::ready(Range range) {
+  LOCKSTEP_CHECK(range.begin == final_);
+  final_ = range.end;
+  if (!options_.overlap) return;
+  while (works_.size() < buckets_.size() && buckets_[works_.size()].end <= final_) {
+    launch(works_.size());
+  }
+}
+
+void GradientReducer::launch(std::size_t bucket) {
+  const Range range = buckets_[bucket];
+  CallOptions options;
+  options.step = static_cast<std::uint32_t>(step_);
+  options.bucket = static_cast<std::uint32_t>(bucket);
+  if (communicator_.finite_only()) withhold_non_finite(range);
+  const bool exact = options_.reduction == Reduction::kTree && options_.wire == DataType::kF32;
+  Call call = exact ? tree_call(range, options) : order_free_call(range, options);
+  if (options_.overlap) {
+    works_.push_back(communicator_.start(std::move(call)));
+  } else {
+    communicator_.run(std::move(call));
+  }
+}
+
+Call GradientReducer::tree_call(Range range, const CallOptions& options) {
+  std::vector<ConstBufferView> partials;
+  for (const std::span<float> partial : partials_) {
+    partials.emplace_back(std::span<const float>(partial.subspan(range.begin, range.size())));
+  }
+  const Range own = own_part(range);
+  const BufferView out(partials_[0].subspan(own.begin, own.size()));
+  if (!options_.shard) {
+    return calls::reduce_nodes(std::move(partials), owners_, out, ReduceOp::kSum, options);
+  }
+  return calls::reduce_scatter_nodes(std::move(partials), owners_, out, shard_counts(range),
+                                     ReduceOp::kSum, options);
+}
+
+Call GradientReducer::order_free_call(Range range, const CallOptions& options) {
+  add_partials(range);
+  CallOptions chosen = options;
+  if (options_.reduction == Reduction::kRing) chosen.algorithm = Algorithm::kRing;
+  if (options_.reduction == Reduction::kNative) chosen.algorithm = Algorithm::kNative;
+  const std::span<float> sum = partials_[0].subspan(range.begin, range.size());
+  BufferView data(sum);
+  if (options_.wire == DataType::kBf16) {
+    const std::span<BFloat16> rounded = std::span(rounded_).subspan(range.begin, range.size());
+    round_with_feedback(sum, residual_.span().subspan(range.begin, range.size()), rounded);
+    data = BufferView(rounded);
+  }
+  if (!options_.shard) return calls::all_reduce(data, ReduceOp::kSum, chosen);
+  const Range own = own_part(range);
+  return calls::reduce_scatter(data, data.slice(own.begin - range.begin, own.size()),
+                               ReduceOp::kSum, shard_counts(range), chosen);
+}
+
+void GradientReducer::add_partials(Range range) {
+  float* sum = partials_[0].data() + range.begin;
+  for (std::size_t i = 1; i < partials_.size(); ++i) {
+    combine(ReduceOp::kSum, DataType::kF32, sum, sum, partials_[i].data() + range.begin,
+            range.size());
+  }
+}
+
+void GradientReducer::withhold_non_finite(Range range) {
+  for (const std::span<float> partial : partials_) {
+    const std::span<float> part = partial.subspan(range.begin, range.size());
+    if (find_non_finite(DataType::kF32, part.data(), part.size()) == part.size()) continue;
+    withheld_ += 1;
+    std::ranges::fill(part, 0.0f);
+  }
+}
+
+Range GradientReducer::own_part(Range range) const {
+  const std::size_t begin = std::clamp(shard_.begin, range.begin, range.end);
+  return {begin, std::clamp(shard_.end, begin, range.end)};
+}
+
+std::vector<std::size_t> GradientReducer::shard_counts(Range range) const {
+  std::vector<std::size_t> counts;
+  for (int rank = 0; rank < communicator_.world_size(); ++rank) {
+    const Range shard = shard_range(partials_[0].size(), rank, communicator_.world_size());
+    const std::size_t begin = std::clamp(shard.begin, range.begin, range.end);
+    counts.push_back(std::clamp(shard.end, begin, range.end) - begin);
+  }
+  return counts;
+}
+
+std::vector<double> GradientReducer::sum_tails(std::span<const std::vector<double>> lane_tails) {
+  std::vector<std::vector<double>> sums;
+  std::size_t lane = 0;
+  for (const TreeNode node : nodes_) {
+    sums.push_back(tree_sum_of(lane_tails.subspan(lane, node.end - node.begin)));
+    sums.back().push_back(lane == 0 ? withheld_ : 0);
+    lane += node.end - node.begin;
+  }
+  std::vector<ConstBufferView> views;
+  for (const std::vector<double>& sum : sums) views.emplace_back(std::span<const double>(sum));
+  std::vector<double> total(lane_tails[0].size() + 1);
+  CallOptions options;
+  options.step = static_cast<std::uint32_t>(step_);
+  options.bucket = static_cast<std::uint32_t>(buckets_.size());
+  communicator_.reduce_nodes(std::move(views), owners_, std::span(total), ReduceOp::kSum, options);
+  return total;
+}
+
+ReducedStep GradientReducer::finish(std::span<const std::vector<double>> lane_tails) {
+  LOCKSTEP_CHECK(!lane_tails.empty());
+  if (!options_.overlap) {
+    for (std::size_t bucket = 0; bucket < buckets_.size(); ++bucket) launch(bucket);
+  } else {
+    ready({final_, partials_[0].size()});
+  }
+  std::vector<double> tail = sum_tails(lane_tails);  // after all buckets, which it waits for
+  for (Work& work : works_) work.wait(Deadline::after(std::chrono::seconds(1)));
+  works_.clear();
+  if (options_.wire == DataType::kBf16) {
+    widen(std::span(rounded_).subspan(shard_.begin, shard_.size()),
+          partials_[0].subspan(shard_.begin, shard_.size()));
+  }
+  const double withheld = tail.back();
+  tail.pop_back();
+  return {partials_[0], shard_, std::move(tail), withheld};
 }
 
 }  // namespace lockstep

@@ -5,97 +5,248 @@
 #include <algorithm>
 #include <chrono>
 #include <cmath>
+#include <tuple>
 #include <utility>
 
+#include "lockstep/base/check.h"
 #include "lockstep/base/error.h"
-#include "lockstep/comm/kernels.h"
 #include "lockstep/model/init.h"
 #include "lockstep/model/norm.h"
+#include "lockstep/model/weights_hash.h"
+#include "lockstep/net/host.h"
 
 namespace lockstep {
 namespace {
+
+// What travels beside the gradient. Every lane has the first three; a rank's own numbers travel
+// with its first lane, in places of their own, so that adding leaves them as they are.
+enum TailPlace : std::size_t { kLoss, kTokens, kBadLosses, kFirstRank };
+enum RankPlace : std::size_t { kStop, kSave, kFirstPhase };
+constexpr std::size_t kRankPlaces = kFirstPhase + kPhases;
+
+std::size_t rank_place(int rank) {
+  return kFirstRank + static_cast<std::size_t>(rank) * kRankPlaces;
+}
+
+constexpr std::int64_t kStragglerWindow = 10;  // steps
 
 LanePlan checked(const LanePlan& plan) {
   validate(plan);
   return plan;
 }
 
-// "model.norm.weight, element 3, is nan" for the first value of a flat buffer that is not finite.
-std::optional<std::string> name_non_finite(const ParameterLayout& layout,
-                                           std::span<const float> values) {
-  const std::size_t place = find_non_finite(DataType::kF32, values.data(), values.size());
-  if (place == values.size()) return std::nullopt;
-  for (const TensorSpec& tensor : layout.tensors()) {
-    if (place >= tensor.range.begin && place < tensor.range.end) {
-      return fmt::format("{}, element {}, is {}", tensor.name, place - tensor.range.begin,
-                         values[place]);
-    }
+std::vector<std::span<float>> partials_of(Replica& replica) {
+  std::vector<std::span<float>> partials;
+  for (std::size_t i = 0; i < replica.schedule().partials.size(); ++i) {
+    partials.push_back(replica.partial(i));
   }
-  return fmt::format("element {} is {}", place, values[place]);
+  return partials;
 }
 
-std::string list_of(std::span<const std::uint64_t> ids) {
-  std::string text;
-  for (const std::uint64_t id : ids) text += fmt::format("{}{}", text.empty() ? "" : ", ", id);
-  return text;
+std::vector<std::size_t> sizes_of_shards(std::size_t size, int world_size) {
+  std::vector<std::size_t> sizes;
+  for (int rank = 0; rank < world_size; ++rank) {
+    sizes.push_back(shard_range(size, rank, world_size).size());
+  }
+  return sizes;
 }
 
 }  // namespace
 
+LeafOwners lane_owners(const TrainerOptions& options, int world_size) {
+  const std::uint64_t lanes = options.global_batch / options.micro_batch;
+  if (lanes < static_cast<std::uint64_t>(world_size)) {
+    throw Error(ErrorCode::kInvalidArgument,
+                fmt::format("{} workers, but a step has only {} lanes (global batch {} / micro "
+                            "batch {}); a worker needs at least one",
+                            world_size, lanes, options.global_batch, options.micro_batch));
+  }
+  return even_owners(static_cast<std::uint32_t>(lanes), world_size);
+}
+
+ReplicaOptions replica_options(const TrainerOptions& options, int rank, int world_size) {
+  const std::size_t size = ParameterLayout(options.model).size();
+  ReplicaOptions result;
+  result.model = options.model;
+  result.precision = options.precision;
+  result.adamw = options.adamw;
+  result.rows = static_cast<int>(options.micro_batch);
+  result.context = options.model.context;
+  result.partials = owned_nodes(lane_owners(options, world_size), rank);
+  result.shard = options.reducer.shard ? shard_range(size, rank, world_size) : Range{0, size};
+  return result;
+}
+
+void initialise(Replica& replica, std::uint64_t seed, ThreadPool& pool) {
+  replica.complete_parameters(
+      [&](std::span<float> parameters) { initialise(replica.layout(), seed, pool, parameters); });
+}
+
 Trainer::Trainer(const TrainerOptions& options, Samples training, Samples validation,
-                 ThreadPool& pool)
+                 Replica& replica, Communicator& communicator)
     : options_(options),
       training_(std::move(training)),
       validation_(std::move(validation)),
-      pool_(pool),
+      replica_(replica),
+      communicator_(communicator),
       lanes_(checked({training_.size(), options.seed, options.global_batch, options.micro_batch})),
-      transformer_(options.model, options.precision, pool, static_cast<int>(options.micro_batch),
-                   training_.context()),
-      parameters_(layout().size()),
-      adamw_(layout(), options.adamw),
-      reducer_(lanes_.lanes(), layout().size(), pool),
+      reducer_(communicator, lane_owners(options, communicator.world_size()), partials_of(replica),
+               options.reducer),
       block_sums_(norm_blocks(layout().size())),
+      compute_seconds_(static_cast<std::size_t>(communicator.world_size())),
       sample_ids_(options.micro_batch),
       tokens_(options.micro_batch * static_cast<std::size_t>(training_.context())),
       targets_(tokens_.size()) {
-  initialise(layout(), options.seed, pool, parameters_.span());
+  LOCKSTEP_CHECK(replica.shard() == reducer_.shard());
 }
 
-std::size_t Trainer::state_bytes() const {
-  return (3 + std::size_t{reducer_.slots()}) * transformer_.layout().size() * sizeof(float);
+void Trainer::start(std::vector<Setting> more) {
+  std::vector<Setting> compared = settings();
+  compared.insert(compared.end(), more.begin(), more.end());
+  compare_settings(communicator_, compared);
+  replica_.complete_parameters(
+      [&](std::span<float> parameters) { communicator_.broadcast(parameters, 0); });
+  verify();
+}
+
+std::string Trainer::verify() {
+  const PhaseTimer timer(phases_, Phase::kVerify);
+  const std::vector<Blake3Hash> hashes = replica_.tensor_hashes();
+  compare_replicas(communicator_, layout(), hashes, step_);
+  return to_weights_hash(hash_of_hashes(hashes));
+}
+
+Batch Trainer::read_batch(const Samples& samples, std::span<const std::uint64_t> ids) {
+  const auto context = static_cast<std::size_t>(samples.context());
+  for (std::size_t row = 0; row < ids.size(); ++row) {
+    samples.read(ids[row], std::span(tokens_).subspan(row * context, context),
+                 std::span(targets_).subspan(row * context, context));
+  }
+  return {std::span(tokens_).first(ids.size() * context),
+          std::span(targets_).first(ids.size() * context), static_cast<int>(ids.size()),
+          samples.context()};
 }
 
 Batch Trainer::lane_batch(std::uint32_t lane) {
   lanes_.sample_ids(static_cast<std::uint64_t>(step_), lane, sample_ids_);
-  const auto context = static_cast<std::size_t>(training_.context());
-  for (std::size_t row = 0; row < sample_ids_.size(); ++row) {
-    training_.read(sample_ids_[row], std::span(tokens_).subspan(row * context, context),
-                   std::span(targets_).subspan(row * context, context));
-  }
-  return {tokens_, targets_, static_cast<int>(options_.micro_batch), training_.context()};
+  return read_batch(training_, sample_ids_);
 }
 
-StepReport Trainer::step() {
-  const auto begin = std::chrono::steady_clock::now();
-  for (std::size_t i = 0; i < reducer_.lane_count(); ++i) {
-    const LossSum sum = transformer_.gradient(parameters_.span(), lane_batch(reducer_.lane(i)),
-                                              reducer_.lane_gradient(i),
-                                              [&](Range range) { reducer_.ready(i, range); });
-    reducer_.lane_done(i, {sum.loss, static_cast<double>(sum.tokens)});
-  }
-  const ReducedStep reduced = reducer_.finish(Deadline::after(std::chrono::hours(1)));
-  const double norm = std::sqrt(sum_of_squares(reduced.gradient, pool_, block_sums_));
-  if (!std::isfinite(norm) || !std::isfinite(reduced.tail.loss)) halt(reduced);
+bool Trainer::skipped(std::uint32_t lane) const {
+  return std::ranges::find(options_.skip_lanes, SkippedLane{step_ + 1, lane}) !=
+         options_.skip_lanes.end();
+}
 
+// Computes a lane and returns its tail, without this rank's own numbers.
+std::vector<double> Trainer::run_lane(std::size_t index) {
+  const LaneSchedule& schedule = replica_.schedule();
+  const std::uint32_t lane = schedule.lanes[index].lane;
+  RangeReady ready;  // what is not the last lane waits for it
+  if (index + 1 == schedule.lanes.size()) {
+    ready = [&](Range range) {
+      reducer_.ready(range);
+      at("backward");
+    };
+  }
+  std::vector<double> tail(rank_place(communicator_.world_size()));
+  if (skipped(lane)) {
+    replica_.skip(index, ready);
+    return tail;
+  }
+  Batch batch;
+  {
+    const PhaseTimer timer(phases_, Phase::kData);
+    batch = lane_batch(lane);
+  }
+  const LaneResult result = replica_.gradient(batch, index, ready);
+  phases_[Phase::kForward] += result.forward_seconds;
+  phases_[Phase::kBackward] += result.backward_seconds;
+  const bool finite = std::isfinite(result.sum.loss);
+  tail[kLoss] = finite ? result.sum.loss : 0;
+  tail[kTokens] = static_cast<double>(result.sum.tokens);
+  tail[kBadLosses] = finite ? 0 : 1;
+  return tail;
+}
+
+void Trainer::add_requests(const Requests& requests, std::vector<double>& tail) const {
+  const std::span<double> own =
+      std::span(tail).subspan(rank_place(communicator_.rank()), kRankPlaces);
+  own[kStop] = requests.stop;
+  own[kSave] = requests.save ? 1 : 0;
+  std::ranges::copy(phases_.all(), own.begin() + kFirstPhase);
+}
+
+void Trainer::read_tail(std::span<const double> tail, StepReport& report) {
+  report.tokens = static_cast<std::int64_t>(tail[kTokens]);
+  report.loss = report.tokens > 0 ? tail[kLoss] / tail[kTokens] : 0;
+  for (int rank = 0; rank < communicator_.world_size(); ++rank) {
+    const std::span<const double> told = tail.subspan(rank_place(rank), kRankPlaces);
+    report.stop = std::max(report.stop, static_cast<int>(told[kStop]));
+    report.save = report.save || told[kSave] > 0;
+    PhaseTimes times;
+    std::ranges::copy(told.subspan(kFirstPhase), times.all().begin());
+    compute_seconds_[static_cast<std::size_t>(rank)] += times.compute();
+    report.phases.push_back(times);
+  }
+  if ((step_ + 1) % kStragglerWindow != 0) return;
+  report.straggler = find_straggler(compute_seconds_, options_.straggler_share);
+  std::ranges::fill(compute_seconds_, 0.0);
+}
+
+// The same number on every rank, and for any sharding.
+double Trainer::norm_of(const ReducedStep& reduced) {
+  const Range range = reduced.range;
+  const std::size_t first = range.begin / kNormBlock;
+  const std::span<double> own =
+      std::span(block_sums_).subspan(first, norm_blocks(range.end) - first);
+  replica_.block_squares(range, own);
+  if (options_.reducer.shard) {
+    std::vector<std::size_t> counts = sizes_of_shards(layout().size(), communicator_.world_size());
+    for (std::size_t& count : counts) count = norm_blocks(count);
+    communicator_.all_gather(std::span<const double>(own), std::span(block_sums_), counts);
+  }
+  return std::sqrt(tree_sum(block_sums_));
+}
+
+void Trainer::update(float factor, double learning_rate) {
+  const PhaseTimer timer(phases_, Phase::kOptimizer);
+  replica_.update(factor, learning_rate, step_);
+  if (!options_.reducer.shard) return;
+  const Range own = replica_.shard();
+  replica_.complete_parameters([&](std::span<float> parameters) {
+    communicator_.all_gather(std::span<const float>(parameters.subspan(own.begin, own.size())),
+                             parameters,
+                             sizes_of_shards(layout().size(), communicator_.world_size()));
+  });
+}
+
+StepReport Trainer::step(const Requests& requests) {
+  const auto begin = std::chrono::steady_clock::now();
+  at("step");
+  reducer_.begin(step_ + 1);
+  std::vector<std::vector<double>> tails;
+  for (std::size_t i = 0; i < replica_.schedule().lanes.size(); ++i) tails.push_back(run_lane(i));
+  add_requests(requests, tails[0]);
+  phases_ = {};
+  at("communication");
   StepReport report;
-  report.tokens = static_cast<std::int64_t>(reduced.tail.tokens);
-  report.loss = reduced.tail.loss / reduced.tail.tokens;
-  report.gradient_norm = norm / reduced.tail.tokens;
+  double norm = 0;
+  {
+    const PhaseTimer timer(phases_, Phase::kCommunication);
+    const ReducedStep reduced = reducer_.finish(tails);
+    norm = norm_of(reduced);
+    if (!std::isfinite(norm) || reduced.withheld > 0 || reduced.tail[kBadLosses] > 0) halt(reduced);
+    read_tail(reduced.tail, report);
+  }
+  at("update");
+  report.gradient_norm = report.tokens > 0 ? norm / static_cast<double>(report.tokens) : 0;
   report.learning_rate = learning_rate(options_.schedule, step_);
-  const float factor = gradient_factor(norm, report.tokens, options_.clip);
-  adamw_.step(parameters_.span(), reduced.gradient, factor, report.learning_rate, step_, pool_);
+  if (report.tokens > 0) {  // else every lane was left out
+    update(gradient_factor(norm, report.tokens, options_.clip), report.learning_rate);
+  }
   report.step = ++step_;
   report.epoch = lanes_.epochs(static_cast<std::uint64_t>(step_));
+  if (options_.verify_every > 0 && step_ % options_.verify_every == 0) verify();
   report.seconds = std::chrono::duration<double>(std::chrono::steady_clock::now() - begin).count();
   return report;
 }
@@ -103,30 +254,44 @@ StepReport Trainer::step() {
 std::optional<double> Trainer::evaluate() {
   const std::uint64_t count = std::min(options_.eval_samples, validation_.size());
   if (count == 0) return std::nullopt;
-  const auto context = static_cast<std::size_t>(validation_.context());
-  LossSum sum;
-  for (std::uint64_t first = 0; first < count; first += options_.micro_batch) {
-    const std::size_t rows = std::min(options_.micro_batch, count - first);
-    for (std::size_t row = 0; row < rows; ++row) {  // spread evenly
-      validation_.read((first + row) * validation_.size() / count,
-                       std::span(tokens_).subspan(row * context, context),
-                       std::span(targets_).subspan(row * context, context));
+  const std::uint64_t batches = (count + options_.micro_batch - 1) / options_.micro_batch;
+  const auto first_of = [&](int rank) {
+    return batches * static_cast<std::uint64_t>(rank) /
+           static_cast<std::uint64_t>(communicator_.world_size());
+  };
+  const int rank = communicator_.rank();
+  std::vector<double> own;
+  for (std::uint64_t batch = first_of(rank); batch < first_of(rank + 1); ++batch) {
+    const std::uint64_t first = batch * options_.micro_batch;
+    std::vector<std::uint64_t> ids(std::min(options_.micro_batch, count - first));
+    for (std::size_t row = 0; row < ids.size(); ++row) {  // spread evenly
+      ids[row] = (first + row) * validation_.size() / count;
     }
-    const Batch batch = {std::span(tokens_).first(rows * context),
-                         std::span(targets_).first(rows * context), static_cast<int>(rows),
-                         validation_.context()};
-    const LossSum part = transformer_.loss(parameters_.span(), batch);
-    sum.loss += part.loss;
-    sum.tokens += part.tokens;
+    const LossSum sum = replica_.loss(read_batch(validation_, ids));
+    own.push_back(sum.loss);
+    own.push_back(static_cast<double>(sum.tokens));
   }
-  return sum.loss / static_cast<double>(sum.tokens);
+  std::vector<std::size_t> counts;
+  for (int i = 0; i < communicator_.world_size(); ++i) {
+    counts.push_back(2 * (first_of(i + 1) - first_of(i)));
+  }
+  std::vector<double> all(2 * batches);
+  communicator_.all_gather(std::span<const double>(own), std::span(all), counts);
+  std::vector<double> losses, tokens;
+  for (std::uint64_t batch = 0; batch < batches; ++batch) {
+    losses.push_back(all[2 * batch]);
+    tokens.push_back(all[2 * batch + 1]);
+  }
+  return tree_sum(losses) / tree_sum(tokens);
 }
 
-void Trainer::run(const std::atomic<int>& stop,
+void Trainer::run(const std::function<Requests()>& requests,
                   const std::function<void(const StepReport&)>& report) {
-  while (step_ < options_.schedule.steps && stop.load() == 0) {
-    StepReport done = step();
-    const bool last = step_ == options_.schedule.steps || stop.load() != 0;
+  bool stopped = false;
+  while (step_ < options_.schedule.steps && !stopped) {
+    StepReport done = step(requests());
+    stopped = done.stop != 0;
+    const bool last = step_ == options_.schedule.steps || stopped;
     if (last || (options_.eval_every > 0 && step_ % options_.eval_every == 0)) {
       done.validation_loss = evaluate();
     }
@@ -134,26 +299,60 @@ void Trainer::run(const std::atomic<int>& stop,
   }
 }
 
-// Lanes are pure functions, so the culprit is found by computing them once more, one by one.
-void Trainer::halt(const ReducedStep& reduced) {
-  const auto fail = [&](const std::string& what) {
-    throw Error(ErrorCode::kNonFinite,
-                fmt::format("step {}: {}; no weights were changed", step_ + 1, what));
-  };
-  if (const auto bad = name_non_finite(layout(), parameters_.span())) fail("weight " + *bad);
-  const auto sum_is_bad = name_non_finite(layout(), reduced.gradient);
-  for (std::uint32_t lane = 0; lane < lanes_.lanes(); ++lane) {
-    const std::span<float> gradient = reducer_.lane_gradient(0);
-    const LossSum sum = transformer_.gradient(parameters_.span(), lane_batch(lane), gradient, {});
-    const std::string who = fmt::format("lane {} (samples {})", lane, list_of(sample_ids_));
-    if (const auto bad = name_non_finite(layout(), gradient)) {
-      fail(fmt::format("{}: the gradient of {}", who, *bad));
-    }
-    if (!std::isfinite(sum.loss)) fail(fmt::format("{}: the loss is {}", who, sum.loss));
+// Lanes are pure functions, so a rank finds the culprit by computing its own once more, one by one.
+HaltReport Trainer::find_culprit(const ReducedStep& reduced) {
+  HaltReport report;
+  report.step = step_ + 1;
+  report.rank = communicator_.rank();
+  report.host = this_host().hostname;
+  report.what = "weight";
+  bool found = false;
+  replica_.complete_parameters([&](std::span<float> parameters) {
+    found = find_non_finite_tensor(layout(), parameters, report);
+  });
+  if (found) return report;
+  HaltReport sum = report;
+  sum.what = "sum";
+  const bool bad_sum = reduced.range.size() == layout().size() &&
+                       find_non_finite_tensor(layout(), reduced.gradient, sum);
+  report.what = "gradient";
+  for (const LaneWork& work : replica_.schedule().lanes) {
+    report.lane = work.lane;
+    if (skipped(work.lane)) continue;
+    LossSum loss;
+    const std::span<const float> gradient = replica_.single_gradient(lane_batch(work.lane), loss);
+    report.samples = sample_ids_;
+    if (find_non_finite_tensor(layout(), gradient, report)) return report;
+    if (std::isfinite(loss.loss)) continue;
+    report.what = "loss";
+    report.value = fmt::format("{}", loss.loss);
+    return report;
   }
-  fail(fmt::format("the lanes are finite, but their sum is not: the gradient of {}",
-                   sum_is_bad.value_or("nothing")));
-  std::abort();  // fail() throws
+  if (bad_sum) return sum;
+  report.what.clear();  // nothing here
+  return report;
+}
+
+void Trainer::halt(const ReducedStep& reduced) {
+  const std::string own = to_json(find_culprit(reduced));
+  // A bad lane before a bad sum, which it would explain; of several, the first.
+  const auto weight = [](const HaltReport& report) {
+    const int kind = report.what.empty() ? 3 : report.what == "sum" ? 2 : 1;
+    return std::tuple(kind, report.lane, report.rank);
+  };
+  for (const std::string& text : gather_texts(communicator_, own)) {
+    const auto report = parse_halt_report(text);
+    LOCKSTEP_CHECK(report);
+    if (!halt_report_ || weight(*report) < weight(*halt_report_)) halt_report_ = report;
+  }
+  const std::string message =
+      halt_report_->what.empty()
+          ? fmt::format(
+                "step {}: all lanes are finite, but their sum is not; no weights were "
+                "changed",
+                step_ + 1)
+          : to_string(*halt_report_);
+  throw Error(ErrorCode::kNonFinite, message, halt_report_->rank);
 }
 
 }  // namespace lockstep

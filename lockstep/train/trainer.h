@@ -1,21 +1,21 @@
 #pragma once
 
-#include <atomic>
 #include <cstdint>
 #include <functional>
-#include <memory>
 #include <optional>
 #include <span>
+#include <string>
+#include <string_view>
 #include <vector>
 
-#include "lockstep/base/float_buffer.h"
-#include "lockstep/base/thread_pool.h"
 #include "lockstep/data/lanes.h"
 #include "lockstep/data/samples.h"
-#include "lockstep/model/adamw.h"
 #include "lockstep/model/schedule.h"
-#include "lockstep/model/transformer.h"
+#include "lockstep/train/agreement.h"
+#include "lockstep/train/halt.h"
+#include "lockstep/train/phases.h"
 #include "lockstep/train/reducer.h"
+#include "lockstep/train/replica.h"
 
 namespace lockstep {
 
@@ -30,6 +30,12 @@ struct TrainerOptions {
   std::uint64_t seed = 0;
   std::int64_t eval_every = 0;  // 0: only after the last step
   std::uint64_t eval_samples = 64;
+  ReducerOptions reducer;
+  std::int64_t verify_every = 100;  // steps between comparisons of the replicas; 0: never
+  std::vector<SkippedLane> skip_lanes;
+  double straggler_share = 0.25;  // slower than the median by so much is worth a word
+  // For tests: called on the way through a step, with the name of the place.
+  std::function<void(std::string_view place, std::int64_t step)> at;
 };
 
 // What happened in one step. Losses are means per token, in nats.
@@ -42,50 +48,102 @@ struct StepReport {
   std::int64_t tokens = 0;
   std::optional<double> validation_loss;
   double seconds = 0;  // of the step, without validation
+  // By rank: data, forward and backward of this step, the rest of the one before it.
+  std::vector<PhaseTimes> phases;
+  std::optional<Straggler> straggler;  // over the last steps
+  // What some rank asked for before the step ended, and all now do.
+  int stop = 0;  // a signal's number
+  bool save = false;
 };
 
-// The step loop of one worker: every lane's gradient, their sum, clipping, AdamW. The bits of the
-// parameters depend on the options, the data and the kind of processor, not on the threads.
+// What a rank asks of all; they act after the step in which one of them asks.
+struct Requests {
+  int stop = 0;  // a signal's number
+  bool save = false;
+};
+
+// The lanes of every rank of a step. Throws Error{kInvalidArgument} if there are fewer than ranks.
+LeafOwners lane_owners(const TrainerOptions& options, int world_size);
+// What a rank's replica must be made for.
+ReplicaOptions replica_options(const TrainerOptions& options, int rank, int world_size);
+// Fresh parameters from the seed.
+void initialise(Replica& replica, std::uint64_t seed, ThreadPool& pool);
+
+// The step loop of one worker: its lanes' gradients, the sum over all workers' lanes, clipping,
+// AdamW. The bits of the parameters depend on the options, the data and the kind of processor: not
+// on the threads, and not on how many workers there are or how they talk (unless the reduction is
+// an order-free one). Every worker makes the same calls. Errors of the communicator are final.
 class Trainer {
  public:
-  // Fresh parameters from the seed. Throws Error{kInvalidArgument} for options that cannot be.
-  Trainer(const TrainerOptions& options, Samples training, Samples validation, ThreadPool& pool);
+  // Throws Error{kInvalidArgument} for options that cannot be.
+  Trainer(const TrainerOptions& options, Samples training, Samples validation, Replica& replica,
+          Communicator& communicator);
 
-  const ParameterLayout& layout() const { return transformer_.layout(); }
-  std::span<float> parameters() { return parameters_.span(); }
-  std::int64_t steps_done() const { return step_; }
+  const ParameterLayout& layout() const { return replica_.layout(); }
+  Replica& replica() { return replica_; }
+  GradientReducer& reducer() { return reducer_; }
+  Communicator& communicator() { return communicator_; }
+  const TrainerOptions& options() const { return options_; }
   const LanePlan& lanes() const { return lanes_; }
-  // Bytes that are held for parameters, moments and sums of gradients.
-  std::size_t state_bytes() const;
+  std::int64_t steps_done() const { return step_; }
+  // Go on from a state that was saved; the replica's own is set by the caller.
+  void set_steps_done(std::int64_t steps) { step_ = steps; }
 
-  // One step. When a gradient is not finite, throws Error{kNonFinite} that names the lane, its
-  // samples, the tensor and the element; the parameters are as they were before the step.
-  StepReport step();
+  // Before the first step: the workers compare their settings (`more` besides those the trainer
+  // knows of), take rank 0's parameters and compare hashes.
+  void start(std::vector<Setting> more = {});
 
-  // Mean loss over some of the validation samples, the same ones every time; nothing without any.
+  // One step. When a gradient is not finite, throws Error{kNonFinite} on every rank, with the same
+  // message (see HaltReport); the parameters are as they were before the step.
+  StepReport step(const Requests& requests = {});
+  // Of the step that was not finite.
+  const std::optional<HaltReport>& halt_report() const { return halt_report_; }
+
+  // Mean loss over some of the validation samples, the same ones every time, whose batches the
+  // workers share; nothing without any.
   std::optional<double> evaluate();
 
-  // Steps until the schedule's end, or until `stop` is positive, which is looked at after every
-  // step. `report` is called after each.
-  void run(const std::atomic<int>& stop, const std::function<void(const StepReport&)>& report);
+  // Whether all workers have the same weights: compare_replicas(). Returns their hash.
+  std::string verify();
+
+  // Steps until the schedule's end, or until all have agreed to stop. `requests` is asked before
+  // the end of every step, `report` told after each.
+  void run(const std::function<Requests()>& requests,
+           const std::function<void(const StepReport&)>& report);
+
+  // Adds to the time that the step's report will show, e.g. for saving.
+  PhaseTimes& phases() { return phases_; }
 
  private:
+  std::vector<Setting> settings() const;
+  Batch read_batch(const Samples& samples, std::span<const std::uint64_t> ids);
   Batch lane_batch(std::uint32_t lane);
+  std::vector<double> run_lane(std::size_t index);
+  void add_requests(const Requests& requests, std::vector<double>& tail) const;
+  void read_tail(std::span<const double> tail, StepReport& report);
+  double norm_of(const ReducedStep& reduced);
+  void update(float factor, double learning_rate);
   [[noreturn]] void halt(const ReducedStep& reduced);
+  HaltReport find_culprit(const ReducedStep& reduced);
+  bool skipped(std::uint32_t lane) const;
+  void at(std::string_view place) const {
+    if (options_.at) options_.at(place, step_ + 1);
+  }
 
   const TrainerOptions options_;
   const Samples training_;
   const Samples validation_;
-  ThreadPool& pool_;
+  Replica& replica_;
+  Communicator& communicator_;
   const LanePlan lanes_;
-  Transformer transformer_;
-  FloatBuffer parameters_;
-  AdamW adamw_;
   GradientReducer reducer_;
   std::vector<double> block_sums_;
   std::int64_t step_ = 0;
+  PhaseTimes phases_;                    // of the step under way; what the tail has told is zeroed
+  std::vector<double> compute_seconds_;  // by rank, over the last steps
+  std::optional<HaltReport> halt_report_;
 
-  // The lane under way.
+  // The batch under way.
   std::vector<std::uint64_t> sample_ids_;
   std::vector<std::int32_t> tokens_;
   std::vector<std::int32_t> targets_;

@@ -141,7 +141,7 @@ def lanes():
     whole = client.tree_sum(values, client.add_f32)
     with Star(2, "--mode", "lanes", "--steps", 1, "--total-samples", 3) as star, Joined(star, [True, True]) as workers:
         take_shards(workers, 0, 3)
-        for offset, count, tail in ((0, 4, []), (4, 2, [0.5, 2.0**60])):
+        for offset, count, tail in ((0, 4, []), (4, 2, [0.0, 0.5, 2.0**60])):
             for worker in reversed(workers):
                 for begin, end in nodes[worker.worker_id]:
                     worker.connection.send("PartialSum", step=0, offset=offset, lanes=3, lane_begin=begin, lane_end=end,

@@ -10,7 +10,6 @@
 
 #include "lockstep/base/random.h"
 #include "lockstep/comm/kernels.h"
-#include "lockstep/train/reducer.h"
 
 namespace lockstep {
 namespace {
@@ -32,9 +31,8 @@ std::vector<std::string> evaluate(const LaneSchedule& schedule) {
       slots[merge.into] = fmt::format("({}+{})", slots[merge.into], slots[merge.from]);
     }
   }
-  std::vector<std::string> partials;
-  for (const std::uint32_t slot : schedule.partial_slot) partials.push_back(slots[slot]);
-  return partials;
+  slots.resize(schedule.partials.size());
+  return slots;
 }
 
 TEST(LaneSchedule, AddsInTheCanonicalTreeWithFewSlots) {
@@ -77,7 +75,8 @@ std::vector<float> sum_over_workers(std::uint32_t lanes, int workers, ThreadPool
   std::vector<const void*> inputs;
   trees.reserve(static_cast<std::size_t>(workers));
   for (int rank = 0; rank < workers; ++rank) {
-    GradientTree& tree = trees.emplace_back(schedule_lanes(owned_nodes(owners, rank)), kSize, pool);
+    GradientTree& tree =
+        trees.emplace_back(schedule_lanes(owned_nodes(owners, rank)), kSize, Buffer::heap, pool);
     for (std::size_t i = 0; i < tree.schedule().lanes.size(); ++i) {
       const std::span<float> gradient = tree.lane_gradient(i);
       for (std::size_t begin = 0; begin < kSize; begin += cut) {
@@ -114,14 +113,6 @@ TEST(GradientTree, SameBitsForAnyWorkersThreadsAndPieces) {
     for (std::size_t i = 0; i < kSize; ++i) in_turn[i] += lane_value(lane, i);
   }
   EXPECT_FALSE(same_bits(in_turn, alone));
-}
-
-TEST(GradientReducer, SumsTailsAlongTheTree) {
-  std::vector<Tail> tails;
-  for (int i = 0; i < 7; ++i) tails.push_back({std::ldexp(1.0 + i, i % 3 * 20), 5.0});
-  const double left = (tails[0].loss + tails[1].loss) + (tails[2].loss + tails[3].loss);
-  EXPECT_EQ(sum_tails(tails).loss, left + ((tails[4].loss + tails[5].loss) + tails[6].loss));
-  EXPECT_EQ(sum_tails(tails).tokens, 35.0);
 }
 
 }  // namespace

@@ -28,7 +28,7 @@ TEST(Progress, ShortNumbersAndDurations) {
 }
 
 TEST(Progress, ABarOfEveryWidth) {
-  const Progress progress{50, 200, 1.5, 1.75, 12'345, 90};
+  const RunProgress progress{50, 200, 1.5, 1.75, 12'345, 90};
   EXPECT_EQ(format_bar(progress, 80),
             "[=====                ] 50/200  loss 1.5000  val 1.7500  12.3k tok/s  1m30s left");
   for (int width = 1; width < 200; ++width) {
@@ -50,7 +50,7 @@ TEST(Progress, MeterKeepsTheLatestValidationAndTheSpeed) {
   meter.update(report);
   report.step = 2;
   report.validation_loss.reset();
-  const Progress& progress = meter.update(report);
+  const RunProgress& progress = meter.update(report);
   EXPECT_EQ(progress.validation_loss, 3.0);
   EXPECT_DOUBLE_EQ(progress.tokens_per_second, 200);
   EXPECT_DOUBLE_EQ(progress.seconds_left, 4);

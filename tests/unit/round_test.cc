@@ -33,22 +33,23 @@ GradientHead block_head(std::uint32_t block, std::uint32_t num_blocks,
   return head;
 }
 
-Round vector_round(Average average = Average::kWeighted) {
-  return Round({RoundKind::kVector, 7, {}, 0}, average, {"worker 0 (a)", "worker 1 (b)"}, {10, 20});
+AverageRound vector_round(Average average = Average::kWeighted) {
+  return AverageRound({RoundKind::kVector, 7, {}, 0}, average, {"worker 0 (a)", "worker 1 (b)"},
+                      {10, 20});
 }
-Round block_round(std::optional<std::uint32_t> block = {}) {
-  return Round({RoundKind::kBlock, 7, block, 0}, Average::kWeighted,
-               {"worker 0 (a)", "worker 1 (b)"}, {10, 20});
+AverageRound block_round(std::optional<std::uint32_t> block = {}) {
+  return AverageRound({RoundKind::kBlock, 7, block, 0}, Average::kWeighted,
+                      {"worker 0 (a)", "worker 1 (b)"}, {10, 20});
 }
 
-void advance(Round& round, std::vector<std::vector<float>> inputs) {
+void advance(AverageRound& round, std::vector<std::vector<float>> inputs) {
   std::vector<const std::byte*> pointers;
   for (auto& each : inputs) pointers.push_back(reinterpret_cast<std::byte*>(each.data()));
   round.advance(pointers, inputs[0].size());
 }
 
-TEST(Round, WeighsAVectorByItsTotalsAndSumsThemUp) {
-  Round round = vector_round();
+TEST(AverageRound, WeighsAVectorByItsTotalsAndSumsThemUp) {
+  AverageRound round = vector_round();
   std::vector<float> out(2);
   round.begin(1, vector_head(7, 2));
   EXPECT_TRUE(round.waits_for_totals(1));
@@ -71,8 +72,8 @@ TEST(Round, WeighsAVectorByItsTotalsAndSumsThemUp) {
   EXPECT_EQ(result.total, 40U);
 }
 
-TEST(Round, MeanNeedsNoWeights) {
-  Round round = vector_round(Average::kMean);
+TEST(AverageRound, MeanNeedsNoWeights) {
+  AverageRound round = vector_round(Average::kMean);
   std::vector<float> out(1);
   round.set_output(out.data());
   for (const int worker : {0, 1}) round.begin(worker, vector_head(7, 1));
@@ -84,8 +85,8 @@ TEST(Round, MeanNeedsNoWeights) {
   EXPECT_EQ(round.result().loss, 0);  // nobody has a sample
 }
 
-TEST(Round, BlocksAreWeighedByTheirShards) {
-  Round round = block_round();
+TEST(AverageRound, BlocksAreWeighedByTheirShards) {
+  AverageRound round = block_round();
   std::vector<float> out(3);
   round.set_output(out.data());
   for (const int worker : {0, 1}) round.begin(worker, block_head(4, 5, {1, 2}, 3));
@@ -101,7 +102,7 @@ TEST(Round, BlocksAreWeighedByTheirShards) {
 }
 
 // The first worker has begun; the second one's head is wrong.
-Error second_fails(Round round, const GradientHead& first, const GradientHead& second) {
+Error second_fails(AverageRound round, const GradientHead& first, const GradientHead& second) {
   round.begin(0, first);
   Error error = error_of([&] { round.begin(1, second); });
   EXPECT_EQ(error.rank(), 1);
@@ -109,7 +110,7 @@ Error second_fails(Round round, const GradientHead& first, const GradientHead& s
   return error;
 }
 
-TEST(Round, MismatchesNameTheWorkerAndBothValues) {
+TEST(AverageRound, MismatchesNameTheWorkerAndBothValues) {
   Error error = second_fails(vector_round(), vector_head(7, 5), vector_head(8, 5));
   EXPECT_EQ(error.code(), ErrorCode::kStepMismatch);
   EXPECT_THAT(error.what(), HasSubstr("of step 8; step 7 is expected"));
@@ -142,8 +143,8 @@ TEST(Round, MismatchesNameTheWorkerAndBothValues) {
   EXPECT_THAT(error.what(), HasSubstr("add up to 4"));
 }
 
-TEST(Round, ComponentsAreCompared) {
-  Round round({RoundKind::kComponent, 7, {}, 2}, Average::kMean, {"a"}, {1});
+TEST(AverageRound, ComponentsAreCompared) {
+  AverageRound round({RoundKind::kComponent, 7, {}, 2}, Average::kMean, {"a"}, {1});
   GradientHead head;
   head.tag = WireTag::kNonBlockGradientPayload;
   head.step = 7;
@@ -154,8 +155,8 @@ TEST(Round, ComponentsAreCompared) {
               HasSubstr("component 1 (final_norm) of step 7; component 2 (embedding)"));
 }
 
-TEST(Round, ANonFiniteElementIsNamedToTheLastDetail) {
-  Round round = block_round();
+TEST(AverageRound, ANonFiniteElementIsNamedToTheLastDetail) {
+  AverageRound round = block_round();
   std::vector<float> out(6);
   round.set_output(out.data());
   for (const int worker : {0, 1}) round.begin(worker, block_head(4, 5, {2, 4}, 6));
@@ -167,15 +168,15 @@ TEST(Round, ANonFiniteElementIsNamedToTheLastDetail) {
                                       "(component 1 of the block, element 2 of it)"));
 }
 
-TEST(Round, ANonFiniteLossHalts) {
-  Round round = vector_round();
+TEST(AverageRound, ANonFiniteLossHalts) {
+  AverageRound round = vector_round();
   round.begin(0, vector_head(7, 1));
   const Error error = error_of([&] { round.set_totals(0, NAN, 0, 1); });
   EXPECT_EQ(error.code(), ErrorCode::kNonFinite);
 }
 
-TEST(Round, TheFootMustBeWhatWasAnnounced) {
-  Round round = vector_round();
+TEST(AverageRound, TheFootMustBeWhatWasAnnounced) {
+  AverageRound round = vector_round();
   float out = 0;
   round.set_output(&out);
   for (const int worker : {0, 1}) {

@@ -13,6 +13,7 @@
 #include "lockstep/comm/kernels.h"
 #include "lockstep/model/weights_hash.h"
 #include "lockstep/train/defaults.h"
+#include "tests/support/trainers.h"
 
 namespace lockstep {
 namespace {
@@ -20,6 +21,8 @@ namespace {
 using ::testing::HasSubstr;
 
 constexpr int kContext = 16;
+
+using ::lockstep::testing::SoloTrainer;
 
 Samples some_samples(std::uint64_t count) {
   std::vector<std::int32_t> tokens(count * kContext + 1);
@@ -49,14 +52,13 @@ TrainerOptions small_options() {
 
 std::string train(const TrainerOptions& options, int threads,
                   std::vector<double>* losses = nullptr) {
-  ThreadPool pool(threads);
-  Trainer trainer(options, some_samples(50), some_samples(5), pool);
-  std::atomic<int> stop{0};
-  trainer.run(stop, [&](const StepReport& report) {
-    if (losses != nullptr) losses->push_back(report.loss);
-  });
-  EXPECT_EQ(trainer.steps_done(), options.schedule.steps);
-  return weights_hash(trainer.layout(), trainer.parameters());
+  SoloTrainer solo(options, some_samples(50), some_samples(5), threads);
+  solo.trainer.run([] { return Requests{}; },
+                   [&](const StepReport& report) {
+                     if (losses != nullptr) losses->push_back(report.loss);
+                   });
+  EXPECT_EQ(solo.trainer.steps_done(), options.schedule.steps);
+  return solo.trainer.verify();
 }
 
 TEST(Trainer, LearnsAndGivesTheSameBitsForAnyThreads) {
@@ -81,9 +83,10 @@ TEST(Trainer, TheSeedChangesTheResult) {
 TEST(Trainer, AStepIsOneSumOverLanes) {
   const TrainerOptions options = small_options();
   const Samples samples = some_samples(50);
-  ThreadPool pool(1);
-  Trainer trainer(options, samples, samples, pool);
-  const std::vector<float> start(trainer.parameters().begin(), trainer.parameters().end());
+  SoloTrainer solo(options, samples, samples, 1);
+  Trainer& trainer = solo.trainer;
+  ThreadPool& pool = solo.pool;
+  const std::vector<float> start = solo.parameters();
 
   Transformer transformer(options.model, options.precision, pool, 4, kContext);
   std::vector<FloatBuffer> lanes;
@@ -114,22 +117,24 @@ TEST(Trainer, AStepIsOneSumOverLanes) {
   std::vector<float> expected = start;
   AdamW adamw(transformer.layout(), options.adamw);
   adamw.step(expected, lanes[0].span(), factor, learning_rate(options.schedule, 0), 0, pool);
-  EXPECT_EQ(
-      std::memcmp(expected.data(), trainer.parameters().data(), expected.size() * sizeof(float)),
-      0);
+  EXPECT_EQ(std::memcmp(expected.data(), solo.parameters().data(), expected.size() * sizeof(float)),
+            0);
 }
 
 TEST(Trainer, StopsAfterTheStepUnderWay) {
-  ThreadPool pool(1);
-  Trainer trainer(small_options(), some_samples(50), some_samples(5), pool);
-  std::atomic<int> stop{0};
-  int reports = 0;
-  trainer.run(stop, [&](const StepReport& report) {
-    ++reports;
-    if (report.step == 4) stop = 2;
-  });
-  EXPECT_EQ(reports, 4);
-  EXPECT_EQ(trainer.steps_done(), 4);
+  SoloTrainer solo(small_options(), some_samples(50), some_samples(5), 1);
+  int asked = 0;
+  std::vector<int> stops;
+  solo.trainer.run(
+      [&] {
+        return Requests{++asked == 4 ? 15 : 0, asked == 2};
+      },
+      [&](const StepReport& report) {
+        stops.push_back(report.stop);
+        EXPECT_EQ(report.save, report.step == 2);
+      });
+  EXPECT_EQ(stops, (std::vector<int>{0, 0, 0, 15}));
+  EXPECT_EQ(solo.trainer.steps_done(), 4);
 }
 
 TEST(Trainer, ValidatesWhenAsked) {
@@ -137,40 +142,41 @@ TEST(Trainer, ValidatesWhenAsked) {
   options.eval_every = 4;
   options.eval_samples = 7;
   options.schedule.steps = 10;
-  ThreadPool pool(2);
-  Trainer trainer(options, some_samples(50), some_samples(10), pool);
+  SoloTrainer solo(options, some_samples(50), some_samples(10), 2);
   std::vector<std::int64_t> validated;
-  std::atomic<int> stop{0};
-  trainer.run(stop, [&](const StepReport& report) {
-    if (report.validation_loss) validated.push_back(report.step);
-  });
+  solo.trainer.run([] { return Requests{}; },
+                   [&](const StepReport& report) {
+                     if (report.validation_loss) validated.push_back(report.step);
+                   });
   EXPECT_EQ(validated, (std::vector<std::int64_t>{4, 8, 10}));
-  EXPECT_EQ(trainer.evaluate(), trainer.evaluate());
+  EXPECT_EQ(solo.trainer.evaluate(), solo.trainer.evaluate());
 }
 
 // Runs one step that must halt; the weights stay as they are.
-std::string halt_message(Trainer& trainer) {
-  const std::vector<float> before(trainer.parameters().begin(), trainer.parameters().end());
+std::string halt_message(SoloTrainer& solo) {
+  const std::vector<float> before = solo.parameters();
   try {
-    trainer.step();
+    solo.trainer.step();
   } catch (const Error& error) {
     EXPECT_EQ(error.code(), ErrorCode::kNonFinite);
-    EXPECT_EQ(
-        std::memcmp(before.data(), trainer.parameters().data(), before.size() * sizeof(float)), 0);
-    EXPECT_EQ(trainer.steps_done(), 0);
+    EXPECT_EQ(std::memcmp(before.data(), solo.parameters().data(), before.size() * sizeof(float)),
+              0);
+    EXPECT_EQ(solo.trainer.steps_done(), 0);
     return error.what();
   }
   return "no error";
 }
 
 TEST(Trainer, NamesAWeightThatIsNotFinite) {
-  ThreadPool pool(1);
-  Trainer trainer(small_options(), some_samples(50), some_samples(5), pool);
-  const Range range = trainer.layout().range(Component::kDown, 1);
-  trainer.parameters()[range.begin + 5] = std::numeric_limits<float>::quiet_NaN();
-  EXPECT_THAT(halt_message(trainer),
-              HasSubstr("step 1: weight model.layers.1.mlp.down_proj.weight, element 5, is nan; no "
-                        "weights were changed"));
+  SoloTrainer solo(small_options(), some_samples(50), some_samples(5), 1);
+  const Range range = solo.trainer.layout().range(Component::kDown, 1);
+  solo.replica->complete_parameters([&](std::span<float> parameters) {
+    parameters[range.begin + 5] = std::numeric_limits<float>::quiet_NaN();
+  });
+  const std::string message = halt_message(solo);
+  EXPECT_THAT(message,
+              HasSubstr("step 1: weight model.layers.1.mlp.down_proj.weight, element 5, is nan"));
+  EXPECT_THAT(message, HasSubstr("no weights were changed"));
 }
 
 // One embedding is so large that adding the first block's output overflows: the sample with its
@@ -184,12 +190,14 @@ TEST(Trainer, NamesTheLaneAndItsSamples) {
   options.global_batch = 50;
   options.micro_batch = 2;
   options.model.tie_embeddings = false;
-  ThreadPool pool(1);
-  Trainer trainer(options, samples, samples, pool);
+  SoloTrainer solo(options, samples, samples, 1);
+  Trainer& trainer = solo.trainer;
   const Range embedding = trainer.layout().range(Component::kEmbedding);
-  for (std::size_t i = 0; i < 32; ++i) trainer.parameters()[embedding.begin + 9 * 32 + i] = 3.4e38f;
   const Range output = trainer.layout().range(Component::kOutput, 0);
-  for (std::size_t i = output.begin; i < output.end; ++i) trainer.parameters()[i] *= 1e38f;
+  solo.replica->complete_parameters([&](std::span<float> parameters) {
+    for (std::size_t i = 0; i < 32; ++i) parameters[embedding.begin + 9 * 32 + i] = 3.4e38f;
+    for (std::size_t i = output.begin; i < output.end; ++i) parameters[i] *= 1e38f;
+  });
 
   std::vector<std::uint64_t> ids(2);
   std::uint32_t lane = 0;
@@ -197,17 +205,17 @@ TEST(Trainer, NamesTheLaneAndItsSamples) {
     trainer.lanes().sample_ids(0, lane, ids);
     if (ids[0] == kBadSample || ids[1] == kBadSample) break;
   }
-  const std::string message = halt_message(trainer);
-  EXPECT_THAT(message, HasSubstr(fmt::format("lane {} (samples {}, {}): the gradient of ", lane,
-                                             ids[0], ids[1])));
+  const std::string message = halt_message(solo);
+  EXPECT_THAT(message,
+              HasSubstr(fmt::format("lane {} (samples {}, {}) on rank 0 (", lane, ids[0], ids[1])));
+  EXPECT_EQ(trainer.halt_report()->samples, ids);
   EXPECT_THAT(message, ::testing::ContainsRegex("weight, element [0-9]+, is -?(nan|inf)"));
 }
 
 TEST(Trainer, WrongUsage) {
-  ThreadPool pool(1);
   TrainerOptions options = small_options();
   options.micro_batch = 5;
-  EXPECT_THROW(Trainer(options, some_samples(50), some_samples(5), pool), Error);
+  EXPECT_THROW(SoloTrainer(options, some_samples(50), some_samples(5), 1), Error);
 }
 
 TEST(Defaults, FitTheData) {

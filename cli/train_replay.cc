@@ -1,0 +1,72 @@
+#include "cli/train_replay.h"
+
+#include <fmt/format.h>
+
+#include <cerrno>
+#include <cmath>
+#include <fstream>
+#include <iterator>
+
+#include "cli/train_plan.h"
+#include "lockstep/base/cores.h"
+#include "lockstep/base/error.h"
+
+namespace lockstep::cli {
+namespace {
+
+HaltReport read_report(const std::string& path) {
+  std::ifstream file(path);
+  if (!file) throw_io("reading " + path, errno);
+  const std::string text{std::istreambuf_iterator<char>(file), {}};
+  const auto report = parse_halt_report(text);
+  if (!report || report->samples.empty()) {
+    throw Error(ErrorCode::kInvalidArgument, fmt::format("{} names no lane to replay", path));
+  }
+  return *report;
+}
+
+}  // namespace
+
+int replay_lane(const TrainOptions& options) {
+  if (options.init.empty()) {
+    throw Error(ErrorCode::kInvalidArgument,
+                "--replay needs --init DIR, the weights that the halted run left in --out");
+  }
+  const HaltReport halted = read_report(options.replay);
+  const TrainPlan plan = make_train_plan(options);
+  ThreadPool pool(options.threads > 0 ? options.threads : available_cores());
+  const auto rows = static_cast<int>(halted.samples.size());
+  const int context = plan.training.context();
+  Transformer transformer(plan.how.model, plan.how.precision, pool, rows, context);
+  const auto length = static_cast<std::size_t>(context);
+  std::vector<std::int32_t> tokens(halted.samples.size() * length), targets(tokens.size());
+  for (std::size_t row = 0; row < halted.samples.size(); ++row) {
+    if (halted.samples[row] >= plan.training.size()) {
+      throw Error(ErrorCode::kInvalidArgument,
+                  fmt::format("{} names sample {}, but the data has {}: is it the same data?",
+                              options.replay, halted.samples[row], plan.training.size()));
+    }
+    plan.training.read(halted.samples[row], std::span(tokens).subspan(row * length, length),
+                       std::span(targets).subspan(row * length, length));
+  }
+  FloatBuffer gradient(transformer.layout().size());
+  const LossSum sum = transformer.gradient(plan.init->parameters.span(),
+                                           {tokens, targets, rows, context}, gradient.span());
+  fmt::print("step {}, lane {}: loss {} per token over {} tokens\n", halted.step, halted.lane,
+             sum.loss / static_cast<double>(sum.tokens), sum.tokens);
+  bool finite = std::isfinite(sum.loss);
+  for (const TensorSpec& tensor : transformer.layout().tensors()) {
+    const std::span<const float> values =
+        gradient.span().subspan(tensor.range.begin, tensor.range.size());
+    const auto bad =
+        std::ranges::count_if(values, [](float value) { return !std::isfinite(value); });
+    if (bad == 0) continue;
+    finite = false;
+    fmt::print("{}: {} of {} elements of the gradient are not finite\n", tensor.name, bad,
+               values.size());
+  }
+  fmt::print("{}\n", finite ? "everything is finite" : "the lane is not finite");
+  return finite ? 0 : 3;
+}
+
+}  // namespace lockstep::cli

@@ -1,0 +1,202 @@
+#include "cli/train_worker.h"
+
+#include <fmt/format.h>
+
+#include <csignal>
+#include <optional>
+
+#include "cli/train_fault.h"
+#include "cli/train_plan.h"
+#include "lockstep/base/cores.h"
+#include "lockstep/base/error.h"
+#include "lockstep/base/log.h"
+#include "lockstep/data/atomic_file.h"
+#include "lockstep/model/weights_hash.h"
+#include "lockstep/report/metrics.h"
+
+namespace lockstep::cli {
+namespace {
+
+void announce(const TrainPlan& plan, Trainer& trainer, int threads) {
+  const ModelConfig& model = plan.how.model;
+  log(LogLevel::kInfo, "data: {}, {} tokens of {}, {} samples of {}", plan.data.name,
+      short_number(static_cast<double>(tokens_in(plan.data.training))), plan.data.vocab,
+      trainer.lanes().samples, model.context);
+  log(LogLevel::kInfo,
+      "model: {} parameters (hidden {}, {} layers, {} heads, {} kv heads, intermediate {}), {} of "
+      "state",
+      short_number(static_cast<double>(trainer.layout().size())), model.hidden, model.layers,
+      model.heads, model.kv_heads, model.intermediate,
+      short_number(static_cast<double>(trainer.replica().state_bytes())) + "B");
+  log(LogLevel::kInfo,
+      "run: {} steps of {} tokens in {} lanes, {} passes over the data, {}, {} threads",
+      plan.how.schedule.steps, plan.how.global_batch * static_cast<std::uint64_t>(model.context),
+      trainer.lanes().lanes(),
+      fmt::format("{:.1f}",
+                  trainer.lanes().epochs(static_cast<std::uint64_t>(plan.how.schedule.steps))),
+      to_string(plan.how.precision), threads);
+}
+
+void announce_workers(Trainer& trainer) {
+  const int workers = trainer.communicator().world_size();
+  if (workers == 1) return;
+  const ReducerOptions& how = trainer.options().reducer;
+  const bool exact = how.reduction == Reduction::kTree && how.wire == DataType::kF32;
+  log(LogLevel::kInfo, "workers: {}, {} buckets of gradients, {}", workers,
+      trainer.reducer().buckets(),
+      exact ? "the same bits for any number of workers"
+            : "order-free: replicas are identical, another number of workers gives other bits");
+  if (trainer.reducer().traffic() > 1) {
+    log(LogLevel::kInfo,
+        "workers: {:.2f} times the gradient travels per worker, because {} lanes do not divide "
+        "evenly; a power of two of lanes per worker avoids it",
+        trainer.reducer().traffic(), trainer.lanes().lanes());
+  }
+}
+
+void tell_result(const DataSource& data, std::optional<double> validation_loss) {
+  if (!validation_loss) return;
+  std::string line = fmt::format("validation loss {:.4f} nats per token", *validation_loss);
+  if (const auto bits = bits_per_byte(*validation_loss, data.bytes_per_token)) {
+    line += fmt::format(", {:.4f} bits per byte", *bits);
+    if (data.entropy_per_byte > 0) {
+      line += fmt::format(" (the source itself has {:.4f})", data.entropy_per_byte);
+    }
+  }
+  log_line(LogLevel::kInfo, line);
+}
+
+Requests current_requests() { return {stopped_by().load(), false}; }
+
+// What people and files are told of the steps; on rank 0.
+class Narrator {
+ public:
+  Narrator(const TrainOptions& options, const TrainPlan& plan)
+      : data_(plan.data),
+        log_(options.log.value_or(default_log_style()), plan.how.schedule.steps,
+             plan.data.bytes_per_token) {
+    if (!options.out.empty()) metrics_.emplace(options.out + "/metrics.jsonl");
+  }
+
+  void step(const StepReport& report) {
+    log_.step(report);
+    if (metrics_) metrics_->write(metrics_line(report, data_.bytes_per_token));
+    if (report.validation_loss) validation_loss_ = report.validation_loss;
+    if (report.straggler) {
+      log_.note(
+          fmt::format("rank {} takes {:.0f} % longer to compute than the median of the others",
+                      report.straggler->rank, 100 * report.straggler->slower));
+    }
+  }
+  std::optional<double> validation_loss() const { return validation_loss_; }
+
+ private:
+  const DataSource& data_;
+  TrainingLog log_;
+  std::optional<MetricsFile> metrics_;
+  std::optional<double> validation_loss_;
+};
+
+// Returns the signal that stopped it, if one did.
+int run_steps(Trainer& trainer, const TrainOptions& options, const TrainPlan& plan) {
+  std::optional<Narrator> narrator;
+  if (trainer.communicator().rank() == 0) narrator.emplace(options, plan);
+  int stopped = 0;
+  trainer.run(current_requests, [&](const StepReport& report) {
+    if (narrator) narrator->step(report);
+    stopped = report.stop;
+  });
+  if (!narrator) return stopped;
+  const auto validation_loss = narrator->validation_loss();
+  narrator.reset();
+  tell_result(plan.data, validation_loss);
+  return stopped;
+}
+
+void save(const TrainOptions& options, const TrainPlan& plan, Trainer& trainer) {
+  if (options.out.empty() || trainer.communicator().rank() != 0) return;
+  FloatBuffer parameters(trainer.layout().size());
+  trainer.replica().get_parameters(parameters.span());
+  save_model(options.out, trainer.layout(), parameters.span(), plan.data.tokenizer.get(),
+             trainer.steps_done());
+}
+
+void write_halt(const TrainOptions& options, Trainer& trainer) {
+  if (trainer.communicator().rank() != 0 || !trainer.halt_report()) return;
+  const std::string path = options.out.empty() ? "halt.json" : options.out + "/halt.json";
+  AtomicFile file(path);
+  file.write(to_json(*trainer.halt_report()) + "\n");
+  file.commit();
+  log(LogLevel::kInfo,
+      "{} says which lane it was: --replay {} computes it once more, --skip-lanes {} leaves it out",
+      path, path, path);
+}
+
+std::string data_hash(const TrainPlan& plan) {
+  return to_hex(plan.training.fingerprint()) + to_hex(plan.validation.fingerprint());
+}
+
+}  // namespace
+
+std::atomic<int>& stopped_by() {
+  static std::atomic<int> signal{0};
+  return signal;
+}
+
+void stop_on_signals() {
+  stopped_by();  // made before a handler needs it
+  struct sigaction action {};
+  action.sa_handler = [](int signal) { stopped_by().store(signal); };
+  action.sa_flags = static_cast<int>(SA_RESETHAND) | SA_RESTART;
+  ::sigaction(SIGINT, &action, nullptr);
+  ::sigaction(SIGTERM, &action, nullptr);
+}
+
+int train_worker(const TrainOptions& options, Communicator& communicator) {
+  const int rank = communicator.rank();
+  TrainPlan plan = make_train_plan(options);
+  ThreadPool pool(options.threads > 0 ? options.threads : available_cores());
+  const auto replica = make_cpu_replica(replica_options(plan.how, rank, communicator.world_size()),
+                                        communicator, pool);
+  plan.how.at = planned_fault(rank, *replica);
+  Trainer trainer(plan.how, plan.training, plan.validation, *replica, communicator);
+  if (rank == 0) {
+    if (plan.init) {
+      replica->set_parameters(plan.init->parameters.span());
+    } else {
+      initialise(*replica, options.seed, pool);
+    }
+    if (!options.out.empty()) make_folder(options.out);
+    announce(plan, trainer, pool.threads());
+    announce_workers(trainer);
+  }
+  plan.init.reset();
+  trainer.start({{"data hash", data_hash(plan)}});
+  int stopped = 0;
+  try {
+    stopped = run_steps(trainer, options, plan);
+  } catch (const Error& error) {
+    if (error.code() == ErrorCode::kNonFinite) {
+      save(options, plan, trainer);  // as they were before the step
+      write_halt(options, trainer);
+    }
+    throw;
+  }
+  const std::string hash = trainer.verify();
+  save(options, plan, trainer);
+  if (rank == 0) {
+    if (stopped != 0) {
+      log(LogLevel::kInfo, "stopped by signal {} after step {} of {}", stopped,
+          trainer.steps_done(), plan.how.schedule.steps);
+    }
+    if (communicator.world_size() > 1) {
+      log(LogLevel::kInfo, "the weights of all {} workers are the same", communicator.world_size());
+    }
+    fmt::print("weights {}\n", hash);
+    std::fflush(stdout);
+  }
+  communicator.leave();  // nobody goes while rank 0 still writes
+  return stopped == 0 ? 0 : 128 + stopped;
+}
+
+}  // namespace lockstep::cli

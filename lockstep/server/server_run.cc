@@ -1,0 +1,99 @@
+#include "lockstep/server/server_run.h"
+
+#include <signal.h>
+#include <sys/eventfd.h>
+
+#include <cerrno>
+#include <utility>
+
+#include "lockstep/base/check.h"
+#include "lockstep/server/round_control.h"
+
+namespace lockstep {
+namespace {
+
+Descriptor make_event() {
+  Descriptor event(::eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK));
+  if (!event) throw_io("eventfd", errno);
+  return event;
+}
+
+ServerOptions in_lanes(ServerOptions options, int stop_fd) {
+  options.settings.mode = Mode::kLanes;
+  options.stop_fd = stop_fd;
+  return options;
+}
+
+}  // namespace
+
+std::uint64_t serve_lanes(
+    GradientServer& server, std::uint64_t most,
+    const std::function<void(std::uint64_t step, const LaneStep::Piece& last)>& after) {
+  server.wait_for_workers();
+  std::uint64_t step = 0;
+  bool last = false;
+  while (!last && step < most) {
+    server.send_shards(step);
+    const LaneStep::Piece piece = server.reduce_lanes(step);
+    last = piece.sum.tail[RoundControl::kLast] > 0;
+    if (after) after(step, piece);
+    ++step;
+  }
+  server.shutdown();
+  return step;
+}
+
+ServerRun::ServerRun(Socket listener, const ServerOptions& options)
+    : address_(listener.local_address()),
+      stop_(make_event()),
+      server_(
+          std::make_unique<GradientServer>(std::move(listener), in_lanes(options, stop_.get()))) {
+  start();
+}
+
+ServerRun::ServerRun(const ServerOptions& options) : stop_(make_event()) {
+  LocalStar star = make_local_star(in_lanes(options, stop_.get()));
+  server_ = std::move(star.server);
+  ends_ = std::move(star.ends);
+  start();
+}
+
+ServerRun::~ServerRun() { finish(Deadline::after({})); }
+
+void ServerRun::start() {
+  sigset_t all;
+  sigset_t before;
+  sigfillset(&all);
+  ::pthread_sigmask(SIG_SETMASK, &all, &before);
+  thread_ = std::thread([this] {
+    std::optional<Error> error;
+    try {
+      serve_lanes(*server_, UINT64_MAX);
+    } catch (const Error& caught) {
+      error = caught;
+    }
+    server_.reset();  // closes what it still has
+    const std::lock_guard lock(mutex_);
+    error_ = error;
+    done_ = true;
+    ended_.notify_all();
+  });
+  ::pthread_sigmask(SIG_SETMASK, &before, nullptr);
+}
+
+std::optional<Error> ServerRun::finish(Deadline deadline) {
+  bool stopped = false;
+  {
+    std::unique_lock lock(mutex_);
+    stopped = !ended_.wait_until(lock, deadline.time(), [this] { return done_; });
+  }
+  if (stopped) {
+    const std::uint64_t one = 1;
+    LOCKSTEP_CHECK(::write(stop_.get(), &one, sizeof one) == sizeof one);
+  }
+  if (thread_.joinable()) thread_.join();
+  if (stopped && error_ && error_->code() == ErrorCode::kAborted) return std::nullopt;
+  return error_;
+}
+
+}  // namespace lockstep

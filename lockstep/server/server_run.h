@@ -1,0 +1,58 @@
+#pragma once
+
+#include <condition_variable>
+#include <functional>
+#include <memory>
+#include <mutex>
+#include <optional>
+#include <thread>
+#include <vector>
+
+#include "lockstep/server/local_star.h"
+
+namespace lockstep {
+
+// Waits for the workers, then serves a job in mode lanes: round after round, until the workers say
+// that one was the last (the tail's first number is positive), but at most `most` rounds. Returns
+// their number. `after` is called after each.
+std::uint64_t serve_lanes(
+    GradientServer& server, std::uint64_t most,
+    const std::function<void(std::uint64_t step, const LaneStep::Piece& last)>& after = {});
+
+// A gradient server in mode lanes, on a thread of its own, until its workers are done. Signals are
+// left to other threads.
+class ServerRun {
+ public:
+  ServerRun(Socket listener, const ServerOptions& options);
+  // For workers of this process: join_star(end(i), …) on a thread of its own each.
+  explicit ServerRun(const ServerOptions& options);
+  ~ServerRun();
+  ServerRun(const ServerRun&) = delete;
+  ServerRun& operator=(const ServerRun&) = delete;
+
+  // Where workers find it.
+  const SocketAddress& address() const { return address_; }
+  // To be taken once for every worker.
+  Socket end(int worker) { return std::move(ends_[static_cast<std::size_t>(worker)]); }
+
+  // Waits for its end until the deadline, then stops it. Returns what went wrong; that it had to be
+  // stopped is no error.
+  std::optional<Error> finish(Deadline deadline);
+
+ private:
+  void start();
+
+  // Constant after construction.
+  SocketAddress address_;
+  Descriptor stop_;
+  std::unique_ptr<GradientServer> server_;  // used by thread_ alone once it runs
+  std::vector<Socket> ends_;
+
+  std::mutex mutex_;
+  std::condition_variable ended_;
+  bool done_ = false;           // guarded by mutex_
+  std::optional<Error> error_;  // guarded by mutex_
+  std::thread thread_;
+};
+
+}  // namespace lockstep

@@ -1,0 +1,115 @@
+#include <algorithm>
+#include <chrono>
+
+#include "lockstep/base/check.h"
+#include "lockstep/model/norm.h"
+#include "lockstep/model/weights_hash.h"
+#include "lockstep/train/replica.h"
+
+namespace lockstep {
+namespace {
+
+class CpuReplica final : public Replica {
+ public:
+  CpuReplica(const ReplicaOptions& options, Communicator& communicator, ThreadPool& pool)
+      : pool_(pool),
+        transformer_(options.model, options.precision, pool, options.rows, options.context),
+        parameters_(layout().size()),
+        adamw_(layout(), options.adamw, options.shard),
+        tree_(
+            schedule_lanes(options.partials), layout().size(),
+            [&](std::size_t bytes) { return communicator.allocate(bytes); }, pool) {}
+
+  const ParameterLayout& layout() const override { return transformer_.layout(); }
+  const LaneSchedule& schedule() const override { return tree_.schedule(); }
+
+  void set_parameters(std::span<const float> values) override {
+    LOCKSTEP_CHECK(values.size() == parameters_.size());
+    std::ranges::copy(values, parameters_.data());
+  }
+  void get_parameters(std::span<float> values) const override {
+    LOCKSTEP_CHECK(values.size() == parameters_.size());
+    std::ranges::copy(parameters_.span(), values.begin());
+  }
+
+  Range shard() const override { return adamw_.range(); }
+  void set_moments(std::span<const float> first, std::span<const float> second) override {
+    LOCKSTEP_CHECK(first.size() == shard().size() && second.size() == shard().size());
+    std::ranges::copy(first, adamw_.first_moment().begin());
+    std::ranges::copy(second, adamw_.second_moment().begin());
+  }
+  void get_moments(std::span<float> first, std::span<float> second) const override {
+    LOCKSTEP_CHECK(first.size() == shard().size() && second.size() == shard().size());
+    std::ranges::copy(adamw_.first_moment(), first.begin());
+    std::ranges::copy(adamw_.second_moment(), second.begin());
+  }
+
+  LossSum loss(const Batch& batch) override { return transformer_.loss(parameters_.span(), batch); }
+
+  LaneResult gradient(const Batch& batch, std::size_t index, const RangeReady& ready) override {
+    using Clock = std::chrono::steady_clock;
+    const auto begin = Clock::now();
+    LaneResult result;
+    result.sum = transformer_.gradient(parameters_.span(), batch, tree_.lane_gradient(index),
+                                       [&](Range range) { finish_range(index, range, ready); });
+    const auto middle = transformer_.forward_ended();
+    result.forward_seconds = std::chrono::duration<double>(middle - begin).count();
+    result.backward_seconds = std::chrono::duration<double>(Clock::now() - middle).count();
+    return result;
+  }
+
+  void skip(std::size_t index, const RangeReady& ready) override {
+    std::ranges::fill(tree_.lane_gradient(index), 0.0f);
+    finish_range(index, {0, layout().size()}, ready);
+  }
+
+  std::span<float> partial(std::size_t index) override { return tree_.partial(index); }
+
+  std::span<const float> single_gradient(const Batch& batch, LossSum& sum) override {
+    sum = transformer_.gradient(parameters_.span(), batch, partial(0));
+    return partial(0);
+  }
+
+  void block_squares(Range range, std::span<double> sums) override {
+    lockstep::block_squares(partial(0).subspan(range.begin, range.size()), pool_, sums);
+  }
+
+  void update(float factor, double learning_rate, std::int64_t step) override {
+    adamw_.step(parameters_.span(), partial(0), factor, learning_rate, step, pool_);
+  }
+
+  void complete_parameters(
+      const std::function<void(std::span<float> parameters)>& exchange) override {
+    exchange(parameters_.span());
+  }
+
+  std::vector<Blake3Hash> tensor_hashes() const override {
+    return lockstep::tensor_hashes(layout(), parameters_.span(), pool_);
+  }
+
+  std::size_t state_bytes() const override {
+    const std::size_t floats = layout().size() * (1 + schedule().slots) + 2 * shard().size();
+    return floats * sizeof(float);
+  }
+
+ private:
+  void finish_range(std::size_t index, Range range, const RangeReady& ready) {
+    tree_.ready(index, range);
+    if (ready) ready(range);
+  }
+
+  ThreadPool& pool_;
+  Transformer transformer_;
+  FloatBuffer parameters_;
+  AdamW adamw_;
+  GradientTree tree_;
+};
+
+}  // namespace
+
+std::unique_ptr<Replica> make_cpu_replica(const ReplicaOptions& options, Communicator& communicator,
+                                          ThreadPool& pool) {
+  return std::make_unique<CpuReplica>(options, communicator, pool);
+}
+
+}  // namespace lockstep

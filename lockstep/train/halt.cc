@@ -1,0 +1,95 @@
+#include "lockstep/train/halt.h"
+
+#include <fmt/format.h>
+
+#include <algorithm>
+#include <charconv>
+#include <nlohmann/json.hpp>
+
+#include "lockstep/comm/kernels.h"
+#include "lockstep/net/text.h"
+
+namespace lockstep {
+namespace {
+
+template <typename Number>
+bool parse_number(std::string_view text, Number& number) {
+  const auto [end, error] = std::from_chars(text.data(), text.data() + text.size(), number);
+  return error == std::errc() && end == text.data() + text.size() && !text.empty();
+}
+
+}  // namespace
+
+std::string to_string(const HaltReport& report) {
+  const std::string where =
+      fmt::format("{}, element {}, is {}", report.tensor, report.element, report.value);
+  std::string text = fmt::format("step {}: ", report.step);
+  if (report.what == "weight") {
+    text += fmt::format("weight {} on rank {} ({})", where, report.rank, report.host);
+  } else if (report.what == "sum") {
+    text += fmt::format("all lanes are finite, but their sum is not: the gradient of {}", where);
+  } else {
+    std::vector<std::string> samples;
+    for (const std::uint64_t sample : report.samples) samples.push_back(std::to_string(sample));
+    text += fmt::format("lane {} (samples {}) on rank {} ({}): ", report.lane, list_of(samples),
+                        report.rank, report.host);
+    text += report.what == "loss" ? fmt::format("the loss is {}", report.value)
+                                  : fmt::format("the gradient of {}", where);
+  }
+  return text + "; no weights were changed";
+}
+
+std::string to_json(const HaltReport& report) {
+  const nlohmann::ordered_json json = {
+      {"step", report.step},       {"what", report.what},       {"lane", report.lane},
+      {"samples", report.samples}, {"rank", report.rank},       {"host", report.host},
+      {"tensor", report.tensor},   {"element", report.element}, {"value", report.value},
+  };
+  return json.dump();
+}
+
+std::optional<HaltReport> parse_halt_report(std::string_view text) {
+  const nlohmann::json json = nlohmann::json::parse(text, nullptr, /*allow_exceptions=*/false);
+  if (!json.is_object()) return std::nullopt;
+  try {
+    HaltReport report;
+    json.at("step").get_to(report.step);
+    json.at("what").get_to(report.what);
+    json.at("lane").get_to(report.lane);
+    json.at("samples").get_to(report.samples);
+    json.at("rank").get_to(report.rank);
+    json.at("host").get_to(report.host);
+    json.at("tensor").get_to(report.tensor);
+    json.at("element").get_to(report.element);
+    json.at("value").get_to(report.value);
+    return report;
+  } catch (const nlohmann::json::exception&) {
+    return std::nullopt;
+  }
+}
+
+std::optional<SkippedLane> parse_skipped_lane(std::string_view text) {
+  const std::size_t colon = text.find(':');
+  SkippedLane lane;
+  if (colon == std::string_view::npos || !parse_number(text.substr(0, colon), lane.step) ||
+      !parse_number(text.substr(colon + 1), lane.lane) || lane.step < 1) {
+    return std::nullopt;
+  }
+  return lane;
+}
+
+bool find_non_finite_tensor(const ParameterLayout& layout, std::span<const float> values,
+                            HaltReport& report) {
+  for (const TensorSpec& tensor : layout.tensors()) {
+    const float* begin = values.data() + tensor.range.begin;
+    const std::size_t place = find_non_finite(DataType::kF32, begin, tensor.range.size());
+    if (place == tensor.range.size()) continue;
+    report.tensor = tensor.name;
+    report.element = place;
+    report.value = fmt::format("{}", begin[place]);
+    return true;
+  }
+  return false;
+}
+
+}  // namespace lockstep

@@ -1,0 +1,154 @@
+"""The launcher: output, signals, first causes, no orphans, and a gradient server beside the ranks."""
+# ctest: TIMEOUT 120
+
+import os
+import re
+import signal
+import subprocess
+import sys
+import time
+import unittest
+
+sys.path.insert(0, os.path.join(os.path.dirname(__file__), "support"))
+from ranks import PATIENCE, SLACK, die_with_parent
+
+PUPPET = os.path.join(os.environ["LOCKSTEP_TEST_DIR"], "launch_puppet")
+ENVIRONMENT = {name: value for name, value in os.environ.items()
+               if not name.startswith(("RANK", "WORLD_SIZE", "LOCAL_RANK", "MASTER_", "OMPI_", "PMI", "SLURM_"))}
+LONG = ["--stop-grace", "60000"]
+
+
+def gone(pid):
+    try:
+        with open(f"/proc/{pid}/stat") as file:
+            return file.read().rsplit(")", 1)[1].split()[0] == "Z"
+    except FileNotFoundError:
+        return True
+
+
+class Launch(unittest.TestCase):
+    def start(self, *arguments):
+        process = subprocess.Popen([PUPPET, *arguments], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
+                                   env=ENVIRONMENT, preexec_fn=die_with_parent)
+        self.addCleanup(process.communicate)
+        self.addCleanup(process.kill)
+        return process
+
+    def ready(self, process, count):
+        """The ranks that have said that they are there: rank to pid."""
+        pids = {}
+        while len(pids) < count:
+            found = re.match(r"rank (\d+) pid (\d+)", process.stdout.readline())
+            self.assertTrue(found)
+            pids[int(found[1])] = int(found[2])
+        return pids
+
+    def end(self, process, code, pids=()):
+        output, errors = process.communicate(timeout=PATIENCE)
+        self.assertEqual(process.returncode, code, errors)
+        self.assertEqual([pid for pid in pids if not gone(pid)], [])
+        return output, errors
+
+    def test_lines_have_the_rank_in_front(self):
+        _, errors = self.end(self.start("--prefix", "ok", "ok"), 0)
+        lines = errors.splitlines()
+        for rank in (0, 1):
+            for text in ("hello", "hello again"):
+                self.assertIn(f"[rank {rank}] {text}", lines)
+        self.assertEqual(len(lines), 4)
+
+    def test_lines_are_as_they_are_unless_asked(self):
+        _, errors = self.end(self.start("ok"), 0)
+        self.assertEqual(errors, "hello\nhello again\n")
+
+    def test_a_bar_has_no_rank(self):
+        process = subprocess.run([PUPPET, "--prefix", "bar"], capture_output=True, env=ENVIRONMENT, timeout=PATIENCE)
+        self.assertTrue(process.stderr.endswith(b"[== ] 2/3\x1b[K\n"), process.stderr)
+        self.assertNotIn(b"[rank", process.stderr.split(b"\r")[-1])
+
+    def test_the_first_cause_comes_last(self):
+        process = self.start("--prefix", *LONG, "wait", "exit:7", "stubborn")
+        pids = self.ready(process, 2)
+        _, errors = self.end(process, 7, pids.values())
+        self.assertRegex(errors.splitlines()[-1], r"rank 1 \(pid \d+\) failed first, with exit code 7: the culprit$")
+
+    def test_a_killed_rank_is_named(self):
+        process = self.start("stubborn", "wait", "die")
+        pids = self.ready(process, 2)
+        _, errors = self.end(process, 1, pids.values())
+        self.assertRegex(errors.splitlines()[-1], r"rank 2 \(pid \d+\) was killed by signal 9")
+
+    def test_ranks_may_take_long_to_stop(self):
+        for number in (signal.SIGINT, signal.SIGTERM):
+            process = self.start("--prefix", *LONG, "save", "save")
+            pids = self.ready(process, 2)
+            process.send_signal(number)
+            _, errors = self.end(process, 128 + number, pids.values())
+            for rank in (0, 1):
+                self.assertIn(f"[rank {rank}] saved", errors)
+            self.assertNotIn("failed first", errors)
+
+    def test_one_that_could_not_stop_ends_the_patience(self):
+        """Rank 1 dies of the signal: rank 0 waits in vain for it."""
+        process = self.start(*LONG, "stubborn", "wait")
+        pids = self.ready(process, 2)
+        begin = time.monotonic()
+        process.send_signal(signal.SIGTERM)
+        self.end(process, 143, pids.values())
+        self.assertLess(time.monotonic() - begin, 2 + SLACK)
+
+    def test_a_failure_while_stopping_is_a_failure(self):
+        process = self.start(*LONG, "stubborn", "stubborn")
+        pids = self.ready(process, 2)
+        process.send_signal(signal.SIGTERM)
+        os.kill(pids[1], signal.SIGKILL)
+        _, errors = self.end(process, 1, pids.values())
+        self.assertIn("rank 1", errors.splitlines()[-1])
+
+    def test_a_second_signal_ends_at_once(self):
+        process = self.start(*LONG, "stubborn", "stubborn")
+        pids = self.ready(process, 2)
+        begin = time.monotonic()
+        process.send_signal(signal.SIGINT)
+        self.assertIn("once more", process.stderr.readline())
+        process.send_signal(signal.SIGTERM)
+        self.end(process, 130, pids.values())
+        self.assertLess(time.monotonic() - begin, SLACK)
+
+    def test_patience_ends(self):
+        process = self.start("--stop-grace", "700", "stubborn", "stubborn")
+        pids = self.ready(process, 2)
+        process.send_signal(signal.SIGTERM)
+        _, errors = self.end(process, 143, pids.values())
+        self.assertIn("2 of 2 ranks did not stop in time", errors)
+
+    def test_no_orphans_when_the_launcher_is_killed(self):
+        process = self.start("stubborn", "stubborn")
+        pids = self.ready(process, 2)
+        process.kill()
+        process.wait()
+        until = time.monotonic() + PATIENCE
+        while not all(gone(pid) for pid in pids.values()):
+            self.assertLess(time.monotonic(), until)
+            os.sched_yield()
+
+    def test_a_server_beside_the_ranks(self):
+        output, errors = self.end(self.start("--server", "star", "star", "star"), 0)
+        self.assertEqual(output.count("sum 6\n"), 3)
+        self.assertEqual(errors, "")
+
+    def test_a_death_in_the_star(self):
+        process = self.start("--server", *LONG, "star", "star:die")
+        pids = self.ready(process, 2)
+        _, errors = self.end(process, 1, pids.values())
+        self.assertIn("puppet 1", errors)
+        self.assertRegex(errors.splitlines()[-1], r"rank 1 \(pid \d+\) was killed by signal 9")
+
+    def test_ranks_that_never_come_to_the_star(self):
+        begin = time.monotonic()
+        self.end(self.start("--server", "ok", "exit:2"), 2)
+        self.assertLess(time.monotonic() - begin, 5 + SLACK)
+
+
+if __name__ == "__main__":
+    unittest.main()

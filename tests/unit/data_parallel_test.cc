@@ -1,0 +1,302 @@
+#include <fmt/format.h>
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+#include <cmath>
+#include <cstring>
+
+#include "lockstep/base/random.h"
+#include "tests/support/ranks.h"
+#include "tests/support/trainers.h"
+
+namespace lockstep {
+namespace {
+
+using ::lockstep::testing::run_ranks;
+using ::lockstep::testing::TestWorker;
+using ::testing::HasSubstr;
+
+constexpr int kContext = 16;
+
+Samples some_samples(std::uint64_t count) {
+  std::vector<std::int32_t> tokens(count * kContext + 1);
+  for (std::size_t i = 0; i < tokens.size(); ++i) {
+    tokens[i] = static_cast<std::int32_t>((i * (i / 64 % 5 + 1)) % 48);
+  }
+  return Samples({TokenShard::of("tokens", tokens, {})}, 64, kContext);
+}
+
+TrainerOptions small_options() {
+  TrainerOptions options;
+  options.model.vocab = 64;
+  options.model.hidden = 32;
+  options.model.layers = 2;
+  options.model.heads = 4;
+  options.model.kv_heads = 2;
+  options.model.intermediate = 48;
+  options.model.context = kContext;
+  options.global_batch = 22;  // eleven lanes
+  options.micro_batch = 2;
+  options.schedule.peak = 1e-2;
+  options.schedule.steps = 6;
+  options.seed = 11;
+  options.eval_every = 3;
+  options.verify_every = 2;
+  options.clip = 0.05;  // so that every step is clipped
+  options.reducer.bucket_bytes = 16 << 10;
+  return options;
+}
+
+struct Result {
+  std::string hash;
+  std::vector<double> losses;
+  std::vector<double> validation;
+  bool operator==(const Result&) const = default;
+};
+
+Result train(const TrainerOptions& options, int workers, int threads = 1) {
+  auto group = make_local_group(workers);
+  std::vector<Result> results(static_cast<std::size_t>(workers));
+  const auto errors = run_ranks(workers, [&](int rank) {
+    const auto index = static_cast<std::size_t>(rank);
+    TestWorker worker(options, some_samples(60), some_samples(9), threads, std::move(group[index]));
+    worker.trainer.start();
+    Result& result = results[index];
+    worker.trainer.run([] { return Requests{}; },
+                       [&](const StepReport& report) {
+                         result.losses.push_back(report.loss);
+                         if (report.validation_loss) {
+                           result.validation.push_back(*report.validation_loss);
+                         }
+                         EXPECT_EQ(report.phases.size(), static_cast<std::size_t>(workers));
+                       });
+    result.hash = worker.trainer.verify();
+    worker.communicator.barrier();
+  });
+  for (const auto& error : errors) EXPECT_FALSE(error) << error->what();
+  for (const Result& result : results) EXPECT_EQ(result, results[0]);
+  return results[0];
+}
+
+// The heart of it: loss curve, validation and weights are equal, not close.
+TEST(DataParallel, SameBitsForAnyWorkersThreadsOverlapAndSharding) {
+  const Result alone = train(small_options(), 1);
+  EXPECT_EQ(alone.losses.size(), 6u);
+  EXPECT_EQ(alone.validation.size(), 2u);
+  for (const int workers : {2, 3, 4, 5, 8, 11}) {
+    for (const bool overlap : {true, false}) {
+      for (const bool shard : {true, false}) {
+        TrainerOptions options = small_options();
+        options.reducer.overlap = overlap;
+        options.reducer.shard = shard;
+        EXPECT_EQ(train(options, workers, 1 + workers % 2), alone)
+            << workers << " workers, overlap " << overlap << ", sharded " << shard;
+      }
+    }
+  }
+  TrainerOptions options = small_options();
+  options.reducer.bucket_bytes = 1 << 30;  // the whole gradient in one
+  EXPECT_EQ(train(options, 3), alone);
+}
+
+// A shard of the moments is 1/n of them, and all shards are the whole.
+TEST(DataParallel, ShardsCoverTheMoments) {
+  for (const std::size_t size : {1ul, 4095ul, 4096ul, 4097ul, 100'000ul}) {
+    for (const int ranks : {1, 2, 3, 7}) {
+      std::size_t next = 0;
+      for (int rank = 0; rank < ranks; ++rank) {
+        const Range shard = shard_range(size, rank, ranks);
+        EXPECT_EQ(shard.begin, next);
+        EXPECT_LE(shard.size(), (size / 4096 / static_cast<std::size_t>(ranks) + 1) * 4096);
+        next = shard.end;
+      }
+      EXPECT_EQ(next, size);
+    }
+  }
+}
+
+// Order-free ways keep the replicas identical (which train() verifies) and still learn.
+TEST(DataParallel, OrderFreeReductions) {
+  const Result alone = train(small_options(), 1);
+  for (const bool shard : {false, true}) {
+    TrainerOptions ring = small_options();
+    ring.reducer.reduction = Reduction::kRing;
+    ring.reducer.shard = shard;
+    TrainerOptions rounded = small_options();
+    rounded.reducer.wire = DataType::kBf16;
+    rounded.reducer.shard = shard;
+    for (const TrainerOptions& options : {ring, rounded}) {
+      const Result result = train(options, 3);
+      EXPECT_NE(result.hash, alone.hash);
+      EXPECT_NEAR(result.losses.back(), alone.losses.back(), 2e-3 * alone.losses.back());
+    }
+  }
+}
+
+// What bf16 drops in one step comes in the next: over many steps nothing is lost.
+TEST(DataParallel, ErrorFeedbackLosesNothing) {
+  constexpr std::size_t kSize = 5000;
+  constexpr int kSteps = 64;
+  auto group = make_local_group(2);
+  const auto errors = run_ranks(2, [&](int rank) {
+    Communicator communicator(
+        std::make_unique<PlanEngine>(std::move(group[static_cast<std::size_t>(rank)])),
+        std::chrono::seconds(20));
+    std::vector<float> gradient(kSize);
+    ReducerOptions options;
+    options.wire = DataType::kBf16;
+    GradientReducer reducer(communicator, even_owners(2, 2), {gradient}, options);
+    std::vector<double> sums(kSize), exact(kSize);
+    const std::vector<std::vector<double>> tail{{1.0}};
+    for (int step = 0; step < kSteps; ++step) {
+      for (std::size_t i = 0; i < kSize; ++i) {
+        const auto key = static_cast<std::uint64_t>(step);
+        gradient[i] = random_f32(key, static_cast<std::uint64_t>(rank), i);
+        exact[i] += random_f32(key, 0, i) + random_f32(key, 1, i);
+      }
+      reducer.begin(step);
+      const ReducedStep reduced = reducer.finish(tail);
+      EXPECT_EQ(reduced.tail, (std::vector<double>{2.0}));
+      for (std::size_t i = 0; i < kSize; ++i) sums[i] += reduced.gradient[i];
+    }
+    double worst = 0;
+    for (std::size_t i = 0; i < kSize; ++i) worst = std::max(worst, std::abs(sums[i] - exact[i]));
+    // The rounding of results (sums of two in [0, 2)) adds up; that of inputs does not.
+    EXPECT_LT(worst, 0.1);
+    communicator.barrier();
+  });
+  for (const auto& error : errors) EXPECT_FALSE(error) << error->what();
+}
+
+// All ranks throw the same error; returns it. `prepare` may spoil a worker before the start.
+Error fails_alike(int workers, const std::function<TrainerOptions(int)>& options_of,
+                  const std::function<void(TestWorker&, int)>& between) {
+  auto group = make_local_group(workers);
+  const auto errors = run_ranks(workers, [&](int rank) {
+    const auto index = static_cast<std::size_t>(rank);
+    TestWorker worker(options_of(rank), some_samples(60), some_samples(9), 1,
+                      std::move(group[index]));
+    try {
+      worker.trainer.start();
+      between(worker, rank);
+      worker.trainer.run([] { return Requests{}; }, [](const StepReport&) {});
+      worker.trainer.verify();
+    } catch (const Error& error) {
+      worker.communicator.abort(std::string(error.message()));
+      throw;
+    }
+  });
+  for (const auto& error : errors) {
+    EXPECT_TRUE(error.has_value());
+    if (error && errors[0]) {
+      EXPECT_STREQ(error->what(), errors[0]->what());
+    }
+  }
+  return errors[0] ? *errors[0] : Error(ErrorCode::kInvalidArgument, "no error");
+}
+
+TEST(DataParallel, AFlippedBitIsFoundAndNamed) {
+  const Error error = fails_alike(
+      3, [](int) { return small_options(); },
+      [](TestWorker& worker, int rank) {
+        if (rank != 1) return;
+        worker.replica->complete_parameters([&](std::span<float> parameters) {
+          const Range gate = worker.trainer.layout().range(Component::kGate, 1);
+          parameters[gate.begin + 3] = std::nextafter(parameters[gate.begin + 3], 1.0f);
+        });
+      });
+  EXPECT_EQ(error.code(), ErrorCode::kReplicaMismatch);
+  EXPECT_EQ(error.rank(), 1);
+  EXPECT_THAT(error.what(), HasSubstr("after step 2: rank 1"));
+  EXPECT_THAT(error.what(), HasSubstr("the first tensor that differs is model.layers.1."));
+}
+
+TEST(DataParallel, DifferentSettingsAreNamed) {
+  const auto with = [](auto change) {
+    return [change](int rank) {
+      TrainerOptions options = small_options();
+      if (rank == 2) change(options);
+      return options;
+    };
+  };
+  const auto nothing = [](TestWorker&, int) {};
+  EXPECT_THAT(fails_alike(3, with([](TrainerOptions& o) { o.clip = 2; }), nothing).what(),
+              HasSubstr("rank 2 has clip 2, rank 0 has 0.05"));
+  EXPECT_THAT(
+      fails_alike(3, with([](TrainerOptions& o) { o.reducer.bucket_bytes = 1 << 20; }), nothing)
+          .what(),
+      HasSubstr("rank 2 has bucket bytes 1048576, rank 0 has 16384"));
+}
+
+// Past the comparison at the start, the collectives themselves notice.
+TEST(DataParallel, AnotherBucketSizeNeverMixes) {
+  auto group = make_local_group(2);
+  const auto errors = run_ranks(2, [&](int rank) {
+    Communicator communicator(
+        std::make_unique<PlanEngine>(std::move(group[static_cast<std::size_t>(rank)])),
+        std::chrono::seconds(20));
+    std::vector<float> gradient(100'000, 1.0f);
+    ReducerOptions options;
+    options.bucket_bytes = rank == 0 ? 64 << 10 : 128 << 10;
+    GradientReducer reducer(communicator, even_owners(2, 2), {gradient}, options);
+    reducer.begin(1);
+    const std::vector<std::vector<double>> tail{{1.0}};
+    reducer.finish(tail);
+  });
+  for (const auto& error : errors) {
+    ASSERT_TRUE(error);
+    EXPECT_EQ(error->code(), ErrorCode::kCollectiveMismatch);
+    EXPECT_THAT(error->what(), HasSubstr("x 16384"));
+    EXPECT_THAT(error->what(), HasSubstr("x 32768"));
+  }
+}
+
+TEST(DataParallel, ASkippedLaneHasNoPart) {
+  TrainerOptions options = small_options();
+  const Result all = train(options, 2);
+  options.skip_lanes = {{2, 5}};
+  const Result without = train(options, 2);
+  EXPECT_NE(without.hash, all.hash);
+  EXPECT_EQ(without.losses[0], all.losses[0]);
+  EXPECT_NE(without.losses[1], all.losses[1]);
+  EXPECT_EQ(train(options, 1), without);
+  EXPECT_EQ(train(options, 5), without);
+}
+
+TEST(DataParallel, MoreWorkersThanLanesIsWrongUsage) {
+  EXPECT_THAT(testing::error_of([] { replica_options(small_options(), 0, 12); }).what(),
+              HasSubstr("12 workers, but a step has only 11 lanes"));
+}
+
+TEST(Straggler, IsTheOneThatIsMuchSlowerThanTheMedian) {
+  EXPECT_FALSE(find_straggler(std::vector<double>{1}, 0.25));
+  EXPECT_FALSE(find_straggler(std::vector<double>{1, 1.2, 0.9}, 0.25));
+  const auto found = find_straggler(std::vector<double>{1, 1, 3, 1}, 0.25);
+  ASSERT_TRUE(found);
+  EXPECT_EQ(found->rank, 2);
+  EXPECT_DOUBLE_EQ(found->slower, 2);
+}
+
+TEST(Halt, ReportsSurviveTheFile) {
+  HaltReport report;
+  report.step = 7;
+  report.what = "gradient";
+  report.lane = 3;
+  report.samples = {5, 1ull << 60};
+  report.rank = 1;
+  report.host = "here";
+  report.tensor = "model.norm.weight";
+  report.element = 12;
+  report.value = "nan";
+  EXPECT_EQ(parse_halt_report(to_json(report)), report);
+  EXPECT_FALSE(parse_halt_report("{}"));
+  EXPECT_FALSE(parse_halt_report("[1"));
+  EXPECT_FALSE(parse_halt_report(R"({"step":"x"})"));
+  EXPECT_EQ(parse_skipped_lane("7:3"), (SkippedLane{7, 3}));
+  for (const char* text : {"", "7", "7:", ":3", "0:1", "7:-1", "7:3x"}) {
+    EXPECT_FALSE(parse_skipped_lane(text)) << text;
+  }
+}
+
+}  // namespace
+}  // namespace lockstep

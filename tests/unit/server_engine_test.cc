@@ -1,0 +1,396 @@
+#include "lockstep/server/server_engine.h"
+
+#include <fmt/format.h>
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+#include <array>
+#include <atomic>
+#include <limits>
+
+#include "lockstep/comm/calls.h"
+#include "lockstep/server/server_run.h"
+#include "tests/support/case_lists.h"
+#include "tests/support/star.h"
+
+namespace lockstep {
+namespace {
+
+using namespace testing;
+using ::testing::AllOf;
+using ::testing::HasSubstr;
+
+constexpr auto kTimeout = 20s;
+
+ServerOptions lane_options(int workers) {
+  ServerOptions options = server_options(workers);
+  options.settings.timeout = kTimeout;
+  return options;
+}
+
+StarOptions rank_options(int rank) {
+  StarOptions options;
+  options.worker.node_id = "thread";
+  options.worker.timeout = kTimeout;
+  options.rank = rank;
+  return options;
+}
+
+// A server and its workers, all threads of this process.
+struct StarGroup {
+  explicit StarGroup(int world_size)
+      : server(lane_options(world_size)), comms(static_cast<std::size_t>(world_size)) {
+    // Ranks in another order than the server's.
+    const auto errors = run_ranks(world_size, [&](int worker) {
+      const int rank = (worker + 1) % world_size;
+      comms[static_cast<std::size_t>(rank)] = join_star(server.end(worker), rank_options(rank));
+    });
+    expect_no_errors(errors);
+  }
+
+  template <typename Body>
+  std::vector<std::optional<Error>> errors(Body&& body) {
+    return run_ranks(static_cast<int>(comms.size()),
+                     [&](int rank) { body(*comms[static_cast<std::size_t>(rank)]); });
+  }
+  template <typename Body>
+  void run(Body&& body) {
+    expect_no_errors(errors(std::forward<Body>(body)));
+  }
+  void leave() {
+    run([](Communicator& comm) { comm.leave(); });
+    comms.clear();
+    EXPECT_FALSE(server.finish(soon()));
+  }
+
+  ServerRun server;
+  std::vector<std::unique_ptr<Communicator>> comms;
+};
+
+// Every collective with every type and every operation, few elements and not quite so few.
+std::vector<test::Case> cases_for(int n) {
+  std::vector<test::Case> cases;
+  std::size_t turn = 0;
+  const auto add = [&](test::Case c) {
+    c.world_size = n;
+    c.root = static_cast<int>(turn % static_cast<std::size_t>(n));
+    c.uneven = turn % 2 == 1;
+    c.in_place = turn % 3 == 1;
+    c.asynchronous = turn % 5 == 4;
+    c.count = std::array<std::size_t, 4>{7, 1, 131, 0}[turn % 4];
+    ++turn;
+    cases.push_back(c);
+  };
+  for (int t = 0; t < 7; ++t) {
+    test::Case c;
+    c.type = static_cast<DataType>(t);
+    for (const auto moved : {Collective::kAllGather, Collective::kBroadcast, Collective::kGather,
+                             Collective::kScatter, Collective::kAllToAll, Collective::kBarrier}) {
+      c.collective = moved;
+      add(c);
+    }
+    for (int o = 0; o < 5; ++o) {
+      c.op = static_cast<ReduceOp>(o);
+      for (const auto reduced :
+           {Collective::kAllReduce, Collective::kReduceScatter, Collective::kReduce}) {
+        c.collective = reduced;
+        add(c);
+      }
+      for (const auto nodes : {Collective::kReduceNodes, Collective::kReduceScatterNodes}) {
+        test::Case over = c;
+        over.collective = nodes;
+        over.lanes = static_cast<std::uint32_t>(2 * n + 1);
+        over.scattered_lanes = turn % 2 == 1;
+        // The server adds nothing that is not finite.
+        over.small_values = t < 2 && o < 2;
+        add(over);
+      }
+    }
+  }
+  return cases;
+}
+
+class ServerEngineTest : public ::testing::TestWithParam<int> {};
+
+TEST_P(ServerEngineTest, EveryCollectiveGivesTheCanonicalBits) {
+  StarGroup group(GetParam());
+  for (const test::Case& c : cases_for(GetParam())) {
+    const test::CaseData data = test::make_data(c);
+    const auto thrown = group.errors([&](Communicator& comm) {
+      try {
+        test::run_case(comm, c, data);
+      } catch (const std::runtime_error& wrong) {
+        ADD_FAILURE() << wrong.what();
+      }
+    });
+    expect_no_errors(thrown);
+    ASSERT_FALSE(HasFailure()) << to_string(c);
+  }
+  group.leave();
+}
+
+INSTANTIATE_TEST_SUITE_P(WorldSize, ServerEngineTest, ::testing::Values(1, 2, 3, 5));
+
+// Several pieces, strips and rounds, and numbers that round.
+TEST(ServerEngine, LargeSumsHaveTheBitsOfTheLocalGroup) {
+  constexpr int kRanks = 3;
+  constexpr std::size_t kElements = 2 * kLanePiece + 17;
+  constexpr std::size_t kNumbers = 5000;
+  const LeafOwners owners = even_owners(11, kRanks);
+  struct Result {
+    std::vector<float> sum = std::vector<float>(kElements);
+    std::vector<double> numbers = std::vector<double>(kNumbers);
+    std::vector<float> moved = std::vector<float>(20 * kLanePiece);
+  };
+  const auto run = [&](Communicator& comm, Result& result) {
+    std::vector<std::vector<float>> partials;
+    std::vector<std::vector<double>> wide;
+    std::vector<ConstBufferView> views;
+    std::vector<ConstBufferView> wide_views;
+    for (const TreeNode& node : owned_nodes(owners, comm.rank())) {
+      partials.push_back(gradient(static_cast<int>(node.begin), kElements));
+      wide.emplace_back(partials.back().begin(), partials.back().begin() + kNumbers);
+    }
+    for (auto& each : partials) views.emplace_back(std::span<const float>(each));
+    for (auto& each : wide) {
+      for (double& value : each) value = value / 3 + 1e-20;
+      wide_views.emplace_back(std::span<const double>(each));
+    }
+    comm.reduce_nodes(views, owners, std::span(result.sum));
+    comm.reduce_nodes(wide_views, owners, std::span(result.numbers), ReduceOp::kMean);
+    if (comm.rank() == 2) result.moved = gradient(99, result.moved.size());
+    comm.broadcast(std::span(result.moved), 2);
+    comm.all_reduce(std::span(result.moved).first(kElements), ReduceOp::kMean);
+  };
+  std::vector<Result> ours(kRanks);
+  std::vector<Result> theirs(kRanks);
+  StarGroup star(kRanks);
+  star.run([&](Communicator& comm) { run(comm, ours[static_cast<std::size_t>(comm.rank())]); });
+  star.leave();
+  test::GroupOptions options;
+  options.world_size = kRanks;
+  test::Group local(options);
+  local.run([&](Communicator& comm) { run(comm, theirs[static_cast<std::size_t>(comm.rank())]); });
+  for (std::size_t rank = 0; rank < kRanks; ++rank) {
+    EXPECT_EQ(ours[rank].sum, theirs[rank].sum);
+    EXPECT_EQ(ours[rank].numbers, theirs[rank].numbers);
+    EXPECT_EQ(ours[rank].moved, theirs[rank].moved);
+  }
+}
+
+TEST(ServerEngine, OverConnectionsWithRanksFromTheEnvironmentOrNot) {
+  for (const bool given : {true, false}) {
+    ServerRun server(listen_tcp(SocketAddress::loopback_v4()), lane_options(3));
+    std::atomic<int> seen{0};
+    const auto errors = run_ranks(3, [&](int i) {
+      StarOptions options = rank_options(given ? 2 - i : -1);
+      options.worker.coordinator = {server.address().host(), server.address().port()};
+      options.world_size = 3;
+      const auto comm = join_star(options);
+      if (given) {
+        EXPECT_EQ(comm->rank(), 2 - i);
+      }
+      EXPECT_TRUE(comm->finite_only());
+      EXPECT_THAT(comm->name_of(comm->rank()),
+                  HasSubstr(fmt::format("rank {} (thread, 127.0.0.1:", comm->rank())));
+      seen += 1 << comm->rank();
+      comm->leave();
+    });
+    expect_no_errors(errors);
+    EXPECT_EQ(seen, 7);
+    EXPECT_FALSE(server.finish(soon()));
+  }
+}
+
+TEST(ServerEngine, TwoWorkersOfOneRankAreNamed) {
+  ServerRun server(lane_options(2));
+  const auto errors = run_ranks(2, [&](int i) { join_star(server.end(i), rank_options(1)); });
+  for (const auto& error : errors) {
+    ASSERT_TRUE(error);
+    EXPECT_THAT(error->what(), HasSubstr("both say that they are rank 1"));
+  }
+}
+
+TEST(ServerEngine, AnotherWorldSizeThanTheCoordinatorsIsRefused) {
+  ServerRun server(lane_options(1));
+  StarOptions options = rank_options(0);
+  options.world_size = 2;
+  const Error error = error_of([&] { join_star(server.end(0), options); });
+  EXPECT_EQ(error.code(), ErrorCode::kInvalidWorldSize);
+  EXPECT_THAT(error.what(), HasSubstr("waits for 1 workers, but this job has 2 ranks"));
+}
+
+TEST(ServerEngine, DifferentCallsNameBothRanksAndBothCalls) {
+  using Make = std::function<Call(std::span<float>)>;
+  const LeafOwners owners = even_owners(4, 3);
+  const auto nodes = [&](int rank, std::uint32_t bucket) {
+    return [&owners, rank, bucket](std::span<float> room) {
+      CallOptions options;
+      options.bucket = bucket;
+      const std::vector<ConstBufferView> partials(owned_nodes(owners, rank).size(),
+                                                  std::span<const float>(room).first(10));
+      return calls::reduce_nodes(partials, owners, room.subspan(10, 10), ReduceOp::kSum, options);
+    };
+  };
+  struct Difference {
+    Make usual;
+    Make odd;
+    const char* words;
+    const char* odd_words;
+  };
+  const auto reduce = [](ReduceOp op, std::size_t count) {
+    return [=](std::span<float> room) { return calls::all_reduce(room.first(count), op); };
+  };
+  for (const Difference& difference :
+       {Difference{reduce(ReduceOp::kSum, 5), reduce(ReduceOp::kMax, 5), "all_reduce sum f32 x 5",
+                   "all_reduce max f32 x 5"},
+        Difference{reduce(ReduceOp::kSum, 5), reduce(ReduceOp::kSum, 6), "all_reduce sum f32 x 5",
+                   "all_reduce sum f32 x 6"},
+        Difference{reduce(ReduceOp::kSum, 5), [](std::span<float>) { return calls::barrier(); },
+                   "all_reduce sum f32 x 5", "barrier"},
+        Difference{{}, {}, "bucket 3", "bucket 4"}}) {
+    StarGroup group(3);
+    const auto errors = group.errors([&](Communicator& comm) {
+      std::vector<float> room(100);
+      const bool odd = comm.rank() == 1;
+      const Make& make = odd ? difference.odd : difference.usual;
+      comm.run(make ? make(room) : nodes(comm.rank(), odd ? 4 : 3)(room));
+    });
+    for (const auto& error : errors) {
+      ASSERT_TRUE(error);
+      EXPECT_EQ(error->code(), ErrorCode::kCollectiveMismatch) << error->what();
+      EXPECT_THAT(error->what(),
+                  AllOf(HasSubstr("rank 1 (thread) is in collective 1: "),
+                        HasSubstr("rank 0 (thread) is in collective 1: "),
+                        HasSubstr(difference.words), HasSubstr(difference.odd_words)));
+    }
+    group.comms.clear();
+    const auto cause = group.server.finish(soon());
+    ASSERT_TRUE(cause);
+    EXPECT_EQ(cause->code(), ErrorCode::kCollectiveMismatch);
+  }
+}
+
+TEST(ServerEngine, SumsOfDifferentLengthsAreFoundByTheServer) {
+  StarGroup group(2);
+  const LeafOwners owners = even_owners(2, 2);
+  const auto errors = group.errors([&](Communicator& comm) {
+    const std::size_t count = comm.rank() == 0 ? 10 : 11;
+    std::vector<float> data(count);
+    comm.reduce_nodes({std::span<const float>(data)}, owners, std::span(data));
+  });
+  for (const auto& error : errors) {
+    ASSERT_TRUE(error);
+    EXPECT_EQ(error->code(), ErrorCode::kSizeMismatch) << error->what();
+    EXPECT_THAT(error->what(), AllOf(HasSubstr("worker 0 (thread"), HasSubstr("worker 1 (thread"),
+                                     HasSubstr("10 elements"), HasSubstr("reduce_nodes sum f32")));
+  }
+}
+
+TEST(ServerEngine, NonFiniteSumsEndTheJobAndNameTheRank) {
+  StarGroup group(2);
+  const LeafOwners owners = even_owners(2, 2);
+  const auto errors = group.errors([&](Communicator& comm) {
+    std::vector<float> data(10, 1.0F);
+    if (comm.rank() == 1) data[7] = std::numeric_limits<float>::quiet_NaN();
+    comm.reduce_nodes({std::span<const float>(data)}, owners, std::span(data));
+  });
+  for (const auto& error : errors) {
+    ASSERT_TRUE(error);
+    EXPECT_EQ(error->code(), ErrorCode::kNonFinite);
+    EXPECT_EQ(error->rank(), 1);  // worker 0 of the server
+    EXPECT_THAT(error->what(), HasSubstr("element 7"));
+  }
+  // It stays so.
+  EXPECT_EQ(error_of([&] { group.comms[0]->barrier(); }).code(), ErrorCode::kNonFinite);
+}
+
+TEST(ServerEngine, AbortEndsABlockedCallOnEveryRank) {
+  StarGroup group(3);
+  const auto errors = group.errors([&](Communicator& comm) {
+    if (comm.rank() == 2) return comm.abort("the test says so");
+    std::vector<float> data(100000, 1.0F);
+    comm.all_reduce(std::span(data), ReduceOp::kSum);
+  });
+  for (int rank = 0; rank < 2; ++rank) {
+    const auto& error = errors[static_cast<std::size_t>(rank)];
+    ASSERT_TRUE(error);
+    EXPECT_EQ(error->code(), ErrorCode::kAborted);
+    EXPECT_EQ(error->rank(), 2);
+    EXPECT_THAT(error->what(), HasSubstr("the test says so"));
+  }
+}
+
+TEST(ServerEngine, AbortFromAnotherThreadEndsABlockedCallHere) {
+  StarGroup group(2);
+  const auto errors = run_ranks(2, [&](int i) {
+    if (i == 1) return group.comms[0]->abort("enough");
+    std::vector<float> data(100000, 1.0F);
+    group.comms[0]->all_reduce(std::span(data), ReduceOp::kSum);  // rank 1 never comes
+  });
+  ASSERT_TRUE(errors[0]);
+  EXPECT_STREQ(errors[0]->what(), "aborted: rank 0 (thread) aborted: enough");
+  const Error other = error_of([&] { group.comms[1]->barrier(); });
+  EXPECT_EQ(other.code(), ErrorCode::kAborted);
+  EXPECT_THAT(other.what(), HasSubstr("enough"));
+}
+
+TEST(ServerEngine, ACallEndsAtItsDeadlineAndTheOthersLearnIt) {
+  StarGroup group(2);
+  CallOptions options;
+  options.deadline = Deadline::after(50ms);
+  const Error error = error_of([&] { group.comms[0]->barrier(options); });
+  EXPECT_EQ(error.code(), ErrorCode::kTimeout);
+  EXPECT_THAT(error.what(), HasSubstr("barrier"));
+  EXPECT_THAT(error_of([&] { group.comms[1]->barrier(); }).what(), HasSubstr("by the deadline"));
+}
+
+TEST(ServerEngine, WhoGoesWithoutLeaveIsDead) {
+  StarGroup group(2);
+  group.comms[1].reset();
+  const Error error = error_of([&] { group.comms[0]->barrier(); });
+  EXPECT_EQ(error.code(), ErrorCode::kPeerLost);
+  EXPECT_EQ(error.rank(), 1);
+  EXPECT_THAT(error.what(), HasSubstr("closed its connection"));
+}
+
+TEST(ServerEngine, NothingFollowsLeave) {
+  StarGroup group(2);
+  group.run([](Communicator& comm) { comm.leave(); });
+  EXPECT_THAT(error_of([&] { group.comms[0]->barrier(); }).what(), HasSubstr("has left the job"));
+}
+
+TEST(ServerEngine, SplitSaysThatThereAreNoSubGroups) {
+  StarGroup group(2);
+  const auto errors = group.errors([](Communicator& comm) { comm.split(0, 0); });
+  for (const auto& error : errors) {
+    ASSERT_TRUE(error);
+    EXPECT_EQ(error->code(), ErrorCode::kInvalidArgument);
+    EXPECT_THAT(error->what(), HasSubstr("no sub-groups"));
+  }
+  group.leave();  // it has not failed
+}
+
+TEST(RoundControl, OneStampThatDiffersIsSeenByEveryRank) {
+  MeshFrame usual;
+  usual.count = 5;
+  MeshFrame odd = usual;
+  odd.bucket = 1;
+  const RoundControl a(usual, false);
+  const RoundControl b(odd, true);
+  std::vector<double> same(RoundControl::kNumbers);
+  std::vector<double> mixed(RoundControl::kNumbers);
+  for (std::size_t i = 0; i < RoundControl::kNumbers; ++i) {
+    same[i] = 4096 * a.numbers()[i];
+    mixed[i] = 4095 * a.numbers()[i] + b.numbers()[i];
+  }
+  EXPECT_TRUE(a.agrees(same));
+  EXPECT_FALSE(b.agrees(same));
+  EXPECT_FALSE(a.agrees(mixed));
+  EXPECT_FALSE(b.agrees(mixed));
+  EXPECT_EQ(same[RoundControl::kLast], 0);
+  EXPECT_EQ(mixed[RoundControl::kLast], 1);
+}
+
+}  // namespace
+}  // namespace lockstep
