@@ -11,6 +11,7 @@
 #include "lockstep/base/error.h"
 #include "lockstep/base/log.h"
 #include "lockstep/data/atomic_file.h"
+#include "lockstep/model/gpu_model.h"
 #include "lockstep/model/weights_hash.h"
 #include "lockstep/report/metrics.h"
 
@@ -28,13 +29,12 @@ void announce(const TrainPlan& plan, Trainer& trainer, int threads) {
       short_number(static_cast<double>(trainer.layout().size())), model.hidden, model.layers,
       model.heads, model.kv_heads, model.intermediate,
       short_number(static_cast<double>(trainer.replica().state_bytes())) + "B");
-  log(LogLevel::kInfo,
-      "run: {} steps of {} tokens in {} lanes, {} passes over the data, {}, {} threads",
+  log(LogLevel::kInfo, "run: {} steps of {} tokens in {} lanes, {} passes over the data, {}, {}",
       plan.how.schedule.steps, plan.how.global_batch * static_cast<std::uint64_t>(model.context),
       trainer.lanes().lanes(),
       fmt::format("{:.1f}",
                   trainer.lanes().epochs(static_cast<std::uint64_t>(plan.how.schedule.steps))),
-      to_string(plan.how.precision), threads);
+      to_string(plan.how.precision), plan.gpu ? gpu_name() : fmt::format("{} threads", threads));
 }
 
 void announce_workers(Trainer& trainer) {
@@ -156,8 +156,9 @@ int train_worker(const TrainOptions& options, Communicator& communicator) {
   const int rank = communicator.rank();
   TrainPlan plan = make_train_plan(options);
   ThreadPool pool(options.threads > 0 ? options.threads : available_cores());
-  const auto replica = make_cpu_replica(replica_options(plan.how, rank, communicator.world_size()),
-                                        communicator, pool);
+  const ReplicaOptions for_replica = replica_options(plan.how, rank, communicator.world_size());
+  const auto replica = plan.gpu ? make_gpu_replica(for_replica, communicator)
+                                : make_cpu_replica(for_replica, communicator, pool);
   plan.how.at = planned_fault(rank, *replica);
   Trainer trainer(plan.how, plan.training, plan.validation, *replica, communicator);
   if (rank == 0) {
@@ -171,7 +172,7 @@ int train_worker(const TrainOptions& options, Communicator& communicator) {
     announce_workers(trainer);
   }
   plan.init.reset();
-  trainer.start({{"data hash", data_hash(plan)}});
+  trainer.start({{"data hash", data_hash(plan)}, {"device", plan.gpu ? gpu_name() : "cpu"}});
   int stopped = 0;
   try {
     stopped = run_steps(trainer, options, plan);

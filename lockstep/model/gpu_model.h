@@ -28,6 +28,7 @@ struct GpuModelOptions {
   std::uint32_t slots = 1;
   Range shard;             // whose moments are held
   bool recompute = false;  // of activations, which spares memory
+  int device = 0;          // counted round the GPUs that there are
 };
 
 struct GpuLaneResult {
@@ -44,7 +45,6 @@ class GpuModel {
   virtual ~GpuModel() = default;
 
   virtual const ParameterLayout& layout() const = 0;
-  virtual std::string description() const = 0;  // of the GPU and what runs on it
 
   // Whole flat buffers; moments are those of the shard.
   virtual void set_parameters(std::span<const float> values) = 0;
@@ -82,6 +82,9 @@ class GpuModel {
 
 // Why there is no GPU to compute on, in a few words; nothing when there is one.
 std::optional<std::string> gpu_refusal();
+
+// Of the first GPU; models on GPUs of one name have the same bits.
+std::string gpu_name();
 
 // Throws Error{kInvalidArgument} for a model that the kernels do not fit, Error{kIo} when memory is
 // short or there is no GPU.

@@ -57,7 +57,6 @@ class CudaModel final : public GpuModel {
   explicit CudaModel(const GpuModelOptions& options);
 
   const ParameterLayout& layout() const override { return layout_; }
-  std::string description() const override;
 
   void set_parameters(std::span<const float> values) override;
   void get_parameters(std::span<float> values, Range range) const override;
@@ -128,7 +127,7 @@ class CudaModel final : public GpuModel {
   std::size_t bytes_ = 0;
 };
 
-// Throws for models that the kernels do not fit.
+// Throws for models that the kernels do not fit; takes a GPU for this thread.
 const GpuModelOptions& checked(const GpuModelOptions& options) {
   const ModelConfig& model = options.model;
   validate(model);
@@ -146,6 +145,9 @@ const GpuModelOptions& checked(const GpuModelOptions& options) {
                        options.context, model.context));
   }
   if (const auto reason = gpu_refusal()) refuse("finds no GPU: " + *reason);
+  int count = 0;
+  check_cuda(cudaGetDeviceCount(&count), "counting GPUs");
+  check_cuda(cudaSetDevice(options.device % count), "choosing a GPU");  // of this thread
   return options;
 }
 
@@ -192,12 +194,6 @@ CudaModel::CudaModel(const GpuModelOptions& options)
   bytes_ = passes_->bytes() +
            (layout_.size() * (1 + options.slots) + 2 * options.shard.size()) * sizeof(float) +
            rounded_.size() * sizeof(__nv_bfloat16);
-}
-
-std::string CudaModel::description() const {
-  cudaDeviceProp device{};
-  check_cuda(cudaGetDeviceProperties(&device, 0), "asking for the GPU's name");
-  return fmt::format("{}, attention by {}", device.name, passes_->attention_name());
 }
 
 std::vector<float*> CudaModel::slot_pointers() const {
@@ -474,6 +470,12 @@ std::optional<std::string> gpu_refusal() {
   }
   if (count == 0) return "there is none";
   return std::nullopt;
+}
+
+std::string gpu_name() {
+  cudaDeviceProp device{};
+  check_cuda(cudaGetDeviceProperties(&device, 0), "asking for the GPU's name");
+  return device.name;
 }
 
 std::unique_ptr<GpuModel> make_gpu_model(const GpuModelOptions& options) {

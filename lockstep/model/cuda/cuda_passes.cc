@@ -32,7 +32,6 @@ class Passes final : public CudaPasses {
   void embedding_gradient(const CudaBatch& batch, float* gradient, cudaStream_t stream) override;
   const void* loss_total() const override { return total_.data(); }
   std::size_t bytes() const override { return bytes_; }
-  const char* attention_name() const override { return cudnn_ ? "cuDNN" : "simple"; }
 
  private:
   // What the backward pass needs from a block; one row per token.

@@ -53,7 +53,6 @@ class CudaPasses {
   // The sum of losses and the count of tokens of what was enqueued last: a cuda::LossTotal.
   virtual const void* loss_total() const = 0;
   virtual std::size_t bytes() const = 0;
-  virtual const char* attention_name() const = 0;
 };
 
 // Tokens whose logits are kept at the same time.

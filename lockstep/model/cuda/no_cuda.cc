@@ -5,6 +5,8 @@ namespace lockstep {
 
 std::optional<std::string> gpu_refusal() { return "this build has no CUDA"; }
 
+std::string gpu_name() { return "none"; }
+
 std::unique_ptr<GpuModel> make_gpu_model(const GpuModelOptions&) {
   throw Error(ErrorCode::kInvalidArgument, "--device cuda: " + *gpu_refusal());
 }
