@@ -11,6 +11,7 @@
 
 #include "cli/commands.h"
 #include "cli/device_choice.h"
+#include "cli/loss_curve.h"
 #include "cli/step_timing.h"
 #include "lockstep/base/cores.h"
 #include "lockstep/base/error.h"
@@ -39,6 +40,8 @@ struct Options {
   int threads = available_cores();
   int batch = 0;  // that of kBatches
   bool recompute = false;
+  std::string tokens;
+  int steps = 200;
   double seconds = 5;
   std::string weights_out;
   bool json = false;
@@ -79,6 +82,10 @@ int run(const Options& options) {
   const auto made = gpu ? make_gpu_step_bench(how) : make_cpu_step_bench(how);
   StepBench& bench = *made;
   if (!options.weights_out.empty()) bench.write_weights(options.weights_out);
+  if (!options.tokens.empty()) {
+    print_loss_curve(bench, options.tokens, options.steps);
+    return 0;
+  }
   const double gemm = bench.matmul_gflops();
   const double loss = bench.step();
   bench.step();
@@ -163,6 +170,13 @@ void add_bench_step(CLI::App& bench, Job& job) {
                   "Write the first weights, for another program to start from: f32, tensors in "
                   "Hugging Face's order")
       ->option_text("FILE");
+  command
+      .add_option("--tokens", options->tokens,
+                  "Instead of timing, train on the 16-bit tokens of this file and print every loss")
+      ->option_text("FILE");
+  command.add_option("--steps", options->steps, "With --tokens: how many steps")
+      ->check(CLI::PositiveNumber)
+      ->option_text("N [200]");
   command.add_flag("--json", options->json, "A JSON object instead of text");
   command.add_flag("--serve", options->serve,
                    "Measure what standard input asks for, a number of seconds a line");

@@ -27,6 +27,7 @@ class CpuStepBench final : public StepBench {
     initialise(model_.layout(), kBenchSeed, pool_, parameters_.span());
   }
 
+  using StepBench::step;
   double step() override {
     const LossSum loss = model_.gradient(parameters_.span(), batch(), gradient_.span());
     const double norm = std::sqrt(sum_of_squares(gradient_.span(), pool_, norm_sums_));

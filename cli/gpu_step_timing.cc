@@ -30,6 +30,7 @@ class GpuStepBench final : public StepBench {
     model_->set_parameters(values);
   }
 
+  using StepBench::step;
   double step() override {
     const LossSum loss = model_->gradient(batch(), 0, {}, {}, {}).sum;
     model_->block_squares({0, layout().size()}, norm_sums_);

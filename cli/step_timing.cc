@@ -22,6 +22,14 @@ Batch StepBench::batch() const {
   return {.tokens = tokens_, .targets = targets_, .rows = rows_, .context = context_};
 }
 
+double StepBench::step(const std::function<std::int32_t(std::size_t)>& token) {
+  for (std::size_t i = 0; i < tokens_.size(); ++i) {
+    tokens_[i] = token(i);
+    targets_[i] = token(i + 1);
+  }
+  return step();
+}
+
 void StepBench::write_weights(const std::string& path) const {
   const std::vector<float> values = parameters();
   std::ofstream file(path, std::ios::binary);

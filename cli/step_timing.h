@@ -1,6 +1,7 @@
 #pragma once
 
 #include <cstdint>
+#include <functional>
 #include <memory>
 #include <string>
 #include <vector>
@@ -17,6 +18,8 @@ class StepBench {
 
   // Forward, backward, norm, clipping, AdamW. Returns the loss per token.
   virtual double step() = 0;
+  // The same after the batch is replaced: token(i) for i up to tokens(), which is a target only.
+  double step(const std::function<std::int32_t(std::size_t)>& token);
   // The parameters as they are now: f32, in the order of the layout.
   virtual std::vector<float> parameters() const = 0;
   virtual const ParameterLayout& layout() const = 0;

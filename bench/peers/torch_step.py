@@ -24,6 +24,8 @@ arguments.add_argument("--threads", type=int, default=1)
 arguments.add_argument("--precision", choices=("fp32", "bf16"), default="fp32")
 arguments.add_argument("--device", choices=("cpu", "cuda"), default="cpu")
 arguments.add_argument("--weights", required=True)
+arguments.add_argument("--tokens", help="train on these 16-bit tokens and print every loss, instead of timing")
+arguments.add_argument("--steps", type=int, default=200)
 options = arguments.parse_args()
 os.environ["OMP_NUM_THREADS"] = str(options.threads)  # read when the library loads
 
@@ -123,7 +125,7 @@ def main():
     tokens = stream[:-1].view(options.batch, CONTEXT).to(options.device)
     targets = stream[1:].view(options.batch, CONTEXT).to(options.device)
 
-    def step():
+    def step(tokens=tokens, targets=targets):
         with torch.autocast(options.device, torch.bfloat16, enabled=options.precision == "bf16"):
             loss = forward(tokens, targets)
         loss.backward()
@@ -135,6 +137,14 @@ def main():
             torch.cuda.synchronize()
         return loss
 
+    if options.tokens:
+        with open(options.tokens, "rb") as file:
+            text = torch.frombuffer(bytearray(file.read()), dtype=torch.uint16).long()
+        for i in range(options.steps):
+            part = text[i * count:(i + 1) * count + 1].to(options.device)
+            loss = step(part[:-1].view(options.batch, CONTEXT), part[1:].view(options.batch, CONTEXT))
+            print(json.dumps({"step": i + 1, "loss": loss}), flush=True)
+        return
     losses = [step() for _ in range(3)]
     for line in sys.stdin:
         end = time.perf_counter() + float(line)
