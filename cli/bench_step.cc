@@ -42,6 +42,7 @@ struct Options {
   bool recompute = false;
   std::string tokens;
   int steps = 200;
+  int warmup = 0;
   double seconds = 5;
   std::string weights_out;
   bool json = false;
@@ -83,7 +84,7 @@ int run(const Options& options) {
   StepBench& bench = *made;
   if (!options.weights_out.empty()) bench.write_weights(options.weights_out);
   if (!options.tokens.empty()) {
-    print_loss_curve(bench, options.tokens, options.steps);
+    print_loss_curve(bench, options.tokens, options.steps, options.warmup);
     return 0;
   }
   const double gemm = bench.matmul_gflops();
@@ -177,6 +178,11 @@ void add_bench_step(CLI::App& bench, Job& job) {
   command.add_option("--steps", options->steps, "With --tokens: how many steps")
       ->check(CLI::PositiveNumber)
       ->option_text("N [200]");
+  command
+      .add_option("--warmup", options->warmup,
+                  "With --tokens: steps until the learning rate is full")
+      ->check(CLI::NonNegativeNumber)
+      ->option_text("N [0]");
   command.add_flag("--json", options->json, "A JSON object instead of text");
   command.add_flag("--serve", options->serve,
                    "Measure what standard input asks for, a number of seconds a line");

@@ -32,7 +32,7 @@ class CpuStepBench final : public StepBench {
     const LossSum loss = model_.gradient(parameters_.span(), batch(), gradient_.span());
     const double norm = std::sqrt(sum_of_squares(gradient_.span(), pool_, norm_sums_));
     optimizer_.step(parameters_.span(), gradient_.span(),
-                    gradient_factor(norm, loss.tokens, kBenchClip), kBenchLearningRate, steps_++,
+                    gradient_factor(norm, loss.tokens, kBenchClip), learning_rate(), steps_++,
                     pool_);
     return loss.loss / static_cast<double>(loss.tokens);
   }

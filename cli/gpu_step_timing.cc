@@ -35,7 +35,7 @@ class GpuStepBench final : public StepBench {
     const LossSum loss = model_->gradient(batch(), 0, {}, {}, {}).sum;
     model_->block_squares({0, layout().size()}, norm_sums_);
     const double norm = std::sqrt(tree_sum(norm_sums_));
-    model_->update(gradient_factor(norm, loss.tokens, kBenchClip), kBenchLearningRate, steps_++);
+    model_->update(gradient_factor(norm, loss.tokens, kBenchClip), learning_rate(), steps_++);
     return loss.loss / static_cast<double>(loss.tokens);
   }
 

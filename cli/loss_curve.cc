@@ -2,6 +2,7 @@
 
 #include <fmt/format.h>
 
+#include <algorithm>
 #include <cerrno>
 #include <cstdio>
 #include <fstream>
@@ -11,7 +12,7 @@
 
 namespace lockstep::cli {
 
-void print_loss_curve(StepBench& bench, const std::string& path, int steps) {
+void print_loss_curve(StepBench& bench, const std::string& path, int steps, int warmup) {
   std::ifstream file(path, std::ios::binary);
   if (!file) throw_io("reading " + path, errno);
   const std::string bytes{std::istreambuf_iterator<char>(file), {}};
@@ -26,6 +27,8 @@ void print_loss_curve(StepBench& bench, const std::string& path, int steps) {
   };
   for (int step = 0; step < steps; ++step) {
     const std::size_t first = static_cast<std::size_t>(step) * count;
+    bench.set_learning_rate(kBenchLearningRate *
+                            std::min(1.0, static_cast<double>(step + 1) / std::max(1, warmup)));
     const double loss = bench.step([&](std::size_t i) { return token(first + i); });
     fmt::print("{{\"step\": {}, \"loss\": {}}}\n", step + 1, loss);
     std::fflush(stdout);

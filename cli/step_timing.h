@@ -10,6 +10,10 @@
 
 namespace lockstep::cli {
 
+constexpr double kBenchLearningRate = 3e-4;
+constexpr double kBenchClip = 1.0;
+constexpr std::uint64_t kBenchSeed = 0;
+
 // One model and its optimizer, trained on one fixed batch: what a step costs without data and
 // communication.
 class StepBench {
@@ -20,6 +24,7 @@ class StepBench {
   virtual double step() = 0;
   // The same after the batch is replaced: token(i) for i up to tokens(), which is a target only.
   double step(const std::function<std::int32_t(std::size_t)>& token);
+  void set_learning_rate(double rate) { learning_rate_ = rate; }
   // The parameters as they are now: f32, in the order of the layout.
   virtual std::vector<float> parameters() const = 0;
   virtual const ParameterLayout& layout() const = 0;
@@ -37,9 +42,11 @@ class StepBench {
  protected:
   StepBench(const ModelConfig& config, int batch);
   Batch batch() const;
+  double learning_rate() const { return learning_rate_; }
 
  private:
   int rows_, context_;
+  double learning_rate_ = kBenchLearningRate;
   std::vector<std::int32_t> tokens_, targets_;
 };
 
@@ -52,10 +59,6 @@ struct StepOptions {
 };
 std::unique_ptr<StepBench> make_cpu_step_bench(const StepOptions& options);
 std::unique_ptr<StepBench> make_gpu_step_bench(const StepOptions& options);
-
-constexpr double kBenchLearningRate = 3e-4;
-constexpr double kBenchClip = 1.0;
-constexpr std::uint64_t kBenchSeed = 0;
 
 // Token `index` of the batch: noise that any program can repeat. Targets are the tokens that
 // follow.

@@ -26,6 +26,7 @@ arguments.add_argument("--device", choices=("cpu", "cuda"), default="cpu")
 arguments.add_argument("--weights", required=True)
 arguments.add_argument("--tokens", help="train on these 16-bit tokens and print every loss, instead of timing")
 arguments.add_argument("--steps", type=int, default=200)
+arguments.add_argument("--warmup", type=int, default=0)
 options = arguments.parse_args()
 os.environ["OMP_NUM_THREADS"] = str(options.threads)  # read when the library loads
 
@@ -118,8 +119,10 @@ def main():
     load(model, options.weights)
     model.to(options.device)
     forward = torch.compile(model) if options.device == "cuda" else model
-    optimizer = torch.optim.AdamW(model.parameters(), lr=3e-4, betas=(0.9, 0.95), eps=1e-8, weight_decay=0.1,
-                                  fused=True)
+    matrices = [parameter for parameter in model.parameters() if parameter.dim() == 2]
+    norms = [parameter for parameter in model.parameters() if parameter.dim() == 1]
+    optimizer = torch.optim.AdamW([{"params": matrices}, {"params": norms, "weight_decay": 0.0}], lr=3e-4,
+                                  betas=(0.9, 0.95), eps=1e-8, weight_decay=0.1, fused=True)
     count = options.batch * CONTEXT
     stream = torch.tensor([((i * 2654435761 & 0xFFFFFFFF) >> 8) % VOCAB for i in range(count + 1)])
     tokens = stream[:-1].view(options.batch, CONTEXT).to(options.device)
@@ -141,6 +144,8 @@ def main():
         with open(options.tokens, "rb") as file:
             text = torch.frombuffer(bytearray(file.read()), dtype=torch.uint16).long()
         for i in range(options.steps):
+            for group in optimizer.param_groups:
+                group["lr"] = 3e-4 * min(1.0, (i + 1) / max(1, options.warmup))
             part = text[i * count:(i + 1) * count + 1].to(options.device)
             loss = step(part[:-1].view(options.batch, CONTEXT), part[1:].view(options.batch, CONTEXT))
             print(json.dumps({"step": i + 1, "loss": loss}), flush=True)
