@@ -15,6 +15,7 @@
 #include "lockstep/model/cuda/cuda_memory.h"
 #include "lockstep/model/cuda/cuda_passes.h"
 #include "lockstep/model/cuda/cuda_staging.h"
+#include "lockstep/model/gpu_memory.h"
 #include "lockstep/model/gpu_model.h"
 #include "lockstep/model/norm.h"
 #include "lockstep/model/token_index.h"
@@ -127,7 +128,7 @@ class CudaModel final : public GpuModel {
   std::size_t bytes_ = 0;
 };
 
-// Throws for models that the kernels do not fit; takes a GPU for this thread.
+// Throws for models that the kernels or the memory do not fit; takes a GPU for this thread.
 const GpuModelOptions& checked(const GpuModelOptions& options) {
   const ModelConfig& model = options.model;
   validate(model);
@@ -148,6 +149,10 @@ const GpuModelOptions& checked(const GpuModelOptions& options) {
   int count = 0;
   check_cuda(cudaGetDeviceCount(&count), "counting GPUs");
   check_cuda(cudaSetDevice(options.device % count), "choosing a GPU");  // of this thread
+  std::size_t free = 0;
+  std::size_t total = 0;
+  check_cuda(cudaMemGetInfo(&free, &total), "asking for free memory");
+  if (const auto line = gpu_memory_refusal(options, free)) throw Error(ErrorCode::kIo, *line);
   return options;
 }
 
