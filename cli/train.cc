@@ -11,7 +11,6 @@
 #include "cli/train_options.h"
 #include "cli/train_replay.h"
 #include "cli/train_worker.h"
-#include "lockstep/base/cores.h"
 #include "lockstep/base/error.h"
 #include "lockstep/comm/local_group.h"
 #include "lockstep/comm/mpi.h"
@@ -37,8 +36,6 @@ std::unique_ptr<Communicator> communicator_over(std::unique_ptr<Transport> trans
 // cause.
 int run_threads(const TrainOptions& options, int workers) {
   stop_on_signals();
-  TrainOptions own = options;
-  if (own.threads == 0) own.threads = std::max(1, available_cores() / workers);
   auto group = make_local_group(workers);
   std::vector<int> codes(group.size());
   std::vector<std::exception_ptr> errors(group.size());
@@ -46,9 +43,9 @@ int run_threads(const TrainOptions& options, int workers) {
   for (std::size_t rank = 0; rank < group.size(); ++rank) {
     threads.emplace_back([&, rank] {
       try {
-        const auto communicator = communicator_over(std::move(group[rank]), own);
+        const auto communicator = communicator_over(std::move(group[rank]), options);
         try {
-          codes[rank] = train_worker(own, *communicator);
+          codes[rank] = train_worker(options, *communicator);
         } catch (const std::exception& error) {
           communicator->abort(error.what());  // the others may be waiting for this one
           throw;
@@ -110,6 +107,8 @@ std::unique_ptr<Communicator> join_coordinator(const TrainOptions& options,
   require(where.has_value(), fmt::format("--coordinator {}: not HOST:PORT", options.coordinator));
   star.worker.coordinator = *where;
   star.worker.node_id = this_host().hostname;
+  if (environment)
+    star.worker.node_id = fmt::format("rank {} on {}", environment->rank, star.worker.node_id);
   star.worker.token = options.world.token;
   star.worker.timeout = options.world.timeout;
   if (environment) {
@@ -130,6 +129,10 @@ void check_options(const TrainOptions& options) {
           "--reduction native is MPI's own: it needs --transport mpi");
   require(options.coordinator.empty() || transport == TransportKind::kServer,
           "--coordinator needs --transport server");
+  require(options.save_every == 0 || !options.out.empty(), "--save-every needs --out");
+  require(!options.resume || !options.out.empty(), "--resume needs --out");
+  require(!options.resume || options.init.empty(),
+          "--resume has weights of its own: it does not go with --init");
   if (transport == TransportKind::kServer) {
     require(!options.reducer.shard, "--shard-optimizer does not work with --transport server");
     require(options.reducer.reduction == Reduction::kTree && options.reducer.wire == DataType::kF32,

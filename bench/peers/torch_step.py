@@ -1,8 +1,9 @@
 #!/usr/bin/env python3
 """A Llama's training step in PyTorch, as the peer of `lockstep bench step`: fused attention, fused AdamW, clipping
-by the global norm; eager on a CPU, compiled on a GPU. Starts from the weights of --weights (f32, tensors in Hugging Face's order),
-so that its losses must be ours. Reads numbers of seconds from standard input, one a line; answers each with one
-JSON object."""
+by the global norm; eager on a CPU, compiled on a GPU. Starts from the weights of --weights (f32, tensors in Hugging
+Face's order), so that its losses must be ours. Reads numbers of seconds from standard input, one a line; answers each
+with one JSON object. As a rank of a world (RANK, WORLD_SIZE, ...) it is the peer of `lockstep train --workers`: --steps steps of
+DistributedDataParallel over Gloo, --batch sequences per rank, and one JSON object from rank 0."""
 
 import argparse
 import json
@@ -25,8 +26,8 @@ arguments.add_argument("--precision", choices=("fp32", "bf16"), default="fp32")
 arguments.add_argument("--device", choices=("cpu", "cuda"), default="cpu")
 arguments.add_argument("--weights", required=True)
 arguments.add_argument("--tokens", help="train on these 16-bit tokens and print every loss, instead of timing")
-arguments.add_argument("--steps", type=int, default=200)
-arguments.add_argument("--warmup", type=int, default=0)
+arguments.add_argument("--steps", type=int, default=10, help="of a world of ranks, or over --tokens")
+arguments.add_argument("--warmup", type=int, default=0, help="of the learning rate, over --tokens")
 options = arguments.parse_args()
 os.environ["OMP_NUM_THREADS"] = str(options.threads)  # read when the library loads
 
@@ -114,31 +115,61 @@ def load(model, path):
         sys.exit(f"{path}: has {weights.numel()} values, the model {at}")
 
 
+def make_optimizer(model):
+    matrices = [parameter for parameter in model.parameters() if parameter.dim() == 2]
+    norms = [parameter for parameter in model.parameters() if parameter.dim() == 1]
+    return torch.optim.AdamW([{"params": matrices}, {"params": norms, "weight_decay": 0.0}], lr=3e-4, betas=(0.9, 0.95),
+                             eps=1e-8, weight_decay=0.1, fused=True)
+
+
+def take_step(model, optimizer, tokens, targets):
+    with torch.autocast(options.device, torch.bfloat16, enabled=options.precision == "bf16"):
+        loss = model(tokens, targets)
+    loss.backward()
+    nn.utils.clip_grad_norm_(model.parameters(), 1.0)
+    optimizer.step()
+    optimizer.zero_grad(set_to_none=True)
+    loss = loss.item()
+    if options.device == "cuda":
+        torch.cuda.synchronize()
+    return loss
+
+
+def run_rank(model):
+    """Every sequence is the same period of CONTEXT tokens, so that it does not matter which rank has which."""
+    torch.distributed.init_process_group("gloo")
+    rank, ranks = torch.distributed.get_rank(), torch.distributed.get_world_size()
+    if ranks > 1:
+        model = nn.parallel.DistributedDataParallel(model, gradient_as_bucket_view=True)
+    optimizer = make_optimizer(model)
+    period = torch.tensor([((i * 2654435761 & 0xFFFFFFFF) >> 8) % VOCAB for i in range(CONTEXT)])
+    tokens = period.repeat(options.batch, 1)
+    targets = period.roll(-1).repeat(options.batch, 1)
+    losses, seconds = [], []
+    for _ in range(options.steps):
+        begin = time.perf_counter()
+        losses.append(take_step(model, optimizer, tokens, targets))
+        seconds.append(time.perf_counter() - begin)
+    if rank == 0:
+        print(json.dumps({"version": torch.__version__, "losses": losses, "seconds": seconds}), flush=True)
+    torch.distributed.destroy_process_group()
+
+
 def main():
     model = Llama()
     load(model, options.weights)
+    if "WORLD_SIZE" in os.environ:
+        return run_rank(model)
     model.to(options.device)
-    forward = torch.compile(model) if options.device == "cuda" else model
-    matrices = [parameter for parameter in model.parameters() if parameter.dim() == 2]
-    norms = [parameter for parameter in model.parameters() if parameter.dim() == 1]
-    optimizer = torch.optim.AdamW([{"params": matrices}, {"params": norms, "weight_decay": 0.0}], lr=3e-4,
-                                  betas=(0.9, 0.95), eps=1e-8, weight_decay=0.1, fused=True)
+    compiled = torch.compile(model) if options.device == "cuda" else model
+    optimizer = make_optimizer(model)
     count = options.batch * CONTEXT
     stream = torch.tensor([((i * 2654435761 & 0xFFFFFFFF) >> 8) % VOCAB for i in range(count + 1)])
     tokens = stream[:-1].view(options.batch, CONTEXT).to(options.device)
     targets = stream[1:].view(options.batch, CONTEXT).to(options.device)
 
     def step(tokens=tokens, targets=targets):
-        with torch.autocast(options.device, torch.bfloat16, enabled=options.precision == "bf16"):
-            loss = forward(tokens, targets)
-        loss.backward()
-        nn.utils.clip_grad_norm_(model.parameters(), 1.0)
-        optimizer.step()
-        optimizer.zero_grad(set_to_none=True)
-        loss = loss.item()
-        if options.device == "cuda":
-            torch.cuda.synchronize()
-        return loss
+        return take_step(compiled, optimizer, tokens, targets)
 
     if options.tokens:
         with open(options.tokens, "rb") as file:

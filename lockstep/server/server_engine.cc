@@ -52,6 +52,13 @@ Outcome look_at_result(const Call& call, int rank) {
   return {found};
 }
 
+// The server has numbers of its own; so that its messages tell the rank, too.
+WorkerOptions worker_options(const StarOptions& options) {
+  WorkerOptions worker = options.worker;
+  if (options.rank >= 0) worker.node_id = fmt::format("rank {}, {}", options.rank, worker.node_id);
+  return worker;
+}
+
 std::unique_ptr<Communicator> make_communicator(std::unique_ptr<WorkerClient> client,
                                                 const StarOptions& options) {
   auto engine = std::make_unique<ServerEngine>(std::move(client), options);
@@ -62,11 +69,12 @@ std::unique_ptr<Communicator> make_communicator(std::unique_ptr<WorkerClient> cl
 }  // namespace
 
 std::unique_ptr<Communicator> join_star(const StarOptions& options) {
-  return make_communicator(std::make_unique<WorkerClient>(options.worker), options);
+  return make_communicator(std::make_unique<WorkerClient>(worker_options(options)), options);
 }
 
 std::unique_ptr<Communicator> join_star(Socket end, const StarOptions& options) {
-  return make_communicator(std::make_unique<WorkerClient>(std::move(end), options.worker), options);
+  return make_communicator(std::make_unique<WorkerClient>(std::move(end), worker_options(options)),
+                           options);
 }
 
 ServerSupervisor::ServerSupervisor(WorkerClient& client) : client_(client) {

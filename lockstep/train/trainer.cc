@@ -29,6 +29,7 @@ std::size_t rank_place(int rank) {
 }
 
 constexpr std::int64_t kStragglerWindow = 10;  // steps
+constexpr double kStragglerSeconds = 0.2;      // that they take at least: less is noise
 
 LanePlan checked(const LanePlan& plan) {
   validate(plan);
@@ -192,7 +193,9 @@ void Trainer::read_tail(std::span<const double> tail, StepReport& report) {
     report.phases.push_back(times);
   }
   if ((step_ + 1) % kStragglerWindow != 0) return;
-  report.straggler = find_straggler(compute_seconds_, options_.straggler_share);
+  if (std::ranges::max(compute_seconds_) >= kStragglerSeconds) {
+    report.straggler = find_straggler(compute_seconds_, options_.straggler_share);
+  }
   std::ranges::fill(compute_seconds_, 0.0);
 }
 

@@ -130,10 +130,11 @@ class Training(Case):
         struct.pack_into("<f", content, 8 + length + begin + 4 * 11, math.nan)
         weights.write_bytes(content)
         line = self.fails(3, "train", *TINY, "--data", self.text, "--steps", 5, "--init", out)
-        self.assertIn("step 1: weight model.layers.0.mlp.up_proj.weight, element 11, is nan; no weights were changed", line)
+        self.assertIn("step 1: weight model.layers.0.mlp.up_proj.weight, element 11, is nan on rank 0 (", line)
+        self.assertIn("no weights were changed", line)
         # Steps so large that the weights overflow: the run halts by itself.
         line = self.fails(3, "train", *TINY, "--data", self.text, "--steps", 50, "--lr", "1e38", "--warmup", 0)
-        self.assertRegex(line, r"step \d+: (weight|lane \d+ \(samples \d+, \d+\): the gradient of) .*, element \d+, is -?(nan|inf)")
+        self.assertRegex(line, r"step \d+: (weight|lane \d+ \(samples \d+, \d+\) on rank 0 .*: the gradient of) .*, element \d+, is -?(nan|inf)")
 
     def test_signals_stop_it_cleanly(self):
         for number in (signal.SIGINT, signal.SIGTERM):

@@ -1,0 +1,255 @@
+#!/usr/bin/env python3
+"""`lockstep train --workers N`: one result to the bit however many workers there are and however they talk, and one clear
+cause for everybody when something goes wrong."""
+# ctest: TIMEOUT 600
+
+import itertools
+import json
+import os
+import re
+import signal
+import socket
+import struct
+import subprocess
+import tempfile
+import time
+import unittest
+from pathlib import Path
+
+LOCKSTEP = os.environ["LOCKSTEP_BIN"]
+SANITIZED = bool(os.environ.get("LOCKSTEP_SANITIZERS"))
+SLACK = 6 if SANITIZED else 2  # seconds: one to end, one to start and to report
+TEXT = "".join(f"{i} small foxes sat under {i * 7 % 11} tall trees and sang about number {i * i}.\n" for i in range(300))
+SHAPE = ["--hidden", "32", "--layers", "2", "--heads", "2", "--intermediate", "48", "--context", "32", "--global-batch", "22",
+         "--micro-batch", "2"]  # eleven lanes: no world size but 1 and 11 divides them
+WEIGHTS = re.compile(r"^weights (blake3:[0-9a-f]{64})$", re.M)
+HAS_MPI = subprocess.run(["which", "mpirun"], capture_output=True).returncode == 0
+
+
+def command(*arguments):
+    return [str(word) for word in (LOCKSTEP, "train", *SHAPE, *arguments)]
+
+
+def lockstep(*arguments, timeout=120, environment=None, cwd=None):
+    return subprocess.run(command(*arguments), capture_output=True, text=True, timeout=timeout, cwd=cwd,
+                          env={**os.environ, **(environment or {})})
+
+
+def children_of(pid):
+    output = subprocess.run(["pgrep", "-P", str(pid)], capture_output=True, text=True).stdout
+    return [int(line) for line in output.split()]
+
+
+class Case(unittest.TestCase):
+    def setUp(self):
+        folder = tempfile.TemporaryDirectory()
+        self.addCleanup(folder.cleanup)
+        self.folder = Path(folder.name)
+        self.text = self.folder / "text.txt"
+        self.text.write_text(TEXT)
+
+    def weights(self, *arguments, **options):
+        run = lockstep("--data", self.text, *arguments, **options)
+        self.assertEqual(run.returncode, 0, run.stdout + run.stderr)
+        return WEIGHTS.search(run.stdout)[1]
+
+    def fails(self, code, *arguments, **options):
+        """Returns what was said, and how long it took."""
+        begin = time.monotonic()
+        run = lockstep("--data", self.text, *arguments, **options)
+        took = time.monotonic() - begin
+        self.assertEqual(run.returncode, code, run.stdout + run.stderr)
+        self.assertIsNone(WEIGHTS.search(run.stdout))
+        return run.stderr, took
+
+
+class SameBits(Case):
+    def test_covering_set(self):
+        steps = 4 if SANITIZED else 50
+        alone = self.weights("--steps", steps, "--threads", 1)
+        # Every pair of values of two columns is in some row.
+        rows = [  # workers, transport, overlap, threads, sharded
+            (2, "tcp", True, 1, False), (3, "tcp", False, 2, True), (5, "tcp", True, 1, True), (8, "tcp", False, 1, False),
+            (2, "shm", False, 2, True), (3, "shm", True, 1, False), (4, "shm", True, 1, True), (8, "shm", True, 2, False),
+            (1, "tcp", True, 2, True), (2, "local", True, 2, False), (4, "local", False, 1, True), (5, "local", False, 1, False),
+            (2, "server", False, 1, False), (3, "server", True, 2, False), (5, "server", True, 1, False),
+            (2, "mpi", True, 1, True), (4, "mpi", False, 2, False), (1, "local", False, 2, True), (1, "server", True, 1, False),
+        ]
+        for workers, transport, overlap, threads, sharded in rows:
+            if transport == "mpi" and (not HAS_MPI or SANITIZED):
+                continue
+            with self.subTest(workers=workers, transport=transport, overlap=overlap, threads=threads, sharded=sharded):
+                extra = ["--shard-optimizer"] if sharded else []
+                self.assertEqual(alone, self.weights(
+                    "--steps", steps, "--workers", workers, "--transport", transport, "--threads", threads, "--bucket-mb",
+                    "0.02", "--overlap" if overlap else "--no-overlap", "--verify-every", 7, *extra))
+
+    def test_the_loss_curve_of_one_worker(self):
+        curves = []
+        for workers in (1, 3):
+            out = self.folder / str(workers)
+            self.weights("--steps", 6, "--workers", workers, "--transport", "tcp", "--out", out, "--eval-every", 2)
+            rows = [json.loads(line) for line in (out / "metrics.jsonl").read_text().splitlines()]
+            curves.append([(row["loss"], row["grad_norm"], row.get("val_loss")) for row in rows])
+            self.assertEqual([len(row["phases"]) for row in rows], [workers] * 6)
+            self.assertTrue(all(row["phases"][workers - 1]["backward"] > 0 for row in rows))
+        self.assertEqual(curves[0], curves[1])
+
+    def test_a_world_from_the_environment(self):
+        alone = self.weights("--steps", 3)
+        with socket.socket() as probe:
+            probe.bind(("127.0.0.1", 0))
+            port = probe.getsockname()[1]
+        names = [("RANK", "WORLD_SIZE"), ("OMPI_COMM_WORLD_RANK", "OMPI_COMM_WORLD_SIZE"), ("SLURM_PROCID", "SLURM_NTASKS")]
+        ranks = [subprocess.Popen(
+            command("--data", self.text, "--steps", 3, "--transport", "tcp"), stdout=subprocess.PIPE, stderr=subprocess.PIPE,
+            text=True, env={**os.environ, rank: str(i), size: "3", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port)})
+            for i, (rank, size) in enumerate(names)]
+        outputs = [rank.communicate(timeout=120) for rank in ranks]
+        self.assertEqual([rank.returncode for rank in ranks], [0, 0, 0], outputs)
+        self.assertEqual(WEIGHTS.search(outputs[0][0])[1], alone)
+
+    def test_workers_of_a_coordinator_started_by_hand(self):
+        alone = self.weights("--steps", 3)
+        coordinator = subprocess.Popen([LOCKSTEP, "coordinator", "--workers", "2", "--mode", "lanes", "--total-samples", "11"],
+                                       stdout=subprocess.PIPE, text=True)
+        self.addCleanup(coordinator.kill)
+        address = re.search(r"listening on (\S+);", coordinator.stdout.readline())[1]
+        workers = [subprocess.Popen(command("--data", self.text, "--steps", 3, "--transport", "server", "--coordinator", address),
+                                    stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) for _ in range(2)]
+        outputs = [worker.communicate(timeout=120) for worker in workers]
+        self.assertEqual([worker.returncode for worker in workers], [0, 0], outputs)
+        self.assertEqual(WEIGHTS.findall(outputs[0][0] + outputs[1][0]), [alone])
+        coordinator.communicate(timeout=30)
+        self.assertEqual(coordinator.returncode, 0)
+
+
+class Faults(Case):
+    TIMEOUT = 2
+
+    def test_killed_or_stopped_at_any_place(self):
+        rows = list(itertools.product(("step", "backward", "communication", "update"), ("kill", "stop"), ("tcp",)))
+        rows += [("backward", "kill", "shm"), ("communication", "stop", "shm"), ("backward", "kill", "server"),
+                 ("communication", "stop", "server")]
+        for place, action, transport in rows[::3] if SANITIZED else rows:
+            with self.subTest(place=place, action=action, transport=transport):
+                said, took = self.fails(
+                    1, "--steps", 200, "--workers", 3, "--transport", transport, "--threads", 1, "--timeout", self.TIMEOUT,
+                    environment={"LOCKSTEP_FAULT": f"rank=1 step=3 at={place} do={action}"})
+                limit = (0 if action == "kill" else self.TIMEOUT) + SLACK + 2  # two for the steps before
+                self.assertLess(took, limit, said)
+                last = said.strip().splitlines()[-1]
+                self.assertRegex(last, r"rank 1\b", said)
+
+    def test_no_orphan(self):
+        run = subprocess.Popen(command("--data", self.text, "--steps", 100000, "--workers", 2, "--transport", "tcp", "--log",
+                                       "json"), stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+        run.stdout.readline()
+        ranks = children_of(run.pid)
+        self.assertEqual(len(ranks), 2)
+        run.kill()
+        run.communicate(timeout=30)
+        deadline = time.monotonic() + 5
+        while any(Path(f"/proc/{pid}").exists() for pid in ranks):
+            self.assertLess(time.monotonic(), deadline, "a rank outlived the launcher")
+
+    def test_a_signal_stops_all_after_the_step_and_saves(self):
+        for number in (signal.SIGTERM, signal.SIGINT):
+            for transport in ("tcp", "local"):
+                out = self.folder / f"{number}-{transport}"
+                run = subprocess.Popen(command("--data", self.text, "--steps", 100000, "--workers", 2, "--transport", transport,
+                                               "--log", "json", "--out", out), stdout=subprocess.PIPE, stderr=subprocess.PIPE,
+                                       text=True)
+                run.stdout.readline()
+                run.send_signal(number)
+                stdout, stderr = run.communicate(timeout=60)
+                self.assertEqual(run.returncode, 128 + number, stderr)
+                self.assertTrue(WEIGHTS.search(stdout), stderr)
+                self.assertTrue((out / "model.safetensors").exists())
+
+    def test_a_flipped_bit_is_found(self):
+        said, _ = self.fails(3, "--steps", 50, "--workers", 3, "--transport", "tcp", "--verify-every", 4,
+                             environment={"LOCKSTEP_FAULT": "rank=2 step=2 at=step do=flip"})
+        last = said.strip().splitlines()[-1]
+        self.assertRegex(last, r"after step 4: rank 2 .* has other weights than rank 0 .* the first tensor that differs is model\.")
+
+    def test_a_worker_with_another_configuration(self):
+        with socket.socket() as probe:
+            probe.bind(("127.0.0.1", 0))
+            port = str(probe.getsockname()[1])
+        other = self.folder / "other.txt"
+        other.write_text(TEXT.replace("7 small", "8 small"))
+        for flags, field in (([], "clip"), (["--data", other], "data hash"), (["--bucket-mb", "1"], "bucket bytes")):
+            ranks = []
+            for rank in range(2):
+                extra = flags if rank == 1 else []
+                if field == "clip" and rank == 1:
+                    extra = ["--clip", "3"]
+                data = [] if "--data" in extra else ["--data", self.text]
+                ranks.append(subprocess.Popen(
+                    command(*data, "--steps", 3, "--transport", "tcp", *extra), stdout=subprocess.PIPE, stderr=subprocess.PIPE,
+                    text=True, env={**os.environ, "RANK": str(rank), "WORLD_SIZE": "2", "MASTER_ADDR": "127.0.0.1",
+                                    "MASTER_PORT": port}))
+            outputs = [rank.communicate(timeout=60) for rank in ranks]
+            self.assertEqual([rank.returncode for rank in ranks], [2, 2], outputs)
+            for _, stderr in outputs:
+                self.assertRegex(stderr, f"rank 1 has {field} .*, rank 0 has ")
+
+    def test_wrong_usage(self):
+        for arguments, said in ((["--workers", 12], "12 workers, but a step has only 11 lanes"),
+                                (["--workers", 2, "--transport", "server", "--shard-optimizer"], "--shard-optimizer"),
+                                (["--reduction", "native"], "--transport mpi")):
+            stderr, _ = self.fails(2, "--steps", 2, *arguments)
+            self.assertIn(said, stderr)
+
+
+class Halt(Case):
+    def poisoned_model(self):
+        """Weights whose embedding of '~' overflows in the first block; only one sample has that byte."""
+        text = self.text.read_text()
+        middle = len(text) // 2
+        self.text.write_text(text[:middle] + "~" + text[middle + 1:])
+        model = self.folder / "model"
+        self.weights("--steps", 0, "--out", model)
+        path = model / "model.safetensors"
+        data = bytearray(path.read_bytes())
+        length = struct.unpack_from("<Q", data)[0]
+        header = json.loads(data[8:8 + length])
+
+        def floats(name):
+            begin, end = header[name]["data_offsets"]
+            return range(8 + length + begin, 8 + length + end, 4)
+
+        embedding = floats("model.embed_tokens.weight")
+        for i in range(32):
+            struct.pack_into("<f", data, embedding[ord("~") * 32 + i], 3.4e38)
+        for at in floats("model.layers.0.self_attn.o_proj.weight"):
+            struct.pack_into("<f", data, at, struct.unpack_from("<f", data, at)[0] * 1e38)
+        path.write_bytes(data)
+        return model
+
+    def test_a_nan_in_one_lane_stops_all_alike(self):
+        model = self.poisoned_model()
+        options = ["--init", model, "--steps", 40, "--lr", 0, "--weight-decay", 0, "--threads", 1]
+        causes = set()
+        for workers, transport in ((1, "local"), (3, "tcp"), (2, "shm"), (3, "server")):
+            out = self.folder / f"{workers}{transport}"
+            said, _ = self.fails(3, *options, "--workers", workers, "--transport", transport, "--out", out)
+            causes.update(re.findall(r"(step \d+: lane \d+ \(samples [\d, ]+\)) on rank", said))
+            report = json.loads((out / "halt.json").read_text())
+            self.assertEqual(report["what"], "gradient")
+            self.assertEqual(len(report["samples"]), 2)
+        self.assertEqual(len(causes), 1, causes)  # whoever has the lane
+
+        replay = lockstep("--data", self.text, "--replay", out / "halt.json", "--init", out)
+        self.assertEqual(replay.returncode, 3, replay.stderr)
+        self.assertRegex(replay.stdout, r"model\.\S+: \d+ of \d+ elements of the gradient are not finite")
+        # Left out, the lane does no harm; the run ends, with the same bits for any workers.
+        skipping = [*options, "--skip-lanes", out / "halt.json"]
+        skipping[skipping.index("--steps") + 1] = report["step"]
+        alone = self.weights(*skipping)
+        self.assertEqual(self.weights(*skipping, "--workers", 2, "--transport", "tcp"), alone)
+
+
+if __name__ == "__main__":
+    unittest.main()
