@@ -1,6 +1,7 @@
 #include "cli/train_options.h"
 
 #include "cli/choice.h"
+#include "cli/device_choice.h"
 #include "cli/options_file.h"
 
 namespace lockstep::cli {
@@ -150,6 +151,11 @@ void add_run_options(CLI::App& command, TrainOptions& options) {
         return name == "bf16" ? Precision::kBf16 : Precision::kF32;
       },
       {"fp32", "bf16"}, "NAME [fp32]", "Of matrix products: fp32 or bf16")
+      ->group(group);
+  add_device_option(command, options.device)->group(group);
+  command
+      .add_flag("--recompute", options.recompute,
+                "On a GPU: compute activations once more instead of keeping them")
       ->group(group);
   command
       .add_option("--eval-every", options.eval_every, "Steps between validations; 0: only the last")

@@ -35,6 +35,8 @@ struct TrainOptions {
   std::uint64_t seed = 0;
   int threads = 0;
   Precision precision = Precision::kF32;
+  std::string device = "cpu";
+  bool recompute = false;
   std::optional<std::int64_t> eval_every;
   std::optional<LogStyle> log;
   std::int64_t save_every = 0;

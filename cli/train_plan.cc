@@ -7,6 +7,7 @@
 #include <fstream>
 #include <iterator>
 
+#include "cli/device_choice.h"
 #include "lockstep/base/error.h"
 #include "lockstep/train/defaults.h"
 
@@ -99,6 +100,7 @@ TrainerOptions trainer_options(const TrainOptions& options, const ModelConfig& m
   TrainerOptions result;
   result.model = model;
   result.precision = options.precision;
+  result.recompute = options.recompute;
   result.global_batch = options.global_batch;
   result.micro_batch = options.micro_batch != 0        ? options.micro_batch
                        : options.global_batch % 8 == 0 ? 8
@@ -132,7 +134,8 @@ std::uint64_t tokens_in(const std::vector<TokenShard>& shards) {
 }
 
 TrainPlan make_train_plan(const TrainOptions& options, const RunState* resumed) {
-  if (!supports(options.precision)) {
+  const bool gpu = choose_device(options.device) == "cuda";
+  if (!gpu && !supports(options.precision)) {
     refuse(fmt::format("this processor has no products in {}", to_string(options.precision)));
   }
   DataOptions data_options = options.data;
@@ -148,8 +151,12 @@ TrainPlan make_train_plan(const TrainOptions& options, const RunState* resumed) 
     add_skipped_lanes(how.skip_lanes, resumed->skipped_lanes);
   }
   SplitSamples samples = split_samples(data, how.model);
-  return {std::move(data), std::move(init), how, std::move(samples.training),
-          std::move(samples.validation)};
+  return {std::move(data),
+          std::move(init),
+          how,
+          std::move(samples.training),
+          std::move(samples.validation),
+          gpu};
 }
 
 }  // namespace lockstep::cli

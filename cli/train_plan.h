@@ -17,6 +17,7 @@ struct TrainPlan {
   TrainerOptions how;
   Samples training;
   Samples validation;
+  bool gpu = false;
 };
 
 // Throws Error{kInvalidArgument} for options that do not go together, Error{kIo} for files that

@@ -12,6 +12,7 @@
 #include "lockstep/base/error.h"
 #include "lockstep/base/log.h"
 #include "lockstep/data/atomic_file.h"
+#include "lockstep/model/gpu_model.h"
 #include "lockstep/model/weights_hash.h"
 #include "lockstep/net/host.h"
 #include "lockstep/report/metrics.h"
@@ -31,13 +32,12 @@ void announce(const TrainPlan& plan, Trainer& trainer, int threads) {
       short_number(static_cast<double>(trainer.layout().size())), model.hidden, model.layers,
       model.heads, model.kv_heads, model.intermediate,
       short_number(static_cast<double>(trainer.replica().state_bytes())) + "B");
-  log(LogLevel::kInfo,
-      "run: {} steps of {} tokens in {} lanes, {} passes over the data, {}, {} threads",
+  log(LogLevel::kInfo, "run: {} steps of {} tokens in {} lanes, {} passes over the data, {}, {}",
       plan.how.schedule.steps, plan.how.global_batch * static_cast<std::uint64_t>(model.context),
       trainer.lanes().lanes(),
       fmt::format("{:.1f}",
                   trainer.lanes().epochs(static_cast<std::uint64_t>(plan.how.schedule.steps))),
-      to_string(plan.how.precision), threads);
+      to_string(plan.how.precision), plan.gpu ? gpu_name() : fmt::format("{} threads", threads));
 }
 
 void announce_workers(Trainer& trainer) {
@@ -182,8 +182,9 @@ int train_worker(const TrainOptions& options, Communicator& communicator) {
       communicator, [&] { return find_resume_point(options.out, options.resume); });
   TrainPlan plan = make_train_plan(options, resume.run ? &*resume.run : nullptr);
   ThreadPool pool(choose_threads(options.threads, communicator));
-  const auto replica = make_cpu_replica(replica_options(plan.how, rank, communicator.world_size()),
-                                        communicator, pool);
+  const ReplicaOptions for_replica = replica_options(plan.how, rank, communicator.world_size());
+  const auto replica = plan.gpu ? make_gpu_replica(for_replica, communicator)
+                                : make_cpu_replica(for_replica, communicator, pool);
   plan.how.at = planned_fault(rank, *replica);
   Trainer trainer(plan.how, plan.training, plan.validation, *replica, communicator);
   RunState run = run_state_of(plan.how, plan.training);
@@ -201,8 +202,9 @@ int train_worker(const TrainOptions& options, Communicator& communicator) {
     announce_workers(trainer);
   }
   plan.init.reset();
-  trainer.start(
-      {{"data hash", data_hash(plan)}, {"save every", std::to_string(options.save_every)}});
+  trainer.start({{"data hash", data_hash(plan)},
+                 {"save every", std::to_string(options.save_every)},
+                 {"device", plan.gpu ? gpu_name() : "cpu"}});
   RunCheckpoints checkpoints(trainer, checkpoint_policy(options, plan, communicator, resume), run,
                              plan.data.tokenizer);
   int stopped = 0;
