@@ -26,6 +26,12 @@ constexpr const char* kSlurmNodes = "SLURM_JOB_NODELIST";
 constexpr const char* kSlurmJob = "SLURM_JOB_ID";
 constexpr const char* kSlurmStep = "SLURM_STEP_ID";
 
+// torchrun's own agent listens at MASTER_PORT where this says so; the ranks meet next door.
+bool agent_has_the_port() {
+  const char* value = std::getenv("TORCHELASTIC_USE_AGENT_STORE");
+  return value != nullptr && std::string_view(value) == "True";
+}
+
 bool is_set(const char* name) { return std::getenv(name) != nullptr; }
 
 int number_in(const char* name, int least, int most) {
@@ -62,6 +68,13 @@ std::optional<Names> find_launcher() {
   return std::nullopt;
 }
 
+// A port that all ranks of a job derive alike, below those that systems hand out themselves.
+std::uint16_t port_for(std::uint64_t number) {
+  constexpr std::uint64_t kFirst = 10000;
+  constexpr std::uint64_t kPorts = 20000;
+  return static_cast<std::uint16_t>(kFirst + number % kPorts);
+}
+
 // Where the ranks of a Slurm job can meet without being told: all derive the same.
 void meet_by_slurm(RankEnvironment& found) {
   const char* nodes = std::getenv(kSlurmNodes);
@@ -72,13 +85,10 @@ void meet_by_slurm(RankEnvironment& found) {
                 fmt::format("{}={} is no list of hosts", kSlurmNodes, nodes));
   }
   found.master_host = *host;
-  // Below the ports that systems hand out themselves.
-  constexpr std::uint64_t kFirst = 10000;
-  constexpr std::uint64_t kPorts = 20000;
   const auto job = static_cast<std::uint64_t>(number_in(kSlurmJob, 0, INT32_MAX));
   const auto step =
       is_set(kSlurmStep) ? static_cast<std::uint64_t>(number_in(kSlurmStep, 0, INT32_MAX)) : 0;
-  found.master_port = static_cast<std::uint16_t>(kFirst + (job + 1009 * step) % kPorts);
+  found.master_port = port_for(job + 1009 * step);
 }
 
 }  // namespace
@@ -99,6 +109,7 @@ std::optional<RankEnvironment> rank_environment() {
   if (const char* host = std::getenv(kMasterHostVariable)) {
     found.master_host = host;
     found.master_port = static_cast<std::uint16_t>(number_in(kMasterPortVariable, 1, 65535));
+    if (agent_has_the_port()) found.master_port = port_for(found.master_port);
   } else if (started_by_srun()) {
     meet_by_slurm(found);
   }

@@ -30,6 +30,7 @@ constexpr const char* kAll[] = {"RANK",
                                 "SLURM_LOCALID",
                                 "SLURM_JOB_NODELIST",
                                 "SLURM_JOB_ID",
+                                "TORCHELASTIC_USE_AGENT_STORE",
                                 "SLURM_STEP_ID",
                                 "LOCKSTEP_RENDEZVOUS_FD"};
 
@@ -122,6 +123,17 @@ TEST(RankEnvironment, ABatchScriptAndAnInteractiveShellAreNoRanks) {
   variables["SLURM_STEP_ID"] = "4294967290";
   const Environment environment(variables);
   EXPECT_FALSE(rank_environment());
+}
+
+TEST(RankEnvironment, TorchrunsAgentKeepsItsPort) {
+  std::map<std::string, std::string> variables = {{"RANK", "0"},
+                                                  {"WORLD_SIZE", "2"},
+                                                  {"MASTER_ADDR", "localhost"},
+                                                  {"MASTER_PORT", "37447"},
+                                                  {"TORCHELASTIC_USE_AGENT_STORE", "False"}};
+  EXPECT_EQ(found_in(variables).master_port, 37447);
+  variables["TORCHELASTIC_USE_AGENT_STORE"] = "True";
+  EXPECT_EQ(found_in(variables).master_port, 10000 + 37447 % 20000);
 }
 
 TEST(RankEnvironment, ErrorsNameTheVariable) {
