@@ -1,9 +1,10 @@
 #!/usr/bin/env python3
-"""A training step on the CPU, ours beside PyTorch's: same model, weights, batch and threads, in turn. The losses of
-the first and third step must agree before anything is timed. The share divides model FLOP/s by the fastest 2048^3
-product of any BLAS here, measured in the same run.
+"""A training step, ours beside PyTorch's: same model, weights, batch and threads, in turn. The losses of the first
+and third step must agree before anything is timed. The share divides model FLOP/s by the fastest 2048^3 product of
+any BLAS here, measured in the same run; on a GPU by an 8192^3 product of cuBLASLt, and PyTorch is compiled.
 
 usage: bench/step.py [--models tiny,small] [--threads 1,2] [--precision fp32] [--seconds 3] [--rounds 5]
+       bench/step.py --device cuda --precision bf16 [--models 124m,350m] [--lockstep FILE] [--python python3]
 The first run makes build/bench_venv and installs the newest PyTorch of PyPI; --python names another interpreter."""
 
 import argparse
@@ -17,8 +18,8 @@ import tempfile
 
 ROOT = pathlib.Path(__file__).resolve().parent.parent
 BUILD = ROOT / "build" / "release"
-BATCH = {"tiny": 8, "small": 4}
-REQUIRED = {("tiny", "fp32"): 1.2, ("small", "fp32"): 1.05, ("tiny", "bf16"): 1.2, ("small", "bf16"): 1.2}
+BATCH = {"cpu": {"tiny": 8, "small": 4}, "cuda": {"tiny": 64, "small": 64, "124m": 64, "350m": 32}}
+REQUIRED = {("124m", "bf16"): 1.0, ("350m", "bf16"): 1.0, ("tiny", "fp32"): 1.2, ("small", "fp32"): 1.05, ("tiny", "bf16"): 1.2, ("small", "bf16"): 1.2}
 # How far the losses may be apart: rounding, and in bf16 what each library keeps in which type.
 TOLERANCE = {"fp32": 1e-4, "bf16": 3e-2}
 
@@ -65,10 +66,11 @@ def matmul_rate(threads):
 def compare(model, threads, options, python, folder):
     weights = folder / f"{model}.f32"
     if not weights.exists():
-        subprocess.run([BUILD / "lockstep", "bench", "step", "--model", model, "--batch", "1", "--seconds", "0.001",
-                        "--weights-out", weights], check=True, stdout=subprocess.DEVNULL)
-    common = ["--model", model, "--batch", BATCH[model], "--threads", threads, "--precision", options.precision]
-    ours = Program(BUILD / "lockstep", "bench", "step", "--serve", *common)
+        subprocess.run([options.lockstep, "bench", "step", "--model", model, "--batch", "1", "--seconds", "0.001",
+                        "--device", options.device, "--weights-out", weights], check=True, stdout=subprocess.DEVNULL)
+    common = ["--model", model, "--batch", BATCH[options.device][model], "--threads", threads,
+              "--precision", options.precision, "--device", options.device]
+    ours = Program(options.lockstep, "bench", "step", "--serve", *common)
     theirs = Program(python, ROOT / "bench" / "peers" / "torch_step.py", "--weights", weights, *common)
     with contextlib.closing(ours), contextlib.closing(theirs):
         pairs = [(ours.measure(options.seconds), theirs.measure(options.seconds)) for _ in range(options.rounds)]
@@ -76,15 +78,18 @@ def compare(model, threads, options, python, folder):
     for name in ("loss", "loss_third"):
         if abs(first[name] - peer[name]) > TOLERANCE[options.precision] * abs(peer[name]):
             sys.exit(f"{model}: {name} is {first[name]}, PyTorch says {peer[name]}")
-    rate, rates = matmul_rate(threads) if options.precision == "fp32" else (first["gemm_gflops"], {})
+    own_rate = options.precision == "bf16" or options.device == "cuda"
+    rate, rates = (first["gemm_gflops"], {}) if own_rate else matmul_rate(threads)
     gflops = statistics.median(mine["model_gflops"] for mine, _ in pairs)
     return {"model": model, "threads": threads, "precision": options.precision, "torch": peer["version"],
             "ours_tokens_per_s": statistics.median(mine["tokens_per_s"] for mine, _ in pairs),
             "torch_tokens_per_s": statistics.median(other["tokens_per_s"] for _, other in pairs),
             "ratio": statistics.median(mine["tokens_per_s"] / other["tokens_per_s"] for mine, other in pairs),
-            "required": REQUIRED[model, options.precision], "model_gflops": gflops, "gemm_gflops": rate,
+            "required": REQUIRED.get((model, options.precision), 0), "model_gflops": gflops, "gemm_gflops": rate,
             "share_of_gemm": gflops / rate, "gemm_by_library": rates, "loss": first["loss"],
-            "torch_loss": peer["loss"]}
+            "torch_loss": peer["loss"], "gib": first.get("gpu_gib", 0), "torch_gib": peer["gpu_gib"],
+            "ours_runs": [round(mine["tokens_per_s"]) for mine, _ in pairs],
+            "torch_runs": [round(other["tokens_per_s"]) for _, other in pairs]}
 
 
 def main():
@@ -94,6 +99,8 @@ def main():
     parser.add_argument("--precision", choices=("fp32", "bf16"), default="fp32")
     parser.add_argument("--seconds", type=float, default=3)
     parser.add_argument("--rounds", type=int, default=5)
+    parser.add_argument("--device", choices=("cpu", "cuda"), default="cpu")
+    parser.add_argument("--lockstep", default=BUILD / "lockstep", help="the command")
     parser.add_argument("--python", help="an interpreter that has PyTorch")
     parser.add_argument("--json", action="store_true")
     options = parser.parse_args()
@@ -112,7 +119,8 @@ def main():
                           f"{'torch tok/s':>12}{'ratio':>7}{'GFLOP/s':>9}{'2048^3':>8}{'share':>7}")
                 print(f"{model:>6}{threads:>8}{row['ours_tokens_per_s']:>12,.0f}{row['torch_tokens_per_s']:>12,.0f}"
                       f"{row['ratio']:>7.2f}{row['model_gflops']:>9.1f}{row['gemm_gflops']:>8.1f}"
-                      f"{row['share_of_gemm']:>7.0%}", flush=True)
+                      f"{row['share_of_gemm']:>7.0%}"
+                      + (f"   {row['gib']:.1f} GiB, torch {row['torch_gib']:.1f}" if row["gib"] else ""), flush=True)
     sys.exit(any(row["ratio"] < row["required"] for row in results))
 
 

@@ -17,6 +17,7 @@ using Job = std::function<int()>;
 void add_train(CLI::App& app, const std::vector<std::string>& arguments, Job& job);
 void add_data(CLI::App& app, Job& job);
 void add_generate(CLI::App& app, Job& job);
+void add_verify(CLI::App& app, Job& job);
 void add_bench(CLI::App& app, const std::vector<std::string>& arguments, Job& job);
 void add_coordinator(CLI::App& app, Job& job);
 void add_worker(CLI::App& app, Job& job);

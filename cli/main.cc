@@ -32,6 +32,7 @@ int run(int argc, char** argv) {
   add_train(app, arguments, job);
   add_data(app, job);
   add_generate(app, job);
+  add_verify(app, job);
   add_bench(app, arguments, job);
   add_coordinator(app, job);
   add_worker(app, job);

@@ -1,51 +1,67 @@
 #pragma once
 
 #include <cstdint>
+#include <functional>
+#include <memory>
 #include <string>
 #include <vector>
 
-#include "lockstep/base/float_buffer.h"
-#include "lockstep/base/thread_pool.h"
-#include "lockstep/model/adamw.h"
 #include "lockstep/model/transformer.h"
 
 namespace lockstep::cli {
+
+constexpr double kBenchLearningRate = 3e-4;
+constexpr double kBenchClip = 1.0;
+constexpr std::uint64_t kBenchSeed = 0;
 
 // One model and its optimizer, trained on one fixed batch: what a step costs without data and
 // communication.
 class StepBench {
  public:
-  StepBench(const ModelConfig& config, Precision precision, int batch, int threads);
+  virtual ~StepBench() = default;
 
   // Forward, backward, norm, clipping, AdamW. Returns the loss per token.
-  double step();
-  // The parameters as they are now: f32, the tensors in Hugging Face's order.
-  void write_weights(const std::string& path) const;
+  virtual double step() = 0;
+  // The same after the batch is replaced: token(i) for i up to tokens(), which is a target only.
+  double step(const std::function<std::int32_t(std::size_t)>& token);
+  void set_learning_rate(double rate) { learning_rate_ = rate; }
+  // The parameters as they are now: f32, in the order of the layout.
+  virtual std::vector<float> parameters() const = 0;
+  virtual const ParameterLayout& layout() const = 0;
+  // GFLOP/s of a large product on the same device.
+  virtual double matmul_gflops() = 0;
+  virtual double gpu_gib() const { return 0; }
 
   int tokens() const { return static_cast<int>(tokens_.size()); }
   // Multiplications and additions of one step: matrix products of all parameters but the
   // embedding, which is looked up, and of causal attention.
   double flops() const;
+  // f32, the tensors in Hugging Face's order.
+  void write_weights(const std::string& path) const;
 
-  ThreadPool& pool() { return pool_; }
+ protected:
+  StepBench(const ModelConfig& config, int batch);
+  Batch batch() const;
+  double learning_rate() const { return learning_rate_; }
 
  private:
-  ThreadPool pool_;
-  ModelConfig config_;
-  Transformer model_;
-  AdamW optimizer_;
-  FloatBuffer parameters_, gradient_;
-  std::vector<double> norm_sums_;
+  int rows_, context_;
+  double learning_rate_ = kBenchLearningRate;
   std::vector<std::int32_t> tokens_, targets_;
-  int batch_;
-  std::int64_t steps_ = 0;
 };
+
+struct StepOptions {
+  ModelConfig model;
+  Precision precision = Precision::kF32;
+  int batch = 1;
+  int threads = 1;
+  bool recompute = false;  // on a GPU
+};
+std::unique_ptr<StepBench> make_cpu_step_bench(const StepOptions& options);
+std::unique_ptr<StepBench> make_gpu_step_bench(const StepOptions& options);
 
 // Token `index` of the batch: noise that any program can repeat. Targets are the tokens that
 // follow.
 std::int32_t bench_token(std::uint32_t index, int vocab);
-
-// GFLOP/s of a product of three sizes 2048, the best of several.
-double matmul_gflops(ThreadPool& pool, Precision precision);
 
 }  // namespace lockstep::cli

@@ -129,6 +129,10 @@ void check_options(const TrainOptions& options) {
           "--reduction native is MPI's own: it needs --transport mpi");
   require(options.coordinator.empty() || transport == TransportKind::kServer,
           "--coordinator needs --transport server");
+  require(options.save_every == 0 || !options.out.empty(), "--save-every needs --out");
+  require(!options.resume || !options.out.empty(), "--resume needs --out");
+  require(!options.resume || options.init.empty(),
+          "--resume has weights of its own: it does not go with --init");
   if (transport == TransportKind::kServer) {
     require(!options.reducer.shard, "--shard-optimizer does not work with --transport server");
     require(options.reducer.reduction == Reduction::kTree && options.reducer.wire == DataType::kF32,

@@ -1,6 +1,7 @@
 #include "cli/train_options.h"
 
 #include "cli/choice.h"
+#include "cli/device_choice.h"
 #include "cli/options_file.h"
 
 namespace lockstep::cli {
@@ -22,9 +23,12 @@ MASTER_PORT, or what Open MPI, MPICH and Slurm set instead. With --transport ser
 gradient server: one that is started with them, or the one at --coordinator.
 A worker that dies, stops or differs ends all of them within --timeout, and the last line names it.
 
---out DIR gets model.safetensors, config.json, the tokenizer, and metrics.jsonl with one object per step.
-Ctrl-C stops after the step under way and saves. The last line is the hash of the weights. A gradient that
-is not finite changes no weights and stops all workers; halt.json in --out then says which lane it was.
+--out DIR gets model.safetensors, config.json, the tokenizer, and metrics.jsonl with one object per step;
+with --save-every also checkpoint-STEP folders, each complete or not there. The same command with --resume
+goes on from the newest intact one, with any number of workers, and ends with the same weights as a run that
+was never stopped. Ctrl-C stops after the step under way and saves. The last line is the hash of the
+weights. A gradient that is not finite changes no weights and stops all workers; halt.json in --out
+then says which lane it was.
 Exit codes: 0 done, 1 failed, 2 wrong usage, 3 halted on a value that is not finite or on workers whose
 weights differ, 130 and 143 stopped.
 
@@ -110,6 +114,28 @@ void add_training_options(CLI::App& command, TrainOptions& options) {
   add("--init", options.init, "DIR [fresh weights]", "Start from the weights of this model");
 }
 
+void add_checkpoint_options(CLI::App& command, TrainOptions& options) {
+  const char* group = "Checkpoints (in --out)";
+  command
+      .add_option("--save-every", options.save_every,
+                  "Steps between checkpoints, and one after the last; 0: none")
+      ->check(CLI::NonNegativeNumber)
+      ->option_text("N [0]")
+      ->group(group);
+  command.add_option("--keep-last", options.keep_last, "Checkpoints to keep; 0: all")
+      ->check(CLI::NonNegativeNumber)
+      ->option_text("N [3]")
+      ->group(group);
+  command
+      .add_flag("--save-wait", options.save_wait,
+                "Wait when one is due before the last is written; else it is skipped")
+      ->group(group);
+  command
+      .add_flag("--resume", options.resume,
+                "Go on from the newest intact checkpoint; begin anew when there is none")
+      ->group(group);
+}
+
 void add_run_options(CLI::App& command, TrainOptions& options) {
   const char* group = "Run";
   command.add_option("--out", options.out, "Folder for weights and metrics")
@@ -125,6 +151,11 @@ void add_run_options(CLI::App& command, TrainOptions& options) {
         return name == "bf16" ? Precision::kBf16 : Precision::kF32;
       },
       {"fp32", "bf16"}, "NAME [fp32]", "Of matrix products: fp32 or bf16")
+      ->group(group);
+  add_device_option(command, options.device)->group(group);
+  command
+      .add_flag("--recompute", options.recompute,
+                "On a GPU: compute activations once more instead of keeping them")
       ->group(group);
   command
       .add_option("--eval-every", options.eval_every, "Steps between validations; 0: only the last")
@@ -219,6 +250,7 @@ void add_train_options(CLI::App& command, TrainOptions& options) {
   add_model_options(command, options.model);
   add_training_options(command, options);
   add_run_options(command, options);
+  add_checkpoint_options(command, options);
   add_worker_options(command, options);
 }
 

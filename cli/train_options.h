@@ -35,8 +35,14 @@ struct TrainOptions {
   std::uint64_t seed = 0;
   int threads = 0;
   Precision precision = Precision::kF32;
+  std::string device = "cpu";
+  bool recompute = false;
   std::optional<std::int64_t> eval_every;
   std::optional<LogStyle> log;
+  std::int64_t save_every = 0;
+  std::int64_t keep_last = 3;
+  bool save_wait = false;
+  bool resume = false;
 
   // The workers.
   std::optional<int> workers;

@@ -7,6 +7,7 @@
 #include <fstream>
 #include <iterator>
 
+#include "cli/device_choice.h"
 #include "lockstep/base/error.h"
 #include "lockstep/train/defaults.h"
 
@@ -24,7 +25,7 @@ ModelConfig choose_model(const TrainOptions& options, const DataSource& data,
   if (!init) model.vocab = static_cast<int>(std::max(data.vocab, options.vocab));
   const auto set = [&](int& value, int given, const char* flag) {
     if (given == 0 || given == value) return;
-    if (init) refuse(fmt::format("{} {}, but the model of --init has {}", flag, given, value));
+    if (init) refuse(fmt::format("{} {}, but the model it starts from has {}", flag, given, value));
     value = given;
   };
   set(model.hidden, options.model.hidden, "--hidden");
@@ -89,10 +90,17 @@ std::vector<SkippedLane> skipped_lanes(const std::vector<std::string>& given) {
   return lanes;
 }
 
+void add_skipped_lanes(std::vector<SkippedLane>& lanes, const std::vector<SkippedLane>& more) {
+  lanes.insert(lanes.end(), more.begin(), more.end());
+  std::ranges::sort(lanes);
+  lanes.erase(std::unique(lanes.begin(), lanes.end()), lanes.end());
+}
+
 TrainerOptions trainer_options(const TrainOptions& options, const ModelConfig& model) {
   TrainerOptions result;
   result.model = model;
   result.precision = options.precision;
+  result.recompute = options.recompute;
   result.global_batch = options.global_batch;
   result.micro_batch = options.micro_batch != 0        ? options.micro_batch
                        : options.global_batch % 8 == 0 ? 8
@@ -125,8 +133,9 @@ std::uint64_t tokens_in(const std::vector<TokenShard>& shards) {
   return tokens;
 }
 
-TrainPlan make_train_plan(const TrainOptions& options) {
-  if (!supports(options.precision)) {
+TrainPlan make_train_plan(const TrainOptions& options, const RunState* resumed) {
+  const bool gpu = choose_device(options.device) == "cuda";
+  if (!gpu && !supports(options.precision)) {
     refuse(fmt::format("this processor has no products in {}", to_string(options.precision)));
   }
   DataOptions data_options = options.data;
@@ -135,10 +144,19 @@ TrainPlan make_train_plan(const TrainOptions& options) {
   DataSource data = open_data(data_options);
   std::optional<SavedModel> init;
   if (!options.init.empty()) init = load_model(options.init);
-  const TrainerOptions how = trainer_options(options, choose_model(options, data, init));
+  if (resumed != nullptr) init.emplace().config = resumed->settings.model;
+  TrainerOptions how = trainer_options(options, choose_model(options, data, init));
+  if (resumed != nullptr) {
+    init.reset();
+    add_skipped_lanes(how.skip_lanes, resumed->skipped_lanes);
+  }
   SplitSamples samples = split_samples(data, how.model);
-  return {std::move(data), std::move(init), how, std::move(samples.training),
-          std::move(samples.validation)};
+  return {std::move(data),
+          std::move(init),
+          how,
+          std::move(samples.training),
+          std::move(samples.validation),
+          gpu};
 }
 
 }  // namespace lockstep::cli

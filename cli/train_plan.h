@@ -5,6 +5,7 @@
 #include "cli/train_options.h"
 #include "lockstep/data/samples.h"
 #include "lockstep/train/model_files.h"
+#include "lockstep/train/run_state.h"
 #include "lockstep/train/trainer.h"
 
 namespace lockstep::cli {
@@ -16,11 +17,12 @@ struct TrainPlan {
   TrainerOptions how;
   Samples training;
   Samples validation;
+  bool gpu = false;
 };
 
 // Throws Error{kInvalidArgument} for options that do not go together, Error{kIo} for files that
-// cannot be read.
-TrainPlan make_train_plan(const TrainOptions& options);
+// cannot be read. A run that goes on has the model and the skipped lanes of the one that was saved.
+TrainPlan make_train_plan(const TrainOptions& options, const RunState* resumed = nullptr);
 
 std::uint64_t tokens_in(const std::vector<TokenShard>& shards);
 

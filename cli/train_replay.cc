@@ -10,6 +10,7 @@
 #include "cli/train_plan.h"
 #include "lockstep/base/cores.h"
 #include "lockstep/base/error.h"
+#include "lockstep/model/gpu_model.h"
 
 namespace lockstep::cli {
 namespace {
@@ -25,6 +26,27 @@ HaltReport read_report(const std::string& path) {
   return *report;
 }
 
+// The gradient of a batch, on the device of the plan.
+LossSum gradient_of(const TrainPlan& plan, const Batch& batch, ThreadPool& pool,
+                    std::span<float> gradient) {
+  if (plan.gpu) {
+    const auto model = make_gpu_model({.model = plan.how.model,
+                                       .precision = plan.how.precision,
+                                       .adamw = {},
+                                       .rows = batch.rows,
+                                       .context = batch.context,
+                                       .slots = 1,
+                                       .shard = {},
+                                       .recompute = plan.how.recompute});
+    model->set_parameters(plan.init->parameters.span());
+    const LossSum sum = model->gradient(batch, 0, {}, {}, {}).sum;
+    model->get_slot(0, gradient);
+    return sum;
+  }
+  Transformer transformer(plan.how.model, plan.how.precision, pool, batch.rows, batch.context);
+  return transformer.gradient(plan.init->parameters.span(), batch, gradient);
+}
+
 }  // namespace
 
 int replay_lane(const TrainOptions& options) {
@@ -37,7 +59,6 @@ int replay_lane(const TrainOptions& options) {
   ThreadPool pool(options.threads > 0 ? options.threads : available_cores());
   const auto rows = static_cast<int>(halted.samples.size());
   const int context = plan.training.context();
-  Transformer transformer(plan.how.model, plan.how.precision, pool, rows, context);
   const auto length = static_cast<std::size_t>(context);
   std::vector<std::int32_t> tokens(halted.samples.size() * length), targets(tokens.size());
   for (std::size_t row = 0; row < halted.samples.size(); ++row) {
@@ -49,13 +70,13 @@ int replay_lane(const TrainOptions& options) {
     plan.training.read(halted.samples[row], std::span(tokens).subspan(row * length, length),
                        std::span(targets).subspan(row * length, length));
   }
-  FloatBuffer gradient(transformer.layout().size());
-  const LossSum sum = transformer.gradient(plan.init->parameters.span(),
-                                           {tokens, targets, rows, context}, gradient.span());
+  const ParameterLayout layout(plan.how.model);
+  FloatBuffer gradient(layout.size());
+  const LossSum sum = gradient_of(plan, {tokens, targets, rows, context}, pool, gradient.span());
   fmt::print("step {}, lane {}: loss {} per token over {} tokens\n", halted.step, halted.lane,
              sum.loss / static_cast<double>(sum.tokens), sum.tokens);
   bool finite = std::isfinite(sum.loss);
-  for (const TensorSpec& tensor : transformer.layout().tensors()) {
+  for (const TensorSpec& tensor : layout.tensors()) {
     const std::span<const float> values =
         gradient.span().subspan(tensor.range.begin, tensor.range.size());
     const auto bad =

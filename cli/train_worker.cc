@@ -12,9 +12,11 @@
 #include "lockstep/base/error.h"
 #include "lockstep/base/log.h"
 #include "lockstep/data/atomic_file.h"
+#include "lockstep/model/gpu_model.h"
 #include "lockstep/model/weights_hash.h"
 #include "lockstep/net/host.h"
 #include "lockstep/report/metrics.h"
+#include "lockstep/train/state_exchange.h"
 
 namespace lockstep::cli {
 namespace {
@@ -30,13 +32,12 @@ void announce(const TrainPlan& plan, Trainer& trainer, int threads) {
       short_number(static_cast<double>(trainer.layout().size())), model.hidden, model.layers,
       model.heads, model.kv_heads, model.intermediate,
       short_number(static_cast<double>(trainer.replica().state_bytes())) + "B");
-  log(LogLevel::kInfo,
-      "run: {} steps of {} tokens in {} lanes, {} passes over the data, {}, {} threads",
+  log(LogLevel::kInfo, "run: {} steps of {} tokens in {} lanes, {} passes over the data, {}, {}",
       plan.how.schedule.steps, plan.how.global_batch * static_cast<std::uint64_t>(model.context),
       trainer.lanes().lanes(),
       fmt::format("{:.1f}",
                   trainer.lanes().epochs(static_cast<std::uint64_t>(plan.how.schedule.steps))),
-      to_string(plan.how.precision), threads);
+      to_string(plan.how.precision), plan.gpu ? gpu_name() : fmt::format("{} threads", threads));
 }
 
 void announce_workers(Trainer& trainer) {
@@ -73,11 +74,11 @@ Requests current_requests() { return {stopped_by().load(), false}; }
 // What people and files are told of the steps; on rank 0.
 class Narrator {
  public:
-  Narrator(const TrainOptions& options, const TrainPlan& plan)
+  Narrator(const TrainOptions& options, const TrainPlan& plan, std::int64_t steps_done)
       : data_(plan.data),
         log_(options.log.value_or(default_log_style()), plan.how.schedule.steps,
              plan.data.bytes_per_token) {
-    if (!options.out.empty()) metrics_.emplace(options.out + "/metrics.jsonl");
+    if (!options.out.empty()) metrics_.emplace(options.out + "/metrics.jsonl", steps_done);
   }
 
   void step(const StepReport& report) {
@@ -100,13 +101,15 @@ class Narrator {
 };
 
 // Returns the signal that stopped it, if one did.
-int run_steps(Trainer& trainer, const TrainOptions& options, const TrainPlan& plan) {
+int run_steps(Trainer& trainer, const TrainOptions& options, const TrainPlan& plan,
+              RunCheckpoints& checkpoints) {
   std::optional<Narrator> narrator;
-  if (trainer.communicator().rank() == 0) narrator.emplace(options, plan);
+  if (trainer.communicator().rank() == 0) narrator.emplace(options, plan, trainer.steps_done());
   int stopped = 0;
   trainer.run(current_requests, [&](const StepReport& report) {
     if (narrator) narrator->step(report);
     stopped = report.stop;
+    checkpoints.after_step(stopped != 0);
   });
   if (!narrator) return stopped;
   const auto validation_loss = narrator->validation_loss();
@@ -121,6 +124,17 @@ void save(const TrainOptions& options, const TrainPlan& plan, Trainer& trainer) 
   trainer.replica().get_parameters(parameters.span());
   save_model(options.out, trainer.layout(), parameters.span(), plan.data.tokenizer.get(),
              trainer.steps_done());
+}
+
+CheckpointPolicy checkpoint_policy(const TrainOptions& options, const TrainPlan& plan,
+                                   const Communicator& communicator, const SharedResume& resume) {
+  return {.out = options.out,
+          .save_every = options.save_every,
+          .keep_last = options.keep_last,
+          .wait = options.save_wait,
+          .last_step = plan.how.schedule.steps,
+          .world_size = static_cast<std::uint32_t>(communicator.world_size()),
+          .known_bad = resume.point ? resume.point->known_bad : std::vector<std::int64_t>()};
 }
 
 void write_halt(const TrainOptions& options, Trainer& trainer) {
@@ -164,35 +178,48 @@ void stop_on_signals() {
 
 int train_worker(const TrainOptions& options, Communicator& communicator) {
   const int rank = communicator.rank();
-  TrainPlan plan = make_train_plan(options);
+  SharedResume resume = share_resume_point(
+      communicator, [&] { return find_resume_point(options.out, options.resume); });
+  TrainPlan plan = make_train_plan(options, resume.run ? &*resume.run : nullptr);
   ThreadPool pool(choose_threads(options.threads, communicator));
-  const auto replica = make_cpu_replica(replica_options(plan.how, rank, communicator.world_size()),
-                                        communicator, pool);
+  const ReplicaOptions for_replica = replica_options(plan.how, rank, communicator.world_size());
+  const auto replica = plan.gpu ? make_gpu_replica(for_replica, communicator)
+                                : make_cpu_replica(for_replica, communicator, pool);
   plan.how.at = planned_fault(rank, *replica);
   Trainer trainer(plan.how, plan.training, plan.validation, *replica, communicator);
+  RunState run = run_state_of(plan.how, plan.training);
+  if (resume.run) {
+    restore_state(trainer, resume, run);
+  } else if (rank == 0 && plan.init) {
+    replica->set_parameters(plan.init->parameters.span());
+  } else if (rank == 0) {
+    initialise(*replica, options.seed, pool);
+  }
+  run.step = trainer.steps_done();
   if (rank == 0) {
-    if (plan.init) {
-      replica->set_parameters(plan.init->parameters.span());
-    } else {
-      initialise(*replica, options.seed, pool);
-    }
     if (!options.out.empty()) make_folder(options.out);
     announce(plan, trainer, pool.threads());
     announce_workers(trainer);
   }
   plan.init.reset();
-  trainer.start({{"data hash", data_hash(plan)}});
+  trainer.start({{"data hash", data_hash(plan)},
+                 {"save every", std::to_string(options.save_every)},
+                 {"device", plan.gpu ? gpu_name() : "cpu"}});
+  RunCheckpoints checkpoints(trainer, checkpoint_policy(options, plan, communicator, resume), run,
+                             plan.data.tokenizer);
   int stopped = 0;
   try {
-    stopped = run_steps(trainer, options, plan);
+    stopped = run_steps(trainer, options, plan, checkpoints);
   } catch (const Error& error) {
     if (error.code() == ErrorCode::kNonFinite) {
-      save(options, plan, trainer);  // as they were before the step
+      checkpoints.finish();  // all as it was before the step
+      save(options, plan, trainer);
       write_halt(options, trainer);
     }
     throw;
   }
   const std::string hash = trainer.verify();
+  checkpoints.finish();
   save(options, plan, trainer);
   if (rank == 0) {
     if (stopped != 0) {
@@ -205,7 +232,8 @@ int train_worker(const TrainOptions& options, Communicator& communicator) {
     fmt::print("weights {}\n", hash);
     std::fflush(stdout);
   }
-  communicator.leave();  // nobody goes while rank 0 still writes
+  communicator.leave(
+      {.deadline = Deadline::after(kDiskPatience)});  // nobody goes while rank 0 still writes
   return stopped == 0 ? 0 : 128 + stopped;
 }
 

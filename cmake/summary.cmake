@@ -35,7 +35,7 @@ elseif(NOT mpi)
 endif()
 
 if(LOCKSTEP_CUDA)
-  found_or_not(cuda "${CUDAToolkit_FOUND}" "${CUDAToolkit_VERSION}")
+  found_or_not(cuda "${LOCKSTEP_CUDA_FOUND}" "${CUDAToolkit_VERSION}, ${CUDNN_LIBRARY}")
   found_or_not(nccl "${NCCL_LIBRARY}" "${NCCL_LIBRARY}")
 else()
   set(cuda "off (preset cuda turns it on)")

@@ -1,5 +1,6 @@
 #!/usr/bin/env bash
-# All of `make demo` after the build: a corpus, a model trained on it, a story told by the model, an all-reduce.
+# All of `make demo` after the build: a corpus, a model trained on it by two workers, the same bits from one, two and three
+# workers, a checkpoint and a run resumed from it, a story told by the model.
 set -euo pipefail
 cd "$(dirname "$0")/.."
 lockstep=build/release/lockstep
@@ -13,11 +14,30 @@ say "A corpus of small stories, whose entropy is known exactly"
 run $lockstep data --stories 20000 --out $demo/stories --tokenizer sentencepiece --vocab 1024 ||
   run $lockstep data --stories 20000 --out $demo/stories  # bytes, where SentencePiece is not to be had
 
-say "A small model learns them; its validation loss falls towards that entropy"
-run $lockstep train --data $demo/stories --out $demo/model --steps 900 --global-batch 8 --eval-every 90 --lr 0.004
+say "Two workers learn them together, over TCP; the validation loss falls towards that entropy"
+train="--data $demo/stories --steps 900 --global-batch 8 --micro-batch 4 --eval-every 90 --lr 0.004 --save-every 890"
+run $lockstep train $train --workers 2 --transport tcp --out $demo/model
+
+say "One, two and three workers: the same weights, to the last bit"
+short="--data $demo/stories --steps 20 --global-batch 12 --micro-batch 2 --eval-every 0 --log json --transport tcp"
+for workers in 1 2 3; do
+  printf '$ %s\n' "$lockstep train $short --workers $workers"
+  $lockstep train $short --workers $workers 2>$demo/stderr | tail -1 | tee -a $demo/hashes
+done
+if [ "$(sort -u $demo/hashes | wc -l)" != 1 ]; then
+  cat $demo/stderr
+  echo "the weights differ"
+  exit 1
+fi
+echo "all three are equal"
+
+say "The checkpoints of the first run are as they were written"
+run $lockstep verify $demo/model
+
+say "Had it been killed after step 890: the last steps once more, with one worker, to the same weights"
+mkdir -p $demo/again
+cp -r $demo/model/checkpoint-890 $demo/again/
+run $lockstep train $train --out $demo/again --resume
 
 say "The model tells a story"
-run $lockstep generate $demo/model --prompt "Once upon a time" --temperature 0.7 --seed 2
-
-say "Two processes add up their vectors, over TCP"
-run $lockstep bench allreduce --transport tcp --ranks 2 --bytes 1KiB,1MiB,25MiB
+run $lockstep generate $demo/again/checkpoint-900 --prompt "Once upon a time" --temperature 0.7 --seed 2

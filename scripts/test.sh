@@ -1,11 +1,12 @@
 #!/usr/bin/env bash
 # All of `make test`: builds and tests every preset that counts, goes on after a failure, sums up.
+# CUDA is compiled where its toolkit is; it runs on a machine with a GPU (scripts/gpu.sh).
 # JOBS: compile jobs. TEST_JOBS: tests at once. PRESETS: a shorter list while working.
 set -u
 cd "$(dirname "$0")/.."
 jobs=${JOBS:-$(nproc)}
 test_jobs=${TEST_JOBS:-2}
-presets=${PRESETS:-release asan tsan clang fuzz}
+presets=${PRESETS:-release asan tsan clang fuzz cuda}
 results=build/test-results
 rm -rf "$results"
 mkdir -p "$results"
@@ -17,14 +18,24 @@ prefix_for() {
   if [ "$1" = tsan ] && setarch -R true 2>/dev/null; then echo "setarch -R"; fi
 }
 
+has_cuda() { command -v nvcc >/dev/null || [ -x /usr/local/cuda/bin/nvcc ]; }
+
 for preset in $presets; do
   echo "=== $preset"
+  targets=()
+  if [ "$preset" = cuda ]; then
+    if ! has_cuda; then
+      echo "no CUDA toolkit here: not compiled"
+      continue
+    fi
+    targets=(--target cuda_tests)
+  fi
   prefix=$(prefix_for "$preset")
-  if ! cmake --preset "$preset" || ! $prefix cmake --build --preset "$preset" -j "$jobs"; then
+  if ! cmake --preset "$preset" || ! $prefix cmake --build --preset "$preset" -j "$jobs" "${targets[@]}"; then
     failed+=(--failed-step "build $preset")
     continue
   fi
-  [ "$preset" != clang ] || continue  # one plain clang build: that it compiles is the test
+  case $preset in clang | cuda) continue ;; esac  # that they compile is the test
   $prefix ctest --preset "$preset" -j "$test_jobs" --output-junit "$PWD/$results/$preset.xml" \
     --test-output-size-passed 65536 --test-output-size-failed 262144
   case $? in

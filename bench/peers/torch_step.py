@@ -1,8 +1,8 @@
 #!/usr/bin/env python3
-"""A Llama's training step in PyTorch, as the peer of `lockstep bench step`: eager mode, fused attention, fused
-AdamW, clipping by the global norm. Starts from the weights of --weights (f32, tensors in Hugging Face's order),
-so that its losses must be ours. Reads numbers of seconds from standard input, one a line; answers each with one
-JSON object. As a rank of a world (RANK, WORLD_SIZE, ...) it is the peer of `lockstep train --workers`: --steps steps of
+"""A Llama's training step in PyTorch, as the peer of `lockstep bench step`: fused attention, fused AdamW, clipping
+by the global norm; eager on a CPU, compiled on a GPU. Starts from the weights of --weights (f32, tensors in Hugging
+Face's order), so that its losses must be ours. Reads numbers of seconds from standard input, one a line; answers each
+with one JSON object. As a rank of a world (RANK, WORLD_SIZE, ...) it is the peer of `lockstep train --workers`: --steps steps of
 DistributedDataParallel over Gloo, --batch sequences per rank, and one JSON object from rank 0."""
 
 import argparse
@@ -23,8 +23,11 @@ arguments.add_argument("--model", choices=SHAPES, default="tiny")
 arguments.add_argument("--batch", type=int, default=8)
 arguments.add_argument("--threads", type=int, default=1)
 arguments.add_argument("--precision", choices=("fp32", "bf16"), default="fp32")
+arguments.add_argument("--device", choices=("cpu", "cuda"), default="cpu")
 arguments.add_argument("--weights", required=True)
-arguments.add_argument("--steps", type=int, default=10, help="of a world of ranks")
+arguments.add_argument("--tokens", help="train on these 16-bit tokens and print every loss, instead of timing")
+arguments.add_argument("--steps", type=int, default=10, help="of a world of ranks, or over --tokens")
+arguments.add_argument("--warmup", type=int, default=0, help="of the learning rate, over --tokens")
 options = arguments.parse_args()
 os.environ["OMP_NUM_THREADS"] = str(options.threads)  # read when the library loads
 
@@ -33,6 +36,7 @@ from torch import nn  # noqa: E402
 from torch.nn import functional  # noqa: E402
 
 torch.set_num_threads(options.threads)
+torch.set_float32_matmul_precision("high" if options.precision == "bf16" else "highest")
 VOCAB, HIDDEN, LAYERS, HEADS, KV_HEADS, INTERMEDIATE, CONTEXT = SHAPES[options.model]
 HEAD = HIDDEN // HEADS
 EPS = 1e-5
@@ -112,17 +116,23 @@ def load(model, path):
 
 
 def make_optimizer(model):
-    return torch.optim.AdamW(model.parameters(), lr=3e-4, betas=(0.9, 0.95), eps=1e-8, weight_decay=0.1, fused=True)
+    matrices = [parameter for parameter in model.parameters() if parameter.dim() == 2]
+    norms = [parameter for parameter in model.parameters() if parameter.dim() == 1]
+    return torch.optim.AdamW([{"params": matrices}, {"params": norms, "weight_decay": 0.0}], lr=3e-4, betas=(0.9, 0.95),
+                             eps=1e-8, weight_decay=0.1, fused=True)
 
 
 def take_step(model, optimizer, tokens, targets):
-    with torch.autocast("cpu", torch.bfloat16, enabled=options.precision == "bf16"):
+    with torch.autocast(options.device, torch.bfloat16, enabled=options.precision == "bf16"):
         loss = model(tokens, targets)
     loss.backward()
     nn.utils.clip_grad_norm_(model.parameters(), 1.0)
     optimizer.step()
     optimizer.zero_grad(set_to_none=True)
-    return loss.item()
+    loss = loss.item()
+    if options.device == "cuda":
+        torch.cuda.synchronize()
+    return loss
 
 
 def run_rank(model):
@@ -150,15 +160,27 @@ def main():
     load(model, options.weights)
     if "WORLD_SIZE" in os.environ:
         return run_rank(model)
+    model.to(options.device)
+    compiled = torch.compile(model) if options.device == "cuda" else model
     optimizer = make_optimizer(model)
     count = options.batch * CONTEXT
     stream = torch.tensor([((i * 2654435761 & 0xFFFFFFFF) >> 8) % VOCAB for i in range(count + 1)])
-    tokens = stream[:-1].view(options.batch, CONTEXT)
-    targets = stream[1:].view(options.batch, CONTEXT)
+    tokens = stream[:-1].view(options.batch, CONTEXT).to(options.device)
+    targets = stream[1:].view(options.batch, CONTEXT).to(options.device)
 
-    def step():
-        return take_step(model, optimizer, tokens, targets)
+    def step(tokens=tokens, targets=targets):
+        return take_step(compiled, optimizer, tokens, targets)
 
+    if options.tokens:
+        with open(options.tokens, "rb") as file:
+            text = torch.frombuffer(bytearray(file.read()), dtype=torch.uint16).long()
+        for i in range(options.steps):
+            for group in optimizer.param_groups:
+                group["lr"] = 3e-4 * min(1.0, (i + 1) / max(1, options.warmup))
+            part = text[i * count:(i + 1) * count + 1].to(options.device)
+            loss = step(part[:-1].view(options.batch, CONTEXT), part[1:].view(options.batch, CONTEXT))
+            print(json.dumps({"step": i + 1, "loss": loss}), flush=True)
+        return
     losses = [step() for _ in range(3)]
     for line in sys.stdin:
         end = time.perf_counter() + float(line)
@@ -169,7 +191,8 @@ def main():
             times.append(time.perf_counter() - begin)
         median = sorted(times)[(len(times) - 1) // 2]
         print(json.dumps({"version": torch.__version__, "median_ms": median * 1e3, "min_ms": min(times) * 1e3,
-                          "tokens_per_s": count / median, "loss": losses[0], "loss_third": losses[2]}),
+                          "tokens_per_s": count / median, "loss": losses[0], "loss_third": losses[2],
+                          "gpu_gib": torch.cuda.max_memory_allocated() / 2**30 if options.device == "cuda" else 0}),
               flush=True)
 
 

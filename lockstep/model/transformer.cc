@@ -50,10 +50,12 @@ struct Transformer::State {
     LOCKSTEP_CHECK(parameters.size() == layout.size());
     return {layout, parameters.data()};
   }
-  void check(const Batch& batch) const;
+  void check(const Batch& batch) const {
+    check_batch(batch, max_rows, max_context, layout.config().vocab);
+  }
 };
 
-void Transformer::State::check(const Batch& batch) const {
+void check_batch(const Batch& batch, int max_rows, int max_context, int vocab) {
   if (batch.rows < 1 || batch.context < 1 || batch.rows > max_rows || batch.context > max_context) {
     refuse(fmt::format("a batch of {} x {} tokens, where there is room for {} x {}", batch.rows,
                        batch.context, max_rows, max_context));
@@ -63,8 +65,8 @@ void Transformer::State::check(const Batch& batch) const {
     refuse(fmt::format("a batch of {} x {} has {} tokens and {} targets", batch.rows, batch.context,
                        batch.tokens.size(), batch.targets.size()));
   }
-  check_ids(batch, batch.tokens, 0, layout.config().vocab, "token");
-  check_ids(batch, batch.targets, std::numeric_limits<int>::min(), layout.config().vocab, "target");
+  check_ids(batch, batch.tokens, 0, vocab, "token");
+  check_ids(batch, batch.targets, std::numeric_limits<int>::min(), vocab, "target");
 }
 
 Transformer::Transformer(const ModelConfig& config, Precision precision, ThreadPool& pool,

@@ -22,6 +22,10 @@ struct Batch {
   int context = 0;
 };
 
+// Throws Error{kInvalidArgument} unless there is room for the batch and all ids are in the
+// vocabulary.
+void check_batch(const Batch& batch, int max_rows, int max_context, int vocab);
+
 // Sums over tokens, never means.
 struct LossSum {
   double loss = 0.0;

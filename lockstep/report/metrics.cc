@@ -3,11 +3,13 @@
 #include <fmt/format.h>
 
 #include <cerrno>
+#include <fstream>
 #include <nlohmann/json.hpp>
 #include <numbers>
 #include <utility>
 
 #include "lockstep/base/error.h"
+#include "lockstep/data/atomic_file.h"
 
 namespace lockstep {
 
@@ -48,8 +50,27 @@ std::string metrics_line(const StepReport& report, double bytes_per_token) {
   return line.dump();
 }
 
-MetricsFile::MetricsFile(std::string path)
-    : path_(std::move(path)), file_(std::fopen(path_.c_str(), "we")) {
+namespace {
+
+// The lines of steps 1 to `steps`, without those that were cut short or will come again.
+std::string lines_until(const std::string& path, std::int64_t steps) {
+  std::string kept;
+  std::ifstream file(path);
+  for (std::string line; steps > 0 && std::getline(file, line);) {
+    const auto json = nlohmann::json::parse(line, nullptr, false);
+    if (!json.is_object() || !json.contains("step") || !json["step"].is_number()) continue;
+    if (json["step"].get<std::int64_t>() <= steps) kept += line + "\n";
+  }
+  return kept;
+}
+
+}  // namespace
+
+MetricsFile::MetricsFile(std::string path, std::int64_t steps_done) : path_(std::move(path)) {
+  AtomicFile file(path_);
+  file.write(lines_until(path_, steps_done));
+  file.commit();
+  file_.reset(std::fopen(path_.c_str(), "ae"));
   if (!file_) throw_io("creating " + path_, errno);
 }
 

@@ -15,11 +15,12 @@ std::string metrics_line(const StepReport& report, double bytes_per_token);
 // Bits per byte of text for a loss in nats per token; nothing when `bytes_per_token` is 0.
 std::optional<double> bits_per_byte(double loss, double bytes_per_token);
 
-// metrics.jsonl: started afresh, every line complete on disk or in the system when written.
+// metrics.jsonl: every line complete on disk or in the system when written.
 class MetricsFile {
  public:
+  // A run that goes on after `steps_done` steps keeps the lines of those; a new one starts afresh.
   // Throws Error{kIo} when it cannot be written.
-  explicit MetricsFile(std::string path);
+  explicit MetricsFile(std::string path, std::int64_t steps_done = 0);
   void write(const std::string& line);
 
  private:

@@ -74,11 +74,19 @@ struct ReplicaOptions {
   int context = 1;
   std::vector<TreeNode> partials;  // as owned_nodes() gives them
   Range shard;
+  // Whether partials are read and replaced between gradient() and block_squares(). A GPU need not
+  // copy them when not; partial() then only says where they would be.
+  bool exchanged = true;
+  bool recompute = false;  // activations on a GPU, which spares memory
 };
 
 // On the processor's cores. Sums of gradients lie in the communicator's memory; it must outlive the
 // replica, as must the pool.
 std::unique_ptr<Replica> make_cpu_replica(const ReplicaOptions& options, Communicator& communicator,
                                           ThreadPool& pool);
+
+// On a GPU; ranks of a host take turns over those it has. The communicator must outlive it.
+std::unique_ptr<Replica> make_gpu_replica(const ReplicaOptions& options,
+                                          Communicator& communicator);
 
 }  // namespace lockstep

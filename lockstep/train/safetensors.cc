@@ -7,6 +7,7 @@
 #include <nlohmann/json.hpp>
 
 #include "lockstep/data/atomic_file.h"
+#include "lockstep/data/mapped_file.h"
 #include "lockstep/wire/bytes.h"
 
 namespace lockstep {
@@ -136,26 +137,31 @@ std::variant<SafetensorsHeader, SafetensorsProblem> parse_safetensors(
   return tensors;
 }
 
-SafetensorsFile::SafetensorsFile(const std::string& path) : file_(path) {
-  auto parsed = parse_safetensors(file_.bytes());
+SafetensorsView::SafetensorsView(std::string path, std::span<const std::byte> file)
+    : path_(std::move(path)), file_(file) {
+  auto parsed = parse_safetensors(file_);
   if (const auto* problem = std::get_if<SafetensorsProblem>(&parsed)) {
-    throw_bad_file(path, problem->position, problem->what);
+    throw_bad_file(path_, problem->position, problem->what);
   }
   tensors_ = std::get<SafetensorsHeader>(std::move(parsed));
 }
 
-const StoredTensor* SafetensorsFile::find(std::string_view name) const {
+const StoredTensor* SafetensorsView::find(std::string_view name) const {
   const auto found = std::ranges::find(tensors_, name, &StoredTensor::name);
   return found == tensors_.end() ? nullptr : &*found;
 }
 
-void SafetensorsFile::read(const StoredTensor& tensor, std::span<float> out) const {
+std::span<const std::byte> SafetensorsView::bytes(const StoredTensor& tensor) const {
+  return file_.subspan(tensor.begin, tensor.end - tensor.begin);
+}
+
+void SafetensorsView::read(const StoredTensor& tensor, std::span<float> out) const {
   if (tensor.elements() != out.size()) {
-    throw_bad_file(file_.path(), tensor.begin,
+    throw_bad_file(path_, tensor.begin,
                    fmt::format("tensor '{}' has {} elements, not {}", tensor.name,
                                tensor.elements(), out.size()));
   }
-  const std::byte* from = file_.bytes().data() + tensor.begin;
+  const std::byte* from = file_.data() + tensor.begin;
   switch (tensor.type) {
     case TensorType::kF32: std::memcpy(out.data(), from, out.size_bytes()); return;
     case TensorType::kF16:
@@ -171,12 +177,12 @@ void SafetensorsFile::read(const StoredTensor& tensor, std::span<float> out) con
       return;
     case TensorType::kOther: break;
   }
-  throw_bad_file(file_.path(), tensor.begin,
+  throw_bad_file(path_, tensor.begin,
                  fmt::format("tensor '{}' is neither F32, F16 nor BF16", tensor.name));
 }
 
-void write_safetensors(const std::string& path, std::span<const TensorToStore> tensors,
-                       const SafetensorsMetadata& metadata) {
+std::string safetensors_head(std::span<const TensorToStore> tensors,
+                             const SafetensorsMetadata& metadata) {
   nlohmann::ordered_json header;
   if (!metadata.empty()) header["__metadata__"] = metadata;
   std::size_t offset = 0;
@@ -190,10 +196,13 @@ void write_safetensors(const std::string& path, std::span<const TensorToStore> t
   text.append((8 - text.size() % 8) % 8, ' ');  // so that the data is aligned
   ByteWriter length;
   length.u64(text.size());
+  return text.insert(0, reinterpret_cast<const char*>(length.written().data()), kLengthBytes);
+}
 
+void write_safetensors(const std::string& path, std::span<const TensorToStore> tensors,
+                       const SafetensorsMetadata& metadata) {
   AtomicFile file(path);
-  file.write(length.written());
-  file.write(text);
+  file.write(safetensors_head(tensors, metadata));
   for (const TensorToStore& tensor : tensors) file.write(std::as_bytes(tensor.values));
   file.commit();
 }

@@ -10,8 +10,6 @@
 #include <variant>
 #include <vector>
 
-#include "lockstep/data/mapped_file.h"
-
 namespace lockstep {
 
 // The safetensors format: a length, a JSON header, and the tensors' bytes without gaps.
@@ -39,18 +37,22 @@ using SafetensorsHeader = std::vector<StoredTensor>;  // by place in the file
 std::variant<SafetensorsHeader, SafetensorsProblem> parse_safetensors(
     std::span<const std::byte> file);
 
-class SafetensorsFile {
+// The tensors in the bytes of a file, which the caller keeps.
+class SafetensorsView {
  public:
-  // Throws Error{kIo} with file and position.
-  explicit SafetensorsFile(const std::string& path);
+  // `path` is for messages. Throws Error{kIo} with file and position.
+  SafetensorsView(std::string path, std::span<const std::byte> file);
 
+  const std::string& path() const { return path_; }
   const SafetensorsHeader& tensors() const { return tensors_; }
   const StoredTensor* find(std::string_view name) const;  // nullptr: none
+  std::span<const std::byte> bytes(const StoredTensor& tensor) const;
   // Converts to f32. Throws Error{kIo} when the type is another, or the number of elements.
   void read(const StoredTensor& tensor, std::span<float> out) const;
 
  private:
-  MappedFile file_;
+  std::string path_;
+  std::span<const std::byte> file_;
   SafetensorsHeader tensors_;
 };
 
@@ -61,6 +63,10 @@ struct TensorToStore {
   std::span<const float> values;
 };
 using SafetensorsMetadata = std::map<std::string, std::string>;
+
+// What stands before the tensors in a file that has them in the order given.
+std::string safetensors_head(std::span<const TensorToStore> tensors,
+                             const SafetensorsMetadata& metadata);
 
 // In the order given; atomically.
 void write_safetensors(const std::string& path, std::span<const TensorToStore> tensors,

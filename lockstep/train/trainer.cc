@@ -75,6 +75,9 @@ ReplicaOptions replica_options(const TrainerOptions& options, int rank, int worl
   result.context = options.model.context;
   result.partials = owned_nodes(lane_owners(options, world_size), rank);
   result.shard = options.reducer.shard ? shard_range(size, rank, world_size) : Range{0, size};
+  result.exchanged = world_size > 1 || options.reducer.reduction != Reduction::kTree ||
+                     options.reducer.wire != DataType::kF32;
+  result.recompute = options.recompute;
   return result;
 }
 

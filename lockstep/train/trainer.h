@@ -22,6 +22,7 @@ namespace lockstep {
 struct TrainerOptions {
   ModelConfig model;
   Precision precision = Precision::kF32;
+  bool recompute = false;  // activations on a GPU
   std::uint64_t global_batch = 8;
   std::uint64_t micro_batch = 8;
   AdamWOptions adamw;

@@ -49,6 +49,16 @@ for wrong in (["--model", "huge"], ["--threads", "0"], ["--precision", "fp8"], [
     result = bench(*wrong)
     assert result.returncode == 2 and wrong[0] in result.stderr, result
 
+# Without a GPU: auto says why and computes on the CPU, cuda refuses.
+result = bench("--device", "cuda", "--json")
+if result.returncode == 2:
+    assert "--device cuda" in result.stderr and "GPU" in result.stderr, result
+    result = bench("--device", "auto", "--threads", "1", "--json")
+    assert result.returncode == 0 and "no GPU" in result.stderr and len(result.stderr.splitlines()) == 1, result
+    assert json.loads(result.stdout)["device"] == "cpu" and json.loads(result.stdout)["loss"] == one["loss"], result
+else:
+    assert json.loads(result.stdout)["device"] == "cuda", result
+
 result = bench("--precision", "bf16", "--json")
 if result.returncode == 2:  # a processor without the instructions
     assert "--precision fp32" in result.stderr, result

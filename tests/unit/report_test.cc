@@ -88,6 +88,16 @@ TEST(Metrics, FileHasEveryLineAtOnce) {
   EXPECT_THROW(MetricsFile("/nonexistent/metrics.jsonl"), Error);
 }
 
+TEST(Metrics, ARunThatGoesOnKeepsTheLinesOfItsSteps) {
+  TemporaryFolder folder;
+  const std::string path = folder.path() + "/metrics.jsonl";
+  std::ofstream(path) << "{\"step\":1}\n{\"step\":2}\n{\"step\":3}\n{\"step\":";
+  MetricsFile(path, 2).write("{\"step\":3,\"again\":true}");
+  std::ifstream reader(path);
+  const std::string text(std::istreambuf_iterator<char>(reader), {});
+  EXPECT_EQ(text, "{\"step\":1}\n{\"step\":2}\n{\"step\":3,\"again\":true}\n");
+}
+
 TEST(LogStyle, Names) {
   for (const LogStyle style : {LogStyle::kBar, LogStyle::kPlain, LogStyle::kJson}) {
     EXPECT_EQ(parse_log_style(to_string(style)), style);

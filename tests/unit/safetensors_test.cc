@@ -1,14 +1,18 @@
 #include "lockstep/train/safetensors.h"
 
+#include <fmt/format.h>
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
+#include <bit>
 #include <cmath>
 #include <cstring>
+#include <filesystem>
 #include <fstream>
 
 #include "lockstep/base/error.h"
 #include "lockstep/base/thread_pool.h"
+#include "lockstep/data/mapped_file.h"
 #include "lockstep/model/init.h"
 #include "lockstep/model/weights_hash.h"
 #include "lockstep/train/model_files.h"
@@ -52,7 +56,8 @@ TEST(Safetensors, WhatItWritesItReads) {
   const std::vector<float> b = {7};
   const std::vector<TensorToStore> tensors = {{"z", {2, 3}, a}, {"a", {1}, b}, {"none", {0}, {}}};
   write_safetensors(path, tensors, {{"format", "pt"}});
-  const SafetensorsFile file(path);
+  const MappedFile mapped(path);
+  const SafetensorsView file(path, mapped.bytes());
   ASSERT_EQ(file.tensors().size(), 3u);
   EXPECT_EQ(file.tensors()[0].name, "z");  // in the order given, not by name
   EXPECT_THAT(file.tensors()[0].shape, ElementsAre(2, 3));
@@ -80,7 +85,8 @@ TEST(Safetensors, ReadsHalves) {
   std::ofstream(path, std::ios::binary)
       .write(reinterpret_cast<const char*>(writer.written().data()),
              static_cast<std::streamsize>(writer.written().size()));
-  const SafetensorsFile file(path);
+  const MappedFile mapped(path);
+  const SafetensorsView file(path, mapped.bytes());
   std::vector<float> h(6), b(2), i(1);
   file.read(*file.find("h"), h);
   EXPECT_THAT(h, ElementsAre(1.0f, -2.0f, 0x1p-24f, -0.0f, 65504.0f, INFINITY));
@@ -152,7 +158,8 @@ TEST(ModelFiles, ComeBackBitForBit) {
     EXPECT_EQ(model.start, 0);
     EXPECT_EQ(weights_hash(layout, model.parameters.span()),
               weights_hash(layout, parameters.span()));
-    const SafetensorsFile file(folder.path() + "/model.safetensors");
+    const MappedFile mapped(folder.path() + "/model.safetensors");
+    const SafetensorsView file(mapped.path(), mapped.bytes());
     ASSERT_EQ(file.tensors().size(), layout.tensors().size());
     for (std::size_t i = 0; i < file.tensors().size(); ++i) {
       EXPECT_EQ(file.tensors()[i].name, layout.tensors()[i].name);
@@ -189,9 +196,94 @@ TEST(ModelFiles, WhatIsWrongIsNamed) {
   EXPECT_THAT(with("\"hidden_size\": 32", "\"hidden_size\": 33"),
               HasSubstr("config.json: model: hidden is 33"));
   EXPECT_THAT(with("\"llama\"", "\"gpt2\""), HasSubstr("model_type 'gpt2', not 'llama'"));
+  EXPECT_EQ(with("\"rope_theta\": 10000.0",
+                 "\"rope_parameters\": {\"rope_theta\": 10000.0, "
+                 "\"rope_type\": \"default\"}"),
+            "no error");
+  EXPECT_THAT(with("{", "{\"rope_scaling\": {\"rope_type\": \"llama3\", \"factor\": 8.0},"),
+              HasSubstr("rope_scaling is not supported"));
+  EXPECT_EQ(with("{", "{\"rope_scaling\": null,"), "no error");
+  EXPECT_THAT(with("\"silu\"", "\"gelu\""), HasSubstr("hidden_act 'gelu', not 'silu'"));
   EXPECT_THAT(with("{", "["), HasSubstr("config.json: not a JSON object"));
   EXPECT_THAT(message_of([] { load_model("/nonexistent"); }),
               HasSubstr("/nonexistent/config.json: No such file"));
+}
+
+// A model as Hugging Face saves large ones: two files and an index, here in half precision.
+class ShardedModel : public ::testing::Test {
+ protected:
+  ShardedModel() : layout_(small_model(false)), parameters_(layout_.size()) {
+    ThreadPool pool(1);
+    initialise(layout_, 5, pool, parameters_.span());
+    save_model(folder_.path(), layout_, parameters_.span(), byte_tokenizer().get(), 0);
+    std::filesystem::remove(folder_.path() + "/model.safetensors");
+  }
+
+  // Tensor i goes into file i % 2, as the upper half of its bits.
+  void write_shards() {
+    std::string headers[2] = {"{", "{"};
+    ByteWriter data[2];
+    std::string map;
+    const auto tensors = layout_.tensors();
+    for (std::size_t i = 0; i < tensors.size(); ++i) {
+      const TensorSpec& tensor = tensors[i];
+      std::string& header = headers[i % 2];
+      const std::size_t begin = data[i % 2].written().size();
+      for (std::size_t at = tensor.range.begin; at < tensor.range.end; ++at) {
+        data[i % 2].u16(
+            static_cast<std::uint16_t>(std::bit_cast<std::uint32_t>(parameters_.span()[at]) >> 16));
+      }
+      header += fmt::format(R"({}"{}":{{"dtype":"BF16","shape":[{}],"data_offsets":[{},{}]}})",
+                            header.size() > 1 ? "," : "", tensor.name, tensor.range.size(), begin,
+                            data[i % 2].written().size());
+      map += fmt::format(R"({}"{}":"part-{}.safetensors")", map.empty() ? "" : ",", tensor.name,
+                         i % 2);
+    }
+    for (int i = 0; i < 2; ++i) {
+      ByteWriter file;
+      headers[i] += "}";
+      file.u64(headers[i].size());
+      file.bytes(std::as_bytes(std::span(headers[i])));
+      file.bytes(data[i].written());
+      std::ofstream(folder_.path() + fmt::format("/part-{}.safetensors", i), std::ios::binary)
+          .write(reinterpret_cast<const char*>(file.written().data()),
+                 static_cast<std::streamsize>(file.written().size()));
+    }
+    write_index(map);
+  }
+  void write_index(const std::string& map) {
+    std::ofstream(folder_.path() + "/model.safetensors.index.json")
+        << R"({"metadata":{"total_size":1},"weight_map":{)" << map << "}}";
+  }
+  std::string load_error() {
+    return message_of([&] { load_model(folder_.path()); });
+  }
+
+  TemporaryFolder folder_;
+  ParameterLayout layout_;
+  FloatBuffer parameters_;
+};
+
+TEST_F(ShardedModel, IsReadFromAllItsFiles) {
+  write_shards();
+  const SavedModel model = load_model(folder_.path());
+  for (std::size_t i = 0; i < parameters_.size(); ++i) {
+    const auto upper = std::bit_cast<std::uint32_t>(parameters_.span()[i]) & 0xffff0000u;
+    ASSERT_EQ(std::bit_cast<std::uint32_t>(model.parameters.span()[i]), upper) << i;
+  }
+}
+
+TEST_F(ShardedModel, WhatIsWrongIsNamed) {
+  write_shards();
+  std::filesystem::remove(folder_.path() + "/part-1.safetensors");
+  EXPECT_THAT(load_error(), HasSubstr("part-1.safetensors: No such file"));
+  write_index(R"("model.embed_tokens.weight":"part-0.safetensors")");
+  EXPECT_THAT(load_error(), HasSubstr("index.json: tensor 'model.layers.0.self_attn.q_proj.weight' "
+                                      "is missing"));
+  write_index(R"("model.embed_tokens.weight":"../../etc/passwd")");
+  EXPECT_THAT(load_error(), HasSubstr("which names no file"));
+  std::ofstream(folder_.path() + "/model.safetensors.index.json") << "{}";
+  EXPECT_THAT(load_error(), HasSubstr("there is no weight_map"));
 }
 
 }  // namespace

@@ -1,0 +1,176 @@
+#!/usr/bin/env python3
+"""Checkpoints as people use them: what is saved, going on from it to the same bits, and what is said of damage."""
+# ctest: TIMEOUT 240
+
+import json
+import os
+import shutil
+import signal
+import subprocess
+import sys
+import unittest
+from pathlib import Path
+
+sys.path.insert(0, str(Path(__file__).parent / "support"))
+from training import LOCKSTEP, TrainingCase, lockstep  # noqa: E402
+
+
+def flip(path, place=-1, bit=1):
+    content = bytearray(path.read_bytes())
+    content[place] ^= bit
+    path.write_bytes(content)
+
+
+class Checkpoints(TrainingCase):
+    def setUp(self):
+        super().setUp()
+        self.out = self.folder / "out"
+
+    def saved(self, out=None):
+        return sorted(path.name for path in (out or self.out).glob("checkpoint-*"))
+
+    def test_what_a_run_leaves(self):
+        weights, said = self.train("--steps", 7, "--save-every", 3, "--out", self.out)
+        self.assertEqual(self.saved(), ["checkpoint-3", "checkpoint-6", "checkpoint-7"])
+        self.assertIn("saved checkpoint-7", said)
+        last = self.out / "checkpoint-7"
+        self.assertEqual(sorted(path.name for path in last.iterdir()),
+                         ["config.json", "manifest.json", "model.safetensors", "optimizer.safetensors", "trainer_state.json"])
+        manifest = json.loads((last / "manifest.json").read_text())
+        self.assertEqual((manifest["step"], manifest["weights"]), (7, weights))
+        state = json.loads((last / "trainer_state.json").read_text())
+        self.assertEqual((state["step"], state["data"]["position"], state["global_batch"]), (7, 42, 6))
+        self.assertIn(f"OK, step 7, 4 files, 33 tensors, 0.2 MB, weights {weights}", self.verify(last))
+        self.assertEqual(self.verify(self.out).count("OK"), 3)
+        # A checkpoint is a model's folder, too.
+        self.assertEqual(lockstep("generate", last, "--tokens", 5).returncode, 0)
+        self.assertEqual(self.train("--steps", 0, "--init", last)[0], weights)
+        self.train("--steps", 7, "--save-every", 2, "--keep-last", 1, "--out", self.folder / "few")
+        self.assertEqual(self.saved(self.folder / "few"), ["checkpoint-7"])
+
+    def test_zero_saves_none(self):
+        self.train("--steps", 3, "--out", self.out)
+        self.assertEqual(self.saved(), [])
+        self.assertIn("--save-every needs --out", self.fails(2, *self.command("--save-every", 1)))
+
+    def test_going_on_gives_the_same_bits(self):
+        arguments = ["--steps", 9, "--save-every", 3, "--keep-last", 0]
+        weights, _ = self.train(*arguments, "--out", self.folder / "undisturbed")
+        self.train(*arguments, "--out", self.out)
+        metrics = (self.out / "metrics.jsonl").read_text().splitlines()
+        for step in (3, 6):
+            for later in range(step + 3, 10, 3):
+                shutil.rmtree(self.out / f"checkpoint-{later}")
+            resumed, said = self.train(*arguments, "--out", self.out, "--resume", "--threads", "2")
+            self.assertEqual(resumed, weights)
+            self.assertIn(f"resuming from {self.out}/checkpoint-{step}", said)
+            for path in (self.folder / "undisturbed" / "checkpoint-9").iterdir():
+                self.assertEqual((self.out / "checkpoint-9" / path.name).read_bytes(), path.read_bytes(), path.name)
+            rows = [json.loads(line) for line in (self.out / "metrics.jsonl").read_text().splitlines()]
+            self.assertEqual([row["step"] for row in rows], list(range(1, 10)))
+            self.assertEqual([row["loss"] for row in rows], [json.loads(line)["loss"] for line in metrics])
+        # Nothing is left to do: nothing changes.
+        before = (self.out / "checkpoint-9" / "manifest.json").stat().st_mtime_ns
+        self.assertEqual(self.train(*arguments, "--out", self.out, "--resume")[0], weights)
+        self.assertEqual((self.out / "checkpoint-9" / "manifest.json").stat().st_mtime_ns, before)
+
+    def test_stopped_five_times_by_signals(self):
+        arguments = self.command("--steps", 400, "--save-every", 1000, "--log", "json")
+        undisturbed = lockstep(*arguments, "--out", self.folder / "undisturbed").stdout.splitlines()[-1]
+        for round in range(5):
+            number = (signal.SIGTERM, signal.SIGINT)[round % 2]
+            process = subprocess.Popen([LOCKSTEP, *map(str, arguments), "--out", self.out, "--resume"],
+                                       stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+            self.addCleanup(process.communicate)
+            self.addCleanup(process.kill)
+            self.assertIn('"step":', process.stdout.readline())
+            process.send_signal(number)
+            output, errors = process.communicate(timeout=60)
+            if process.returncode == 0:  # it was faster than the signal
+                self.assertEqual(output.splitlines()[-1], undisturbed)
+                break
+            self.assertEqual(process.returncode, 128 + number, errors)
+            self.assertRegex(errors, r"saved checkpoint-\d+")
+            self.verify(self.out)
+        self.assertEqual(lockstep(*arguments, "--out", self.out, "--resume").stdout.splitlines()[-1], undisturbed)
+
+    def test_another_run_is_refused(self):
+        arguments = ["--steps", 4, "--save-every", 2, "--out", self.out]
+        weights, _ = self.train(*arguments)
+        before = self.verify(self.out)
+        self.assertIn("--resume goes on from them", self.fails(2, *self.command(*arguments)))
+        for change, word in ((["--seed", 1], "seed is 1, and was 0"), (["--micro-batch", 3], "micro-batch is 3, and was 2"),
+                             (["--hidden", 64], "--hidden 64")):
+            self.assertIn(word, self.fails(2, *self.command(*arguments, "--resume", *change)))
+        self.assertIn("--init", self.fails(2, *self.command(*arguments, "--resume", "--init", self.out)))
+        self.assertIn("--resume needs --out", self.fails(2, *self.command("--resume")))
+        other = self.folder / "other.txt"
+        other.write_text(self.text.read_text().replace("7", "8"))
+        self.assertIn("the data are not the same", self.fails(2, *self.command(*arguments, "--resume", "--data", other)))
+        self.assertEqual(self.verify(self.out), before)
+        # More steps are another schedule: allowed, and told.
+        _, said = self.train("--steps", 6, *arguments[2:], "--resume")
+        self.assertIn("steps is 6, and was 4", said)
+        self.assertEqual(self.train("--steps", 2, "--out", self.folder / "new", "--save-every", 1, "--resume")[0],
+                         self.train("--steps", 2)[0])
+
+    def test_damage_falls_back_to_the_one_before(self):
+        arguments = ["--steps", 6, "--save-every", 2, "--keep-last", 0]
+        weights, _ = self.train(*arguments, "--out", self.folder / "good")
+
+        def edit_manifest(checkpoint):
+            path = checkpoint / "manifest.json"
+            path.write_text(path.read_text().replace('"step": 6', '"step": 8'))
+
+        def lie(checkpoint):
+            """A header whose first tensor begins elsewhere."""
+            path = checkpoint / "model.safetensors"
+            path.write_bytes(path.read_bytes().replace(b'"data_offsets":[0,', b'"data_offsets":[4,', 1))
+
+        for name, damage, words in (
+            ("flipped", lambda c: flip(c / "model.safetensors"), "model.safetensors: tensor 'model.norm.weight' is damaged"),
+            ("moments", lambda c: flip(c / "optimizer.safetensors"), "'exp_avg_sq.model.norm.weight' is damaged"),
+            ("state", lambda c: flip(c / "trainer_state.json", 40), "trainer_state.json: is damaged"),
+            ("truncated", lambda c: os.truncate(c / "model.safetensors", 1000), "has 1000 bytes instead of"),
+            ("emptied", lambda c: os.truncate(c / "optimizer.safetensors", 0), "has 0 bytes instead of"),
+            ("edited", edit_manifest, "manifest.json: it was changed after it was written"),
+            ("half", lambda c: [(c / n).unlink() for n in ("config.json", "model.safetensors")], "config.json: is missing"),
+            ("bare", lambda c: [path.unlink() for path in c.iterdir()], "manifest.json: is missing"),
+            ("lying", lie, "tensor 'model.embed_tokens.weight'"),
+        ):
+            with self.subTest(name=name):
+                out = shutil.copytree(self.folder / "good", self.folder / name)
+                damage(out / "checkpoint-6")
+                self.assertIn(words, self.verify(out / "checkpoint-6", 1))
+                self.verify(out, 1)
+                resumed, said = self.train(*arguments, "--out", out, "--resume")
+                self.assertEqual(resumed, weights)
+                self.assertIn("checkpoint-6 cannot be used: ", said)
+                self.assertIn(words, said)
+                self.assertIn("going back to checkpoint-4, which is intact", said)
+                self.assertEqual(self.saved(out), ["checkpoint-2", "checkpoint-4", "checkpoint-6", "checkpoint-6.damaged"])
+                self.verify(out)
+
+    def test_when_none_is_intact_nothing_is_touched(self):
+        arguments = ["--steps", 4, "--save-every", 2, "--out", self.out]
+        self.train(*arguments)
+        for path in self.out.glob("checkpoint-*/model.safetensors"):
+            flip(path)
+        before = {path: path.read_bytes() for path in self.out.rglob("*") if path.is_file()}
+        self.assertIn("none of its 2 checkpoints is intact; nothing was changed",
+                      self.fails(1, *self.command(*arguments, "--resume")))
+        self.assertEqual({path: path.read_bytes() for path in self.out.rglob("*") if path.is_file()}, before)
+
+    def test_a_halt_leaves_a_checkpoint(self):
+        run = lockstep(*self.command("--steps", 50, "--lr", "1e38", "--warmup", 0, "--save-every", 100, "--out", self.out))
+        self.assertEqual(run.returncode, 3, run.stderr)
+        self.assertEqual(len(self.saved()), 1)
+        self.verify(self.out)
+
+    def test_verify_of_what_is_none(self):
+        self.assertIn("manifest.json: is missing", self.verify(self.folder / "none", 1))
+        self.assertIn("manifest.json: is missing", self.verify(self.folder, 1))
+
+
+if __name__ == "__main__":
+    unittest.main()

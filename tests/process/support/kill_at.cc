@@ -1,0 +1,125 @@
+// Preloaded into a program, counts its calls that change what is on disk under a name with
+// KILL_AT_MATCH in it, and kills it with SIGKILL in the one numbered KILL_AT_CALL (from 1): before
+// the call is made, and for a write when half of it is done. At the end the number of calls goes
+// to the file KILL_AT_COUNT.
+
+#include <dlfcn.h>
+#include <fcntl.h>
+#include <sys/stat.h>
+#include <unistd.h>
+
+#include <atomic>
+#include <csignal>
+#include <cstdarg>
+#include <cstdio>
+#include <cstdlib>
+#include <cstring>
+
+namespace {
+
+std::atomic<long> g_calls{0};
+
+const char* setting(const char* name) {
+  const char* value = std::getenv(name);
+  return value == nullptr ? "" : value;
+}
+
+bool matches(const char* path) {
+  const char* match = setting("KILL_AT_MATCH");
+  return match[0] != 0 && path != nullptr && std::strstr(path, match) != nullptr;
+}
+
+bool matches(int file) {
+  char link[64];
+  char path[4096];
+  std::snprintf(link, sizeof(link), "/proc/self/fd/%d", file);
+  const ssize_t size = ::readlink(link, path, sizeof(path) - 1);
+  if (size <= 0) return false;
+  path[size] = 0;
+  return matches(path);
+}
+
+// Whether the call now made is the last.
+bool last_call() { return ++g_calls == std::atol(setting("KILL_AT_CALL")); }
+
+void die() {
+  ::kill(::getpid(), SIGKILL);
+  for (;;) ::pause();
+}
+
+template <typename Function>
+Function next(const char* name) {
+  return reinterpret_cast<Function>(::dlsym(RTLD_NEXT, name));
+}
+
+struct Report {
+  ~Report() {
+    const char* path = setting("KILL_AT_COUNT");
+    if (path[0] == 0) return;
+    std::FILE* file = std::fopen(path, "w");
+    if (file == nullptr) return;
+    std::fprintf(file, "%ld\n", g_calls.load());
+    std::fclose(file);
+  }
+} g_report;
+
+}  // namespace
+
+extern "C" {
+
+ssize_t write(int file, const void* bytes, size_t size) {
+  static const auto real = next<ssize_t (*)(int, const void*, size_t)>("write");
+  if (matches(file) && last_call()) {
+    (void)!real(file, bytes, size / 2);
+    die();
+  }
+  return real(file, bytes, size);
+}
+
+int fsync(int file) {
+  static const auto real = next<int (*)(int)>("fsync");
+  if (matches(file) && last_call()) die();
+  return real(file);
+}
+
+int sync_file_range(int file, off64_t offset, off64_t size, unsigned flags) {
+  static const auto real = next<int (*)(int, off64_t, off64_t, unsigned)>("sync_file_range");
+  if (matches(file) && last_call()) die();
+  return real(file, offset, size, flags);
+}
+
+int rename(const char* from, const char* to) {
+  static const auto real = next<int (*)(const char*, const char*)>("rename");
+  if ((matches(from) || matches(to)) && last_call()) die();
+  return real(from, to);
+}
+
+int mkdir(const char* path, mode_t mode) {
+  static const auto real = next<int (*)(const char*, mode_t)>("mkdir");
+  if (matches(path) && last_call()) die();
+  return real(path, mode);
+}
+
+int unlink(const char* path) {
+  static const auto real = next<int (*)(const char*)>("unlink");
+  if (matches(path) && last_call()) die();
+  return real(path);
+}
+
+int rmdir(const char* path) {
+  static const auto real = next<int (*)(const char*)>("rmdir");
+  if (matches(path) && last_call()) die();
+  return real(path);
+}
+
+int open(const char* path, int flags, ...) {
+  static const auto real = next<int (*)(const char*, int, ...)>("open");
+  va_list arguments;
+  va_start(arguments, flags);
+  const auto mode = static_cast<mode_t>((flags & O_CREAT) != 0 ? va_arg(arguments, int) : 0);
+  va_end(arguments);
+  if ((flags & O_CREAT) != 0 && matches(path) && last_call()) die();
+  return real(path, flags, mode);
+}
+
+}  // extern "C"

@@ -1,0 +1,53 @@
+"""`lockstep train` on a text of a few thousand bytes, for tests that look at what it leaves behind."""
+
+import os
+import re
+import subprocess
+import tempfile
+import unittest
+from pathlib import Path
+
+LOCKSTEP = os.environ["LOCKSTEP_BIN"]
+TEXT = "".join(f"{i} small foxes sat under {i * 7 % 11} tall trees and sang about number {i * i}.\n" for i in range(120))
+TINY = {"--hidden": 32, "--layers": 1, "--heads": 2, "--intermediate": 48, "--context": 32, "--global-batch": 6, "--micro-batch": 2,
+        "--threads": 1, "--eval-every": 0}
+WEIGHTS = re.compile(r"^weights (blake3:[0-9a-f]{64})$")
+
+
+def lockstep(*arguments, timeout=120, **options):
+    return subprocess.run([LOCKSTEP, *map(str, arguments)], capture_output=True, text=True, timeout=timeout, **options)
+
+
+class TrainingCase(unittest.TestCase):
+    def setUp(self):
+        folder = tempfile.TemporaryDirectory()
+        self.addCleanup(folder.cleanup)
+        self.folder = Path(folder.name)
+        self.text = self.folder / "text.txt"
+        self.text.write_text(TEXT)
+
+    def command(self, *arguments):
+        """What is given takes the place of what is usual here."""
+        usual = [word for flag, value in {**TINY, "--data": self.text}.items() if flag not in arguments for word in (flag, value)]
+        return ["train", "--tie-embeddings", "--save-wait", *usual, *arguments]
+
+    def train(self, *arguments):
+        """Runs to the end; returns the hash of the weights and what was said on stderr."""
+        run = lockstep(*self.command(*arguments))
+        self.assertEqual(run.returncode, 0, run.stderr)
+        match = WEIGHTS.match(run.stdout.splitlines()[-1])
+        self.assertTrue(match, run.stdout)
+        return match[1], run.stderr
+
+    def fails(self, code, *arguments):
+        """Returns the one line on stderr that says why."""
+        run = lockstep(*arguments)
+        self.assertEqual(run.returncode, code, run.stdout + run.stderr)
+        lines = [line for line in run.stderr.splitlines() if line.startswith("error: ")] or run.stderr.splitlines()[:1]
+        self.assertEqual(len(lines), 1, run.stderr)
+        return lines[0]
+
+    def verify(self, folder, code=0):
+        run = lockstep("verify", folder)
+        self.assertEqual(run.returncode, code, run.stdout + run.stderr)
+        return run.stdout

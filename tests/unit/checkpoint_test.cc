@@ -1,0 +1,251 @@
+#include "lockstep/train/checkpoint.h"
+
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+#include <filesystem>
+#include <fstream>
+
+#include "lockstep/base/blake3.h"
+#include "lockstep/base/error.h"
+#include "lockstep/model/weights_hash.h"
+#include "lockstep/train/model_files.h"
+#include "tests/support/temporary_folder.h"
+#include "tests/support/training_states.h"
+
+namespace lockstep {
+namespace {
+
+using ::testing::ElementsAre;
+using ::testing::HasSubstr;
+using ::testing::IsEmpty;
+
+template <typename Body>
+std::string message_of(Body&& body) {
+  try {
+    body();
+  } catch (const Error& error) {
+    EXPECT_EQ(error.code(), ErrorCode::kIo);
+    return error.what();
+  }
+  return "no error";
+}
+
+std::string contents(const std::string& path) {
+  std::ifstream file(path, std::ios::binary);
+  return {std::istreambuf_iterator<char>(file), {}};
+}
+
+void write(const std::string& path, const std::string& text) {
+  std::ofstream(path, std::ios::binary) << text;
+}
+
+std::vector<std::string> names_in(const std::string& folder) {
+  std::vector<std::string> names;
+  for (const auto& entry : std::filesystem::directory_iterator(folder)) {
+    names.push_back(entry.path().filename());
+  }
+  std::ranges::sort(names);
+  return names;
+}
+
+TEST(Checkpoint, ComesBackBitForBit) {
+  for (const bool tied : {false, true}) {
+    TemporaryFolder out;
+    const TrainingState state = some_state(12, tied);
+    EXPECT_GT(save_checkpoint(out.path(), state), 3 * 4 * state.parameters.size());
+    EXPECT_THAT(names_in(out.path()), ElementsAre("checkpoint-12"));
+    const std::string folder = checkpoint_path(out.path(), 12);
+    EXPECT_THAT(names_in(folder), ElementsAre("config.json", "manifest.json", "model.safetensors",
+                                              "optimizer.safetensors", "trainer_state.json"));
+    const TrainingState back = load_checkpoint(folder);
+    EXPECT_TRUE(same_bits(back, state));
+    EXPECT_EQ(back.tokenizer->kind(), TokenizerKind::kBytes);
+    // It is a model's folder as well.
+    const SavedModel model = load_model(folder);
+    EXPECT_TRUE(same_bits(model.parameters, state.parameters));
+    EXPECT_EQ(model.config, state.run.settings.model);
+  }
+}
+
+TEST(Checkpoint, TheSameStateGivesTheSameFiles) {
+  TemporaryFolder one;
+  TemporaryFolder two;
+  save_checkpoint(one.path(), some_state(3));
+  save_checkpoint(two.path(), some_state(3));
+  for (const std::string& name : names_in(one.path() + "/checkpoint-3")) {
+    EXPECT_EQ(contents(one.path() + "/checkpoint-3/" + name),
+              contents(two.path() + "/checkpoint-3/" + name))
+        << name;
+  }
+}
+
+TEST(Checkpoint, InMemoryItIsTheSame) {
+  const TrainingState state = some_state(5);
+  const std::vector<std::byte> bytes = to_bytes(state);
+  EXPECT_TRUE(same_bits(from_bytes(bytes, "a peer's state"), state));
+  const auto broken = [](std::span<const std::byte> some) {
+    return message_of([&] { from_bytes(some, "a peer's state"); });
+  };
+  EXPECT_THAT(broken({}), HasSubstr("a peer's state: not a training state"));
+  for (std::size_t size = 1; size < bytes.size(); size += bytes.size() / 97) {
+    EXPECT_THAT(broken(std::span(bytes).first(size)), HasSubstr("a peer's state")) << size;
+  }
+  for (std::size_t at = 3; at < bytes.size(); at += bytes.size() / 97) {
+    std::vector<std::byte> flipped = bytes;
+    flipped[at] ^= std::byte{16};
+    EXPECT_THAT(broken(flipped), HasSubstr("a peer's state")) << at;
+  }
+}
+
+// A checkpoint with one thing wrong, and what is said of it.
+class DamagedCheckpoint : public ::testing::Test {
+ protected:
+  void SetUp() override { save_checkpoint(out_.path(), some_state(4)); }
+
+  std::string path(const std::string& name) const { return out_.path() + "/checkpoint-4/" + name; }
+  void change(const std::string& name, std::size_t at, char bit) {
+    std::string text = contents(path(name));
+    text[at] = static_cast<char>(text[at] ^ bit);
+    write(path(name), text);
+  }
+  std::vector<std::string> damage(bool tensors = true) const {
+    MappedFolder files(out_.path() + "/checkpoint-4");
+    std::vector<std::string> lines;
+    for (const Damage& each : find_damage(files, tensors)) {
+      lines.push_back(std::filesystem::path(each.path).filename().string() + ": " + each.what);
+    }
+    return lines;
+  }
+  std::string load_error() const {
+    return message_of([&] { load_checkpoint(out_.path() + "/checkpoint-4"); });
+  }
+
+  TemporaryFolder out_;
+};
+
+TEST_F(DamagedCheckpoint, IntactOnesHaveNone) { EXPECT_THAT(damage(), IsEmpty()); }
+
+TEST_F(DamagedCheckpoint, AFlippedBitNamesTheTensor) {
+  const std::size_t size = contents(path("model.safetensors")).size();
+  change("model.safetensors", size - 1, 1);
+  EXPECT_THAT(damage(), ElementsAre("model.safetensors: tensor 'lm_head.weight' is damaged"));
+  EXPECT_EQ(damage(false), damage());
+  EXPECT_THAT(load_error(), HasSubstr("model.safetensors: tensor 'lm_head.weight' is damaged"));
+  EXPECT_THAT(message_of([&] { load_model(out_.path() + "/checkpoint-4"); }),
+              HasSubstr("'lm_head.weight' is damaged"));
+  change("optimizer.safetensors", contents(path("optimizer.safetensors")).size() - 1, 2);
+  EXPECT_THAT(damage(),
+              ElementsAre("model.safetensors: tensor 'lm_head.weight' is damaged",
+                          "optimizer.safetensors: tensor 'exp_avg_sq.lm_head.weight' is damaged"));
+}
+
+TEST_F(DamagedCheckpoint, EveryByteOfEveryFileIsLookedAfter) {
+  for (const std::string& name : names_in(out_.path() + "/checkpoint-4")) {
+    const std::string before = contents(path(name));
+    for (std::size_t at = 0; at < before.size(); at += 1 + before.size() / 29) {
+      if (name == "manifest.json" && std::isspace(static_cast<unsigned char>(before[at]))) continue;
+      change(name, at, 4);
+      EXPECT_FALSE(damage(false).empty()) << name << " byte " << at;
+      write(path(name), before);
+    }
+  }
+  EXPECT_THAT(damage(), IsEmpty());
+}
+
+TEST_F(DamagedCheckpoint, MissingTruncatedAndGrownFiles) {
+  const std::string weights = contents(path("model.safetensors"));
+  write(path("model.safetensors"), weights.substr(0, weights.size() - 4));
+  EXPECT_THAT(damage(), ElementsAre(HasSubstr("bytes instead of")));
+  write(path("model.safetensors"), weights + "x");
+  EXPECT_THAT(load_error(), HasSubstr("bytes instead of"));
+  std::filesystem::remove(path("model.safetensors"));
+  EXPECT_THAT(damage(), ElementsAre("model.safetensors: is missing"));
+  std::filesystem::remove(path("trainer_state.json"));
+  EXPECT_THAT(damage(),
+              ElementsAre("trainer_state.json: is missing", "model.safetensors: is missing"));
+  std::filesystem::remove(path("manifest.json"));
+  EXPECT_THAT(damage(), ElementsAre("manifest.json: is missing"));
+}
+
+// A manifest whose own hash holds, but which is not about these files.
+TEST_F(DamagedCheckpoint, AManifestThatIsNotOfThisCheckpoint) {
+  Manifest manifest = std::get<Manifest>(parse_manifest(contents(path("manifest.json"))));
+  const Manifest good = manifest;
+  manifest.step = 5;
+  write(path("manifest.json"), to_json(manifest));
+  EXPECT_THAT(load_error(), HasSubstr("step 4, but the manifest says 5"));
+  manifest = good;
+  manifest.files.pop_back();
+  write(path("manifest.json"), to_json(manifest));
+  EXPECT_THAT(damage(), ElementsAre("manifest.json: says nothing of optimizer.safetensors"));
+  manifest = good;
+  manifest.weights.back() = manifest.weights.back() == '0' ? '1' : '0';
+  write(path("manifest.json"), to_json(manifest));
+  EXPECT_THAT(damage(), ElementsAre(HasSubstr("not that of their tensors")));
+}
+
+// The header of a safetensors file says something else, and the manifest vouches for it.
+TEST_F(DamagedCheckpoint, AHeaderThatLiesIsRefused) {
+  std::string weights = contents(path("model.safetensors"));
+  const auto at = weights.find("\"data_offsets\":[0,");
+  weights.replace(at, 18, "\"data_offsets\":[8,");
+  write(path("model.safetensors"), weights);
+  Manifest manifest = std::get<Manifest>(parse_manifest(contents(path("manifest.json"))));
+  for (ManifestFile& file : manifest.files) {
+    if (file.name == "model.safetensors") {
+      file.hash = to_hex(blake3(std::as_bytes(std::span(weights))));
+    }
+  }
+  write(path("manifest.json"), to_json(manifest));
+  EXPECT_THAT(damage(true), ElementsAre(HasSubstr("tensor 'model.embed_tokens.weight'")));
+  EXPECT_THAT(load_error(), HasSubstr("tensor 'model.embed_tokens.weight'"));
+}
+
+TEST(Checkpoints, TheNewestIntactOneIsTaken) {
+  TemporaryFolder out;
+  EXPECT_FALSE(load_newest_checkpoint(out.path()));
+  EXPECT_FALSE(load_newest_checkpoint(out.path() + "/none"));
+  for (const std::int64_t step : {9, 10, 100}) save_checkpoint(out.path(), some_state(step));
+  std::filesystem::create_directory(out.path() + "/checkpoint-200.tmp");
+  EXPECT_THAT(list_checkpoints(out.path()), ElementsAre(100, 10, 9));
+  EXPECT_EQ(load_newest_checkpoint(out.path())->state.run.step, 100);
+  std::filesystem::remove(out.path() + "/checkpoint-100/config.json");
+  const auto newest = load_newest_checkpoint(out.path());
+  EXPECT_TRUE(same_bits(newest->state, some_state(10)));
+  EXPECT_THAT(newest->damaged, ElementsAre(100));
+  for (const char* step : {"9", "10"}) {
+    std::filesystem::remove(out.path() + "/checkpoint-" + step + "/manifest.json");
+  }
+  EXPECT_THAT(message_of([&] { load_newest_checkpoint(out.path()); }),
+              HasSubstr("none of its 3 checkpoints is intact"));
+  std::filesystem::rename(out.path() + "/checkpoint-100", out.path() + "/old");
+  save_checkpoint(out.path(), some_state(100));
+  std::filesystem::rename(out.path() + "/checkpoint-100", out.path() + "/checkpoint-101");
+  EXPECT_THAT(message_of([&] { load_checkpoint(out.path() + "/checkpoint-101"); }),
+              HasSubstr("step 100 under a wrong name"));
+}
+
+TEST(Checkpoints, OldOnesGoAndDamagedOnesAreKeptAside) {
+  TemporaryFolder out;
+  for (const std::int64_t step : {1, 2, 3}) save_checkpoint(out.path(), some_state(step));
+  std::filesystem::create_directory(out.path() + "/checkpoint-1.tmp");  // left by a deletion
+  write(out.path() + "/checkpoint-1.tmp/rest", "x");
+  delete_old_checkpoints(out.path(), 3, 2, {});
+  EXPECT_THAT(names_in(out.path()), ElementsAre("checkpoint-2", "checkpoint-3"));
+  save_checkpoint(out.path(), some_state(3));
+  save_checkpoint(out.path(), some_state(3));
+  EXPECT_THAT(names_in(out.path()), ElementsAre("checkpoint-2", "checkpoint-3",
+                                                "checkpoint-3.damaged", "checkpoint-3.damaged2"));
+  EXPECT_THAT(list_checkpoints(out.path()), ElementsAre(3, 2));
+  std::filesystem::create_directory(out.path() + "/checkpoint-7.tmp");
+  write(out.path() + "/checkpoint-7.tmp/half", "x");
+  std::filesystem::create_directory(out.path() + "/mine.tmp");
+  remove_temporaries(out.path());
+  EXPECT_THAT(names_in(out.path()),
+              ElementsAre("checkpoint-2", "checkpoint-3", "checkpoint-3.damaged",
+                          "checkpoint-3.damaged2", "mine.tmp"));
+}
+
+}  // namespace
+}  // namespace lockstep
