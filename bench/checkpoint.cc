@@ -1,8 +1,6 @@
 // How fast checkpoints are saved and loaded, beside plain copies of the same bytes.
 // usage: checkpoint FOLDER [MODEL=124m] [ROUNDS=5]      FOLDER is on the disk to be measured.
 
-#include "lockstep/train/checkpoint.h"
-
 #include <fcntl.h>
 #include <fmt/format.h>
 #include <unistd.h>
@@ -18,6 +16,7 @@
 #include "lockstep/base/descriptor.h"
 #include "lockstep/data/atomic_file.h"
 #include "lockstep/model/layout.h"
+#include "lockstep/train/checkpoint_keeper.h"
 
 namespace {
 
@@ -97,7 +96,8 @@ int main(int argc, char** argv) {
                                         &snapshot.second_moment};
   const double bytes = 3.0 * sizeof(float) * static_cast<double>(state.parameters.size());
   std::vector<Series> series = {
-      {"copy in memory"}, {"plain write and sync"}, {"save"}, {"plain read"}, {"load"}, {"verify"}};
+      {"copy in memory"}, {"plain write and sync"}, {"save"}, {"plain read"}, {"load"},
+      {"verify"},         {"stalled by a save"}};
   for (int round = 0; round < rounds; ++round) {
     series[0].times.push_back(seconds([&] {
       for (std::size_t i = 0; i < 3; ++i) {
@@ -126,6 +126,19 @@ int main(int argc, char** argv) {
       MappedFolder files(checkpoint_path(folder, 1));
       if (!find_damage(files, true).empty()) fail("damaged");
     }));
+    std::filesystem::remove_all(folder);
+    make_folder(folder);
+    CheckpointKeeper keeper({.out = folder, .save_every = 1, .last_step = 9}, state.run, nullptr);
+    const auto snapshot_into = [&](TrainingState& copy) {
+      const FloatBuffer* into[] = {&copy.parameters, &copy.first_moment, &copy.second_moment};
+      for (std::size_t i = 0; i < 3; ++i) {
+        std::memcpy(into[i]->data(), from[i]->data(), from[i]->size() * sizeof(float));
+      }
+    };
+    const Deadline deadline = Deadline::after(std::chrono::minutes(10));
+    series[6].times.push_back(
+        seconds([&] { keeper.after_step(2, false, snapshot_into, deadline); }));
+    keeper.finish(deadline);
     std::filesystem::remove_all(folder);
     make_folder(folder);
   }

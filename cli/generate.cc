@@ -13,8 +13,8 @@ namespace lockstep::cli {
 namespace {
 
 constexpr const char* kExplanation =
-    R"(MODEL is a folder that `lockstep train --out` left, or any LlamaForCausalLM of Hugging Face in one
-model.safetensors with a SentencePiece tokenizer.model. The text goes to standard output, the prompt first.
+    R"(MODEL is a folder that `lockstep train --out` left, one of its checkpoints, or any LlamaForCausalLM of
+Hugging Face in safetensors with a SentencePiece tokenizer.model. The text goes to standard output, the prompt first.
 The same seed gives the same text.
 
   lockstep generate my-model --prompt "Once upon a time" --temperature 0.7 --top-p 0.95 --seed 3)";

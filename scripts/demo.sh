@@ -19,9 +19,10 @@ train="--data $demo/stories --steps 900 --global-batch 8 --micro-batch 4 --eval-
 run $lockstep train $train --workers 2 --transport tcp --out $demo/model
 
 say "One, two and three workers: the same weights, to the last bit"
+short="--data $demo/stories --steps 20 --global-batch 12 --micro-batch 2 --eval-every 0 --log json --transport tcp"
 for workers in 1 2 3; do
-  run $lockstep train --data $demo/stories --steps 20 --global-batch 12 --micro-batch 2 --eval-every 0 --log json \
-    --workers $workers --transport tcp 2>$demo/stderr | tail -1 | tee -a $demo/hashes
+  printf '$ %s\n' "$lockstep train $short --workers $workers"
+  $lockstep train $short --workers $workers 2>$demo/stderr | tail -1 | tee -a $demo/hashes
 done
 if [ "$(sort -u $demo/hashes | wc -l)" != 1 ]; then
   cat $demo/stderr

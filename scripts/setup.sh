@@ -5,7 +5,7 @@ set -euo pipefail
 export LC_ALL=C
 
 build="make g++ cmake ninja-build pkg-config libfmt-dev libsodium-dev libcli11-dev nlohmann-json3-dev"
-test="$build git ccache clang libgtest-dev libgmock-dev python3 iproute2"
+test="$build git ccache clang libgtest-dev libgmock-dev python3 python3-venv iproute2"
 bench="$build libbenchmark-dev python3 python3-venv iproute2"
 lint="$build git clang clang-format clang-tidy libgtest-dev libgmock-dev"
 # Done without, and said so, where the distribution has none.

@@ -134,6 +134,7 @@ class GradientServer {
   std::shared_ptr<Payload> output_;  // of the round
   std::optional<LaneStep> lanes_;
   std::optional<LaneStep::Piece> last_piece_;
+  bool piece_finished_ = false;  // since frames were last looked at
   std::vector<pollfd> entries_;
   std::vector<const std::byte*> inputs_;
   bool finished_ = false;  // all workers have been told; they may go

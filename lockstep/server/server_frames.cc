@@ -26,7 +26,8 @@ void GradientServer::process_all() {
         lose(worker, error);
       }
     });
-  } while (advance_round());
+    // What a worker has sent ahead may be waiting for the end of the piece.
+  } while (advance_round() || std::exchange(piece_finished_, false));
   if (lanes_) lanes_->check_stuck();
 }
 
@@ -191,6 +192,7 @@ bool GradientServer::process_lanes(int worker) {
 void GradientServer::finish_piece() {
   auto piece = lanes_->take_finished();
   if (!piece) return;
+  piece_finished_ = true;
   const auto sum = std::make_shared<LaneValue>(piece->sum);
   queue_all({encode_head(piece->head), std::as_bytes(std::span(sum->data)),
              encode_foot(piece->head, GradientFoot{0, 0, 0, sum->tail}), sum});

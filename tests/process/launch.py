@@ -1,5 +1,6 @@
 """The launcher: output, signals, first causes, no orphans, and a gradient server beside the ranks."""
 # ctest: TIMEOUT 120
+# builds: release
 
 import os
 import re

@@ -163,7 +163,7 @@ TEST(WireError, RefusesUnknownCodesAndRanks) {
   EXPECT_EQ(decode_wire_error(body), (WireError{ErrorCode::kMessageTooLarge, 7, "text"}));
   expect_exact(body, [](auto bytes) { return decode_wire_error(bytes).has_value(); });
   auto bad_code = body;
-  bad_code[0] = std::byte{20};
+  bad_code[0] = std::byte{21};
   EXPECT_FALSE(decode_wire_error(bad_code));
   auto bad_rank = body;
   store_little_endian<std::int32_t>(bad_rank.data() + 1, -2);

@@ -179,6 +179,23 @@ TEST(ServerEngine, LargeSumsHaveTheBitsOfTheLocalGroup) {
   }
 }
 
+// The short end of a sum is there with what goes before it: nothing more arrives that would remind
+// the server of the worker that is ahead.
+TEST(ServerEngine, WhatIsThereAlreadyWaitsForNothing) {
+  const LeafOwners owners = even_owners(2, 2);
+  StarGroup group(2);
+  const auto begin = Deadline::Clock::now();
+  group.run([&](Communicator& comm) {
+    std::vector<float> data(kLanePiece + 17, 1.0F);
+    const std::vector<float> mine(data.size(), 1.0F);
+    for (int i = 0; i < 200; ++i) {
+      comm.reduce_nodes({std::span<const float>(mine)}, owners, std::span(data));
+    }
+  });
+  EXPECT_LT(Deadline::Clock::now() - begin, kTimeout / 5) << "it was a heartbeat that went on";
+  group.leave();
+}
+
 TEST(ServerEngine, OverConnectionsWithRanksFromTheEnvironmentOrNot) {
   for (const bool given : {true, false}) {
     ServerRun server(listen_tcp(SocketAddress::loopback_v4()), lane_options(3));
