@@ -18,15 +18,12 @@ struct CudaAttentionShape {
   bool operator==(const CudaAttentionShape&) const = default;
 };
 
-// cuDNN's fused attention in bf16, for one shape; no context x context matrix of scores is kept by
-// us, and the backward pass is the deterministic one.
+// cuDNN's fused attention in bf16, for one shape, with the deterministic backward pass. Throws
+// Error{kIo} where cuDNN has none for the shape.
 class CudnnAttention {
  public:
   explicit CudnnAttention(const CudaAttentionShape& shape);
   ~CudnnAttention();
-
-  // Whether cuDNN is there and takes the shape; the reason when not.
-  static const char* refusal(const CudaAttentionShape& shape);
 
   // Bytes that `workspace` needs.
   std::size_t workspace_bytes() const;

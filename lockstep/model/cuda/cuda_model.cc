@@ -1,45 +1,22 @@
-#include <cuda_bf16.h>
-#include <cuda_runtime_api.h>
+#include "lockstep/model/cuda/cuda_model.h"
+
 #include <fmt/format.h>
 
 #include <algorithm>
 #include <cmath>
-#include <map>
-#include <numeric>
-#include <utility>
 
 #include "lockstep/base/check.h"
 #include "lockstep/base/error.h"
-#include "lockstep/model/cuda/cuda_hash.h"
-#include "lockstep/model/cuda/cuda_kernels.h"
-#include "lockstep/model/cuda/cuda_memory.h"
-#include "lockstep/model/cuda/cuda_passes.h"
-#include "lockstep/model/cuda/cuda_staging.h"
 #include "lockstep/model/gpu_memory.h"
-#include "lockstep/model/gpu_model.h"
 #include "lockstep/model/norm.h"
-#include "lockstep/model/token_index.h"
 
 namespace lockstep {
 namespace {
 
 constexpr std::size_t kPiece = 16384;         // elements that one block of AdamW updates
 constexpr std::size_t kLeastReady = 1 << 20;  // elements of a range that is told, but the last
-constexpr int kLanesBeforeGraph = 2;          // that are enqueued call by call
 
 float rounded(double value) { return static_cast<float>(value); }
-
-// The layout and memory of a lane that graphs are captured for.
-struct LaneShape {
-  std::uint32_t slot;
-  std::vector<std::pair<std::uint32_t, std::uint32_t>> merges;
-  auto operator<=>(const LaneShape&) const = default;
-};
-
-struct CapturedLane {
-  int runs = 0;
-  CudaGraph graph;
-};
 
 std::vector<cuda::Piece> cut_pieces(const ParameterLayout& layout, Range range) {
   std::vector<cuda::Piece> pieces;
@@ -52,81 +29,6 @@ std::vector<cuda::Piece> cut_pieces(const ParameterLayout& layout, Range range) 
   }
   return pieces;
 }
-
-class CudaModel final : public GpuModel {
- public:
-  explicit CudaModel(const GpuModelOptions& options);
-
-  const ParameterLayout& layout() const override { return layout_; }
-
-  void set_parameters(std::span<const float> values) override;
-  void get_parameters(std::span<float> values, Range range) const override;
-  void set_moments(std::span<const float> first, std::span<const float> second) override;
-  void get_moments(std::span<float> first, std::span<float> second) const override;
-  void get_slot(std::uint32_t slot, std::span<float> values) const override;
-
-  LossSum loss(const Batch& batch) override;
-  GpuLaneResult gradient(const Batch& batch, std::uint32_t slot, std::span<const SlotMerge> merges,
-                         std::span<const std::uint32_t> staged, const RangeReady& ready) override;
-  void skip(std::uint32_t slot, std::span<const SlotMerge> merges,
-            std::span<const std::uint32_t> staged, const RangeReady& ready) override;
-
-  void stage(std::uint32_t slot, std::span<float> host) override { staging_.attach(slot, host); }
-  void upload(std::uint32_t slot, Range range) override {
-    staging_.upload(slot, range, stream_.get());
-  }
-
-  void block_squares(Range range, std::span<double> sums) override;
-  void update(float factor, double learning_rate, std::int64_t step) override;
-  std::vector<Blake3Hash> tensor_hashes() const override;
-  std::size_t bytes() const override { return bytes_; }
-
- private:
-  // A range of the gradient that is told at once, and when its work on the device is done.
-  struct Bucket {
-    Range range;
-    CudaEvent computed, copied;
-  };
-
-  CudaParameters parameters() const { return {parameters_.data(), rounded_.data()}; }
-  CudaBatch batch_memory() const {
-    return {tokens_.data(), targets_.data(), token_begin_.data(), token_places_.data()};
-  }
-  std::vector<float*> slot_pointers() const;
-  void cut_buckets();
-  void send(const Batch& batch);
-  void send_token_index();
-  void enqueue_lane(const LaneShape& shape, bool capturing);
-  void run_lane(const LaneShape& shape);
-  void merge(const LaneShape& shape, Range range);
-  void record(const CudaEvent& event, bool capturing);
-  void deliver(std::span<const std::uint32_t> staged, const RangeReady& ready);
-  LossSum receive_loss();
-  void wait() const;
-  void copy(void* to, const void* from, std::size_t bytes) const;
-
-  const ParameterLayout layout_;
-  const GpuModelOptions options_;
-  CudaStream stream_;
-  DeviceArray<float> parameters_, first_, second_;
-  DeviceArray<__nv_bfloat16> rounded_;
-  std::vector<DeviceArray<float>> slots_;
-  std::unique_ptr<CudaPasses> passes_;
-  CudaStaging staging_;
-  DeviceArray<cuda::Piece> pieces_;
-  DeviceArray<double> squares_;
-  DeviceArray<std::int32_t> tokens_, targets_;
-  DeviceArray<std::uint32_t> token_begin_, token_places_;
-  PinnedArray<std::int32_t> host_tokens_, host_targets_;
-  PinnedArray<std::uint32_t> host_begin_, host_places_;
-  PinnedArray<cuda::LossTotal> host_total_;
-  PinnedArray<double> host_squares_;
-  std::vector<Bucket> buckets_;
-  CudaEvent begun_, forward_done_, backward_done_;
-  std::map<LaneShape, CapturedLane> lanes_;
-  mutable CudaHasher hasher_;
-  std::size_t bytes_ = 0;
-};
 
 // Throws for models that the kernels or the memory do not fit; takes a GPU for this thread.
 const GpuModelOptions& checked(const GpuModelOptions& options) {
@@ -155,6 +57,8 @@ const GpuModelOptions& checked(const GpuModelOptions& options) {
   if (const auto line = gpu_memory_refusal(options, free)) throw Error(ErrorCode::kIo, *line);
   return options;
 }
+
+}  // namespace
 
 CudaModel::CudaModel(const GpuModelOptions& options)
     : layout_(checked(options).model),
@@ -266,168 +170,6 @@ void CudaModel::get_slot(std::uint32_t slot, std::span<float> values) const {
   copy(values.data(), slots_.at(slot).data(), values.size_bytes());
 }
 
-// The passes know one shape only: rows that are missing are filled with a token whose loss does not
-// count.
-void CudaModel::send(const Batch& batch) {
-  check_batch(batch, options_.rows, options_.context, options_.model.vocab);
-  if (batch.context != options_.context) {
-    throw Error(ErrorCode::kInvalidArgument,
-                fmt::format("a batch with a context of {}, where it is {}", batch.context,
-                            options_.context));
-  }
-  const std::size_t count = batch.tokens.size();
-  const std::size_t rest = tokens_.size() - count;
-  std::ranges::copy(batch.tokens, host_tokens_.data());
-  std::ranges::copy(batch.targets, host_targets_.data());
-  std::fill_n(host_tokens_.data() + count, rest, 0);
-  std::fill_n(host_targets_.data() + count, rest, -1);
-  const std::size_t bytes = tokens_.size() * sizeof(std::int32_t);
-  check_cuda(
-      cudaMemcpyAsync(tokens_.data(), host_tokens_.data(), bytes, cudaMemcpyDefault, stream_.get()),
-      "copying tokens");
-  check_cuda(cudaMemcpyAsync(targets_.data(), host_targets_.data(), bytes, cudaMemcpyDefault,
-                             stream_.get()),
-             "copying targets");
-}
-
-void CudaModel::send_token_index() {
-  index_tokens({host_tokens_.data(), tokens_.size()}, {host_begin_.data(), token_begin_.size()},
-               {host_places_.data(), token_places_.size()});
-  check_cuda(cudaMemcpyAsync(token_begin_.data(), host_begin_.data(),
-                             token_begin_.size() * sizeof(std::uint32_t), cudaMemcpyDefault,
-                             stream_.get()),
-             "copying tokens");
-  check_cuda(cudaMemcpyAsync(token_places_.data(), host_places_.data(),
-                             token_places_.size() * sizeof(std::uint32_t), cudaMemcpyDefault,
-                             stream_.get()),
-             "copying tokens");
-}
-
-LossSum CudaModel::receive_loss() {
-  check_cuda(cudaMemcpyAsync(host_total_.data(), passes_->loss_total(), sizeof(cuda::LossTotal),
-                             cudaMemcpyDefault, stream_.get()),
-             "copying the loss");
-  wait();
-  return {host_total_.data()->loss, host_total_.data()->tokens};
-}
-
-LossSum CudaModel::loss(const Batch& batch) {
-  send(batch);
-  passes_->loss(parameters(), batch_memory(), stream_.get());
-  return receive_loss();
-}
-
-void CudaModel::merge(const LaneShape& shape, Range range) {
-  for (const auto& [into, from] : shape.merges) {
-    cuda::add(range.size(), slots_.at(into).data() + range.begin,
-              slots_.at(from).data() + range.begin, stream_.get());
-  }
-}
-
-void CudaModel::record(const CudaEvent& event, bool capturing) {
-  check_cuda(cudaEventRecordWithFlags(event.get(), stream_.get(),
-                                      capturing ? cudaEventRecordExternal : cudaEventRecordDefault),
-             "recording an event");
-}
-
-// Everything but the embedding's gradient.
-void CudaModel::enqueue_lane(const LaneShape& shape, bool capturing) {
-  std::size_t bucket = 0;
-  record(begun_, capturing);
-  passes_->gradient(parameters(), batch_memory(), slots_.at(shape.slot).data(),
-                    {.forward_done = [&] { record(forward_done_, capturing); },
-                     .range_done =
-                         [&](Range range) {
-                           merge(shape, range);
-                           if (buckets_[bucket].range.end == range.end) {
-                             record(buckets_[bucket++].computed, capturing);
-                           }
-                         }},
-                    stream_.get());
-}
-
-// The first lanes of a shape are enqueued call by call, so that libraries load what they need; then
-// they are captured as a graph.
-void CudaModel::run_lane(const LaneShape& shape) {
-  CapturedLane& lane = lanes_[shape];
-  if (lane.runs++ < kLanesBeforeGraph) {
-    enqueue_lane(shape, false);
-    return;
-  }
-  if (lane.graph.get() == nullptr) {
-    cudaGraph_t graph = nullptr;
-    check_cuda(cudaStreamBeginCapture(stream_.get(), cudaStreamCaptureModeThreadLocal),
-               "capturing a graph");
-    enqueue_lane(shape, true);
-    check_cuda(cudaStreamEndCapture(stream_.get(), &graph), "capturing a graph");
-    cudaGraphExec_t executable = nullptr;
-    const cudaError_t status = cudaGraphInstantiate(&executable, graph, 0);
-    static_cast<void>(cudaGraphDestroy(graph));
-    check_cuda(status, "making a graph");
-    lane.graph = CudaGraph(executable);
-  }
-  check_cuda(cudaGraphLaunch(lane.graph.get(), stream_.get()), "launching a graph");
-}
-
-GpuLaneResult CudaModel::gradient(const Batch& batch, std::uint32_t slot,
-                                  std::span<const SlotMerge> merges,
-                                  std::span<const std::uint32_t> staged, const RangeReady& ready) {
-  LaneShape shape{slot, {}};
-  for (const SlotMerge& merge : merges) shape.merges.emplace_back(merge.into, merge.from);
-  send(batch);
-  run_lane(shape);
-  send_token_index();  // while the GPU is at work
-  passes_->embedding_gradient(batch_memory(), slots_.at(slot).data(), stream_.get());
-  merge(shape, buckets_.back().range);
-  record(buckets_.back().computed, false);
-  record(backward_done_, false);
-  deliver(staged, ready);
-  GpuLaneResult result;
-  result.sum = receive_loss();
-  float milliseconds = 0;
-  check_cuda(cudaEventElapsedTime(&milliseconds, begun_.get(), forward_done_.get()), "timing");
-  result.forward_seconds = milliseconds / 1e3;
-  check_cuda(cudaEventElapsedTime(&milliseconds, forward_done_.get(), backward_done_.get()),
-             "timing");
-  result.backward_seconds = milliseconds / 1e3;
-  if (staged.empty() && ready) {
-    for (const Bucket& bucket : buckets_) ready(bucket.range);
-  }
-  return result;
-}
-
-// Copies every bucket of the staged slots as soon as it is computed, and tells of it when it is
-// there.
-void CudaModel::deliver(std::span<const std::uint32_t> staged, const RangeReady& ready) {
-  if (staged.empty()) return;
-  for (const Bucket& bucket : buckets_) {
-    for (const std::uint32_t slot : staged) {
-      staging_.download(slot, bucket.range, bucket.computed.get());
-    }
-    staging_.mark(bucket.copied.get());
-  }
-  for (const Bucket& bucket : buckets_) {
-    check_cuda(cudaEventSynchronize(bucket.copied.get()), "copying a gradient");
-    if (ready) ready(bucket.range);
-  }
-}
-
-void CudaModel::skip(std::uint32_t slot, std::span<const SlotMerge> merges,
-                     std::span<const std::uint32_t> staged, const RangeReady& ready) {
-  LaneShape shape{slot, {}};
-  for (const SlotMerge& merge : merges) shape.merges.emplace_back(merge.into, merge.from);
-  check_cuda(
-      cudaMemsetAsync(slots_.at(slot).data(), 0, layout_.size() * sizeof(float), stream_.get()),
-      "clearing a gradient");
-  merge(shape, {0, layout_.size()});
-  for (const Bucket& bucket : buckets_) record(bucket.computed, false);
-  deliver(staged, ready);
-  wait();
-  if (staged.empty() && ready) {
-    for (const Bucket& bucket : buckets_) ready(bucket.range);
-  }
-}
-
 void CudaModel::block_squares(Range range, std::span<double> sums) {
   LOCKSTEP_CHECK(range.begin % kNormBlock == 0 && sums.size() == norm_blocks(range.size()));
   cuda::block_squares(range.size(), slots_.front().data() + range.begin, squares_.data(),
@@ -463,8 +205,6 @@ void CudaModel::update(float factor, double learning_rate, std::int64_t step) {
 std::vector<Blake3Hash> CudaModel::tensor_hashes() const {
   return hasher_.hash(parameters_.data(), stream_.get());
 }
-
-}  // namespace
 
 std::optional<std::string> gpu_refusal() {
   int count = 0;

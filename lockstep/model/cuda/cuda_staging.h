@@ -24,7 +24,7 @@ class CudaStaging {
   void attach(std::uint32_t slot, std::span<float> host);
   // Enqueues a copy to the host once `after` has happened.
   void download(std::uint32_t slot, Range range, cudaEvent_t after);
-  // Marks what was enqueued so far; wait() waits for it.
+  // `event` happens when all copies that were enqueued so far are done.
   void mark(cudaEvent_t event);
   // Enqueues a copy to the device; the next work on `stream` comes after it.
   void upload(std::uint32_t slot, Range range, cudaStream_t stream);
