@@ -1,5 +1,6 @@
 #!/usr/bin/env bash
-# All of `make bench`: builds peers and limits, compares, then measures shaped links. Arguments go to run.py.
+# All of `make bench`: builds peers and limits, compares, then measures shaped links and what training hides on them. Arguments
+# go to run.py. Beside PyTorch: bench/step.py (a step), bench/ddp.py (several workers).
 set -eu
 cd "$(dirname "$0")/.."
 scripts/setup.sh bench
@@ -11,3 +12,4 @@ done
 python3 bench/run.py "$@"
 build/release/bench/star
 bench/netns_links.sh
+python3 bench/overlap.py
