@@ -27,7 +27,7 @@ struct ServerOptions {
   bool insecure = false;  // with a token: let in those who have none
   // Bytes that a worker may be ahead of the slowest one, the system's buffers aside. What all have
   // sent should fit the second-level cache. At least 64 KiB.
-  std::size_t window = 128 * 1024;
+  std::size_t window = 256 * 1024;
   int stop_fd = -1;  // readable: end the job with Error{kAborted}
 };
 
