@@ -3,6 +3,7 @@
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
+#include <atomic>
 #include <thread>
 
 #include "lockstep/comm/calls.h"
@@ -18,7 +19,7 @@ using Clock = Deadline::Clock;
 
 class Failure : public testing::TestWithParam<Place> {
  protected:
-  Failure() : group_(options()), data_(static_cast<std::size_t>(group_.world_size())) {
+  Failure() : data_(static_cast<std::size_t>(GetParam().world_size)), group_(options()) {
     for (auto& vectors : data_) vectors.resize(4, std::vector<float>(5000, 1.0F));
   }
 
@@ -56,8 +57,9 @@ class Failure : public testing::TestWithParam<Place> {
     EXPECT_THAT(error->what(), HasSubstr(words));
   }
 
+  // Per rank. Outlives the group, whose threads may be in it until the communicators are gone.
+  std::vector<std::vector<std::vector<float>>> data_;
   Group group_;
-  std::vector<std::vector<std::vector<float>>> data_;  // per rank
 };
 
 TEST_P(Failure, AbortEndsABlockedCollective) {
@@ -81,14 +83,18 @@ TEST_P(Failure, AbortEndsABlockedCollective) {
 
 TEST_P(Failure, AbortEndsEverythingPending) {
   warm_up();
+  std::atomic<int> started{0};  // ranks whose works are all pending
   const auto errors = group_.errors([&](Communicator& comm) {
     if (comm.rank() == 0) {
+      const Deadline deadline = Deadline::after(30s);
+      while (started.load() < last() && !deadline.expired()) std::this_thread::yield();
       await_others_inside(0);
       comm.abort("no more");
       return;
     }
     std::vector<Work> works;
     for (std::size_t i = 0; i < 3; ++i) works.push_back(comm.start(all_reduce(comm, i)));
+    ++started;
     for (Work& work : works) {
       try {
         work.wait(Deadline::after(30s));
