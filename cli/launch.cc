@@ -242,30 +242,32 @@ class Launcher {
   }
 
   void reap(int flags) {
-    std::vector<const Child*> failed;
     for (Child& child : children_) {
       if (!child.running || ::waitpid(child.pid, &child.status, flags) != child.pid) continue;
       child.running = false;
-      if (child.status == 0 || first_failed_ || cut_short_) continue;
-      if (stopped_by_ == 0 || !ended_as_told(child)) {
-        failed.push_back(&child);
-      } else if (WIFSIGNALED(child.status)) {
-        // It could not stop in order, and so the others cannot either.
+      if (child.status == 0 || cut_short_) continue;
+      const bool as_told = stopped_by_ != 0 && ended_as_told(child);
+      if (as_told && !was_killed(child)) continue;
+      // Who was killed is why others failed, even if they ended before it: its connections were
+      // closed first.
+      if (first_failed_ && (!was_killed(child) || was_killed(first_failed()))) continue;
+      if (as_told) {  // it could not stop in order, and so the others cannot either
         cut_short_ = true;
-        hurry();
+        first_failed_.reset();
+      } else {
+        first_failed_ = child.rank;
       }
+      hurry();
     }
-    if (failed.empty() || cut_short_) return;
-    // Who was killed is not one who only saw that another one was.
-    const auto killed = std::ranges::find_if(
-        failed, [](const Child* child) { return WIFSIGNALED(child->status) != 0; });
-    first_failed_ = (killed != failed.end() ? *killed : failed.front())->rank;
-    hurry();
   }
+
+  const Child& first_failed() const { return children_[static_cast<std::size_t>(*first_failed_)]; }
+
+  static bool was_killed(const Child& child) { return WIFSIGNALED(child.status); }
 
   static bool ended_as_told(const Child& child) {
     const int signal =
-        WIFSIGNALED(child.status) ? WTERMSIG(child.status) : WEXITSTATUS(child.status) - 128;
+        was_killed(child) ? WTERMSIG(child.status) : WEXITSTATUS(child.status) - 128;
     return signal == SIGINT || signal == SIGTERM || signal == SIGHUP;
   }
 
@@ -304,8 +306,8 @@ class Launcher {
   int conclude(const std::optional<std::string>& beside) const {
     if (beside) log_line(LogLevel::kError, *beside);
     if (first_failed_) {
-      const Child& child = children_[static_cast<std::size_t>(*first_failed_)];
-      if (WIFSIGNALED(child.status)) {
+      const Child& child = first_failed();
+      if (was_killed(child)) {
         const int signal = WTERMSIG(child.status);
         log(LogLevel::kError, "rank {} (pid {}) was killed by signal {} ({})", child.rank,
             child.pid, signal, strsignal(signal));

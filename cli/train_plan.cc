@@ -67,21 +67,14 @@ SplitSamples split_samples(const DataSource& data, const ModelConfig& model) {
   return {all.slice(0, all.size() - kept), all.slice(all.size() - kept, kept)};
 }
 
-std::string read_file(const std::string& path) {
-  std::ifstream file(path);
-  if (!file) throw_io("reading " + path, errno);
-  return {std::istreambuf_iterator<char>(file), {}};
-}
-
 std::vector<SkippedLane> skipped_lanes(const std::vector<std::string>& given) {
   std::vector<SkippedLane> lanes;
   for (const std::string& text : given) {
     if (const auto lane = parse_skipped_lane(text)) {
       lanes.push_back(*lane);
     } else if (text.find(':') == std::string::npos) {
-      const auto report = parse_halt_report(read_file(text));
-      if (!report) refuse(fmt::format("--skip-lanes {}: this is no halt.json", text));
-      lanes.push_back({report->step, report->lane});
+      const HaltReport report = read_halt_report(text);
+      lanes.push_back({report.step, report.lane});
     } else {
       refuse(fmt::format("--skip-lanes {}: neither STEP:LANE nor a halt.json", text));
     }
@@ -126,6 +119,15 @@ TrainerOptions trainer_options(const TrainOptions& options, const ModelConfig& m
 }
 
 }  // namespace
+
+HaltReport read_halt_report(const std::string& path) {
+  std::ifstream file(path);
+  if (!file) throw_io("reading " + path, errno);
+  const std::string text{std::istreambuf_iterator<char>(file), {}};
+  const auto report = parse_halt_report(text);
+  if (!report || report->samples.empty()) refuse(fmt::format("{} names no lane", path));
+  return *report;
+}
 
 std::uint64_t tokens_in(const std::vector<TokenShard>& shards) {
   std::uint64_t tokens = 0;

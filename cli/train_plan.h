@@ -24,6 +24,9 @@ struct TrainPlan {
 // cannot be read. A run that goes on has the model and the skipped lanes of the one that was saved.
 TrainPlan make_train_plan(const TrainOptions& options, const RunState* resumed = nullptr);
 
+// A halt.json that names a lane. Throws Error{kIo} or Error{kInvalidArgument} with the file.
+HaltReport read_halt_report(const std::string& path);
+
 std::uint64_t tokens_in(const std::vector<TokenShard>& shards);
 
 }  // namespace lockstep::cli

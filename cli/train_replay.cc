@@ -2,10 +2,7 @@
 
 #include <fmt/format.h>
 
-#include <cerrno>
 #include <cmath>
-#include <fstream>
-#include <iterator>
 
 #include "cli/train_plan.h"
 #include "lockstep/base/cores.h"
@@ -14,17 +11,6 @@
 
 namespace lockstep::cli {
 namespace {
-
-HaltReport read_report(const std::string& path) {
-  std::ifstream file(path);
-  if (!file) throw_io("reading " + path, errno);
-  const std::string text{std::istreambuf_iterator<char>(file), {}};
-  const auto report = parse_halt_report(text);
-  if (!report || report->samples.empty()) {
-    throw Error(ErrorCode::kInvalidArgument, fmt::format("{} names no lane to replay", path));
-  }
-  return *report;
-}
 
 // The gradient of a batch, on the device of the plan.
 LossSum gradient_of(const TrainPlan& plan, const Batch& batch, ThreadPool& pool,
@@ -54,7 +40,7 @@ int replay_lane(const TrainOptions& options) {
     throw Error(ErrorCode::kInvalidArgument,
                 "--replay needs --init DIR, the weights that the halted run left in --out");
   }
-  const HaltReport halted = read_report(options.replay);
+  const HaltReport halted = read_halt_report(options.replay);
   const TrainPlan plan = make_train_plan(options);
   ThreadPool pool(options.threads > 0 ? options.threads : available_cores());
   const auto rows = static_cast<int>(halted.samples.size());

@@ -23,6 +23,12 @@ std::vector<Range> cut_buckets(std::size_t size, std::size_t bucket_bytes) {
   return buckets;
 }
 
+// What of `shard` lies in `range`; empty, but inside `range`, where nothing does.
+Range common_part(Range shard, Range range) {
+  const std::size_t begin = std::clamp(shard.begin, range.begin, range.end);
+  return {begin, std::clamp(shard.end, begin, range.end)};
+}
+
 // The tree over the elements of `lanes`, number by number.
 std::vector<double> tree_sum_of(std::span<const std::vector<double>> lanes) {
   if (lanes.size() == 1) return lanes[0];
@@ -169,17 +175,13 @@ void GradientReducer::withhold_non_finite(Range range) {
   }
 }
 
-Range GradientReducer::own_part(Range range) const {
-  const std::size_t begin = std::clamp(shard_.begin, range.begin, range.end);
-  return {begin, std::clamp(shard_.end, begin, range.end)};
-}
+Range GradientReducer::own_part(Range range) const { return common_part(shard_, range); }
 
 std::vector<std::size_t> GradientReducer::shard_counts(Range range) const {
   std::vector<std::size_t> counts;
   for (int rank = 0; rank < communicator_.world_size(); ++rank) {
     const Range shard = shard_range(partials_[0].size(), rank, communicator_.world_size());
-    const std::size_t begin = std::clamp(shard.begin, range.begin, range.end);
-    counts.push_back(std::clamp(shard.end, begin, range.end) - begin);
+    counts.push_back(common_part(shard, range).size());
   }
   return counts;
 }

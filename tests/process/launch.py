@@ -79,6 +79,11 @@ class Launch(unittest.TestCase):
         _, errors = self.end(process, 1, pids.values())
         self.assertRegex(errors.splitlines()[-1], r"rank 2 \(pid \d+\) was killed by signal 9")
 
+    def test_a_killed_rank_is_named_before_those_that_saw_it(self):
+        """The connections of a process close before it is gone: who sees that may be gone first."""
+        _, errors = self.end(self.start("exit:1", "die:last"), 1)
+        self.assertRegex(errors.splitlines()[-1], r"rank 1 \(pid \d+\) was killed by signal 9")
+
     def test_ranks_may_take_long_to_stop(self):
         for number in (signal.SIGINT, signal.SIGTERM):
             process = self.start("--prefix", *LONG, "save", "save")

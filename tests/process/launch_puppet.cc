@@ -6,7 +6,7 @@
 //   die       kills itself                   wait      waits for ever
 //   stubborn  waits and ignores signals      save      waits for a signal, then says that it saved
 //   bar       draws a progress bar           star      joins the server, sums, leaves
-//   star:die  joins the server, kills itself
+//   star:die  joins the server, kills itself   die:last  kills itself when it is the only one left
 
 #include <fmt/format.h>
 #include <unistd.h>
@@ -14,6 +14,8 @@
 #include <csignal>
 #include <cstdio>
 #include <cstdlib>
+#include <fstream>
+#include <iterator>
 
 #include "cli/launch.h"
 #include "cli/rank_environment.h"
@@ -65,6 +67,15 @@ int join_the_star(const RankEnvironment& environment, bool die) {
   return 0;
 }
 
+void wait_for_the_others() {
+  const std::string children = fmt::format("/proc/{0}/task/{0}/children", ::getppid());
+  const std::string alone = fmt::format("{} ", ::getpid());
+  for (std::string left; left != alone;) {
+    std::ifstream file(children);
+    left.assign(std::istreambuf_iterator<char>(file), {});
+  }
+}
+
 int act(const std::string& action, const RankEnvironment& environment) {
   const int rank = environment.rank;
   if (action == "ok") {
@@ -76,6 +87,10 @@ int act(const std::string& action, const RankEnvironment& environment) {
     return std::atoi(action.c_str() + 5);
   }
   if (action == "die") return ::raise(SIGKILL);
+  if (action == "die:last") {
+    wait_for_the_others();
+    return ::raise(SIGKILL);
+  }
   if (action == "save") return wait_and_save(rank);
   if (action == "bar") {
     fmt::print(stderr, "\r[=  ] 1/3\x1b[K\r[== ] 2/3\x1b[K\n");

@@ -9,6 +9,32 @@
 
 namespace lockstep::testing {
 
+inline constexpr int kContext = 16;
+
+// Something to learn: i, 2 i, 3 i, ...
+inline Samples some_samples(std::uint64_t count) {
+  std::vector<std::int32_t> tokens(count * kContext + 1);
+  for (std::size_t i = 0; i < tokens.size(); ++i) {
+    tokens[i] = static_cast<std::int32_t>((i * (i / 64 % 5 + 1)) % 48);
+  }
+  return Samples({TokenShard::of("tokens", tokens, {})}, 64, kContext);
+}
+
+// A model that learns it in no time.
+inline TrainerOptions small_training() {
+  TrainerOptions options;
+  options.model.vocab = 64;
+  options.model.hidden = 32;
+  options.model.layers = 2;
+  options.model.heads = 4;
+  options.model.kv_heads = 2;
+  options.model.intermediate = 48;
+  options.model.context = kContext;
+  options.schedule.peak = 1e-2;
+  options.seed = 11;
+  return options;
+}
+
 // A worker of a group, with everything it needs; its parameters come from the seed.
 struct TestWorker {
   TestWorker(const TrainerOptions& options, Samples training, Samples validation, int threads,

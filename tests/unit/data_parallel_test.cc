@@ -16,30 +16,13 @@ using ::lockstep::testing::run_ranks;
 using ::lockstep::testing::TestWorker;
 using ::testing::HasSubstr;
 
-constexpr int kContext = 16;
-
-Samples some_samples(std::uint64_t count) {
-  std::vector<std::int32_t> tokens(count * kContext + 1);
-  for (std::size_t i = 0; i < tokens.size(); ++i) {
-    tokens[i] = static_cast<std::int32_t>((i * (i / 64 % 5 + 1)) % 48);
-  }
-  return Samples({TokenShard::of("tokens", tokens, {})}, 64, kContext);
-}
+using ::lockstep::testing::some_samples;
 
 TrainerOptions small_options() {
-  TrainerOptions options;
-  options.model.vocab = 64;
-  options.model.hidden = 32;
-  options.model.layers = 2;
-  options.model.heads = 4;
-  options.model.kv_heads = 2;
-  options.model.intermediate = 48;
-  options.model.context = kContext;
+  TrainerOptions options = testing::small_training();
   options.global_batch = 22;  // eleven lanes
   options.micro_batch = 2;
-  options.schedule.peak = 1e-2;
   options.schedule.steps = 6;
-  options.seed = 11;
   options.eval_every = 3;
   options.verify_every = 2;
   options.clip = 0.05;  // so that every step is clipped
