@@ -1,5 +1,6 @@
 #!/usr/bin/env python3
-"""Sums up the JUnit files of several ctest runs: failed tests, skipped tests with reasons, totals.
+"""Sums up the JUnit files of several ctest runs: failed tests with the end of what they printed, skipped tests with
+reasons, totals.
 
 The last line is "N passed, N failed, N skipped"; the exit code is 1 when anything failed.
 """
@@ -9,6 +10,9 @@ import pathlib
 import re
 import sys
 import xml.etree.ElementTree as ElementTree
+
+
+LAST_LINES = 30
 
 
 def skip_reason(case):
@@ -26,8 +30,14 @@ def skip_reason(case):
     return "no reason given"
 
 
+def last_words(case):
+    """The end of what a failed test printed, indented."""
+    lines = (case.findtext("system-out") or "").strip().splitlines()
+    return "".join(f"\n    {line}" for line in lines[-LAST_LINES:])
+
+
 def read_run(path):
-    """(name, outcome, reason) of every test in one JUnit file."""
+    """(name, outcome, reason or last words) of every test in one JUnit file."""
     for case in ElementTree.parse(path).iter("testcase"):
         name = f"{path.stem}: {case.get('name')}"
         note = case.find("skipped")
@@ -36,7 +46,7 @@ def read_run(path):
         elif case.get("status") == "disabled" or (note is not None and note.get("message").startswith("SKIP_")):
             yield name, "skipped", skip_reason(case)
         else:  # failed, or could not be started
-            yield name, "failed", ""
+            yield name, "failed", last_words(case)
 
 
 def main():
@@ -49,9 +59,9 @@ def main():
     tests += [(step, "failed", "") for step in arguments.failed_step]
     count = {outcome: sum(test[1] == outcome for test in tests) for outcome in ("passed", "failed", "skipped")}
 
-    for name, outcome, _ in tests:
+    for name, outcome, words in tests:
         if outcome == "failed":
-            print(f"failed   {name}")
+            print(f"failed   {name}{words}")
     for name, outcome, reason in tests:
         if outcome == "skipped":
             print(f"skipped  {name}: {reason}")

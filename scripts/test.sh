@@ -6,7 +6,7 @@ set -u
 cd "$(dirname "$0")/.."
 jobs=${JOBS:-$(nproc)}
 test_jobs=${TEST_JOBS:-2}
-presets=${PRESETS:-release asan tsan clang fuzz cuda}
+presets=${PRESETS:-release asan tsan clang cuda}
 results=build/test-results
 rm -rf "$results"
 mkdir -p "$results"

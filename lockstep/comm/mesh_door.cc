@@ -21,7 +21,7 @@ constexpr std::size_t kMostVisitors = 1024;
 constexpr int kAtOnce = 64;  // then those who were let in are heard
 constexpr std::chrono::nanoseconds kAcceptPause = 100ms;
 // How soon a waiting thread notices that the job has failed.
-constexpr auto kNap = 20ms;
+constexpr auto kAbortCheck = 20ms;
 
 }  // namespace
 
@@ -59,7 +59,7 @@ MeshDoor::Arrival MeshDoor::wait_for(int peer, std::uint32_t channel, Deadline d
                               name_of(job_.roster[static_cast<std::size_t>(peer)])),
                   peer);
     }
-    arrived_.wait_until(lock, earlier(deadline, Deadline::after(kNap)).time());
+    arrived_.wait_until(lock, earlier(deadline, Deadline::after(kAbortCheck)).time());
   }
 }
 

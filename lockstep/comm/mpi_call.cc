@@ -19,8 +19,6 @@ std::atomic<bool> calls_serialized{true};
 
 constexpr std::chrono::nanoseconds kSpinTime = 200us;
 constexpr auto kSlowestByte = 4ns;  // shared among more ranks than cores
-constexpr std::chrono::nanoseconds kShortestNap = 50us;
-constexpr std::chrono::nanoseconds kLongestNap = 1ms;
 
 }  // namespace
 

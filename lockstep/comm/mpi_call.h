@@ -10,6 +10,10 @@
 
 namespace lockstep {
 
+// Whoever waits for MPI asks it again after a nap: MPI has nothing that would wake it.
+inline constexpr std::chrono::nanoseconds kShortestNap = std::chrono::microseconds(50);
+inline constexpr std::chrono::nanoseconds kLongestNap = std::chrono::milliseconds(1);
+
 // To be held around every MPI call. Locks nothing where MPI takes calls from many threads at once.
 std::unique_lock<std::mutex> mpi_lock();
 // Called once, when MPI has said what it can do.

@@ -6,6 +6,8 @@
 #include <algorithm>
 #include <cerrno>
 
+#include "lockstep/comm/mpi_call.h"
+
 namespace lockstep {
 namespace {
 
@@ -17,8 +19,6 @@ constexpr std::size_t kStageBytes = 16 * 1024;
 constexpr std::size_t kMostDirectBytes = 1024 * 1024;
 // How long a chunk under way is given before its stream may sleep: MPI moves it only when asked.
 constexpr auto kFlowTime = 2ms;
-constexpr std::chrono::nanoseconds kShortestNap = 50us;
-constexpr std::chrono::nanoseconds kLongestNap = 1ms;
 
 std::size_t index_of(Direction direction) { return direction == Direction::kSend ? 0 : 1; }
 

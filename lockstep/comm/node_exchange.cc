@@ -8,7 +8,7 @@
 namespace lockstep {
 namespace {
 
-constexpr std::size_t kWindow = 2;  // segments of a row in memory
+constexpr std::size_t kRowWindow = 2;  // segments of a row in memory
 
 // Combines a segment as soon as it has come from everybody.
 class Combiner final : public TransferObserver {
@@ -67,7 +67,7 @@ Combiner::Combiner(const NodeExchange& exchange, Transport& transport, Scratch& 
   }
   // The window of a small message is no larger than the message.
   const std::size_t window_bytes =
-      std::min(kWindow * segment_bytes, (own_bytes_ + 63) / 64 * 64);
+      std::min(kRowWindow * segment_bytes, (own_bytes_ + 63) / 64 * 64);
   std::byte* memory = scratch.get(recv_rows * window_bytes);
   for (std::size_t i = 0; i < recv_rows; ++i) recv_rows_.push_back(memory + i * window_bytes);
 
@@ -94,8 +94,8 @@ Combiner::Combiner(const NodeExchange& exchange, Transport& transport, Scratch& 
     recv.direction = Direction::kRecv;
     const std::size_t rows = exchange.inputs->rows_of[static_cast<std::size_t>(peer)];
     recv.layout = {std::span(recv_rows_).subspan(recv_begin_[static_cast<std::size_t>(peer)], rows),
-                   own_bytes_, segment_bytes, kWindow};
-    recv.limit = message_end(rows, own_bytes_, kWindow - 1);
+                   own_bytes_, segment_bytes, kRowWindow};
+    recv.limit = message_end(rows, own_bytes_, kRowWindow - 1);
     transfers_.push_back(recv);
   }
 }
@@ -110,7 +110,7 @@ bool Combiner::ready(std::size_t segment) const {
 void Combiner::combine(std::size_t segment) {
   const std::size_t begin = segment * exchange_.segment_bytes;
   const std::size_t bytes = std::min(exchange_.segment_bytes, own_bytes_ - begin);
-  const std::size_t place = (segment % kWindow) * exchange_.segment_bytes;
+  const std::size_t place = (segment % kRowWindow) * exchange_.segment_bytes;
   inputs_.clear();
   for (const TreeInputs::Source& source : exchange_.inputs->sources) {
     inputs_.push_back(
@@ -128,7 +128,7 @@ void Combiner::combine(std::size_t segment) {
   }
   for (Transfer& t : transfers_) {
     if (t.direction == Direction::kSend) continue;
-    t.limit = message_end(t.layout.rows.size(), own_bytes_, segment + kWindow);
+    t.limit = message_end(t.layout.rows.size(), own_bytes_, segment + kRowWindow);
   }
 }
 

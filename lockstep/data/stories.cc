@@ -3,7 +3,7 @@
 namespace lockstep {
 namespace {
 
-constexpr const char* kStories = R"(
+constexpr const char* kStoryGrammar = R"(
 table place
   where; the; hobby; finds
   by the grey sea; the beach; sea_hobby; sea_finds
@@ -385,7 +385,7 @@ story
 
 }  // namespace
 
-Grammar story_grammar() { return parse_grammar(kStories); }
+Grammar story_grammar() { return parse_grammar(kStoryGrammar); }
 
 double story_entropy_per_byte(const Grammar& grammar) {
   const GrammarMeans means = expected(grammar);

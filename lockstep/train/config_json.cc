@@ -2,16 +2,14 @@
 
 #include <fmt/format.h>
 
-#include <nlohmann/json.hpp>
 #include <utility>
 
 #include "lockstep/base/error.h"
 #include "lockstep/data/mapped_file.h"
+#include "lockstep/train/json_reader.h"
 
 namespace lockstep {
 namespace {
-
-using Json = nlohmann::ordered_json;
 
 std::string_view name_of(const Tokenizer* tokenizer) {
   if (tokenizer == nullptr) return "none";

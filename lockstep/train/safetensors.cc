@@ -13,7 +13,7 @@
 namespace lockstep {
 namespace {
 
-using Json = nlohmann::json;
+using HeaderJson = nlohmann::json;
 
 constexpr std::size_t kLengthBytes = 8;
 constexpr std::uint64_t kMostHeader = 100'000'000;
@@ -37,13 +37,13 @@ TensorType tensor_type(std::string_view type) {
 }
 
 // A JSON number that is a size; nothing else is.
-std::optional<std::uint64_t> as_size(const Json& value) {
+std::optional<std::uint64_t> as_size(const HeaderJson& value) {
   if (!value.is_number_unsigned()) return std::nullopt;
   return value.get<std::uint64_t>();
 }
 
 // What is wrong with a tensor's entry, or nothing. Offsets are still relative to the data.
-std::optional<std::string> read_entry(const Json& entry, std::size_t data_bytes,
+std::optional<std::string> read_entry(const HeaderJson& entry, std::size_t data_bytes,
                                       StoredTensor& tensor) {
   if (!entry.is_object()) return "is not an object";
   const auto type = entry.find("dtype");
@@ -58,7 +58,7 @@ std::optional<std::string> read_entry(const Json& entry, std::size_t data_bytes,
   if (bytes == 0) return fmt::format("has the unknown type {}", type_name);
   tensor.type = tensor_type(type_name);
   if (shape->size() > kMostDimensions) return fmt::format("has {} dimensions", shape->size());
-  for (const Json& dimension : *shape) {
+  for (const HeaderJson& dimension : *shape) {
     const auto size = as_size(dimension);
     if (!size) return "has a shape that cannot be";
     if (*size > 0 && bytes > data_bytes / *size) return "is larger than the file";
@@ -105,7 +105,7 @@ std::variant<SafetensorsHeader, SafetensorsProblem> parse_safetensors(
     return SafetensorsProblem{0, fmt::format("a header of {} bytes does not fit the file", length)};
   }
   const std::string_view text(reinterpret_cast<const char*>(file.data()) + kLengthBytes, length);
-  const Json header = Json::parse(text, nullptr, false);
+  const HeaderJson header = HeaderJson::parse(text, nullptr, false);
   if (!header.is_object())
     return SafetensorsProblem{kLengthBytes, "the header is not a JSON object"};
 
