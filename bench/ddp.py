@@ -1,7 +1,8 @@
 #!/usr/bin/env python3
 """Data-parallel training on the CPU, ours over TCP beside PyTorch's DistributedDataParallel over Gloo: same model,
 weights, data, batch per worker and threads, in turn. The losses of the first steps must agree before anything is
-counted. Weak scaling is the tokens/s of N workers over N times those of one, in the same run.
+counted. Weak scaling is the tokens/s of N workers over N times those of one, in the same run; its limit is that of N
+runs of one worker at once, each on its cores, which share the machine and say nothing to each other.
 
 usage: bench/ddp.py [--models tiny,small] [--workers 1,2] [--transport tcp] [--steps 8] [--rounds 3]
 The first run makes build/bench_venv with PyTorch, as bench/step.py does; --python names another interpreter."""
@@ -51,18 +52,36 @@ def write_data(model, folder):
     return path
 
 
-def run_ours(model, workers, options, folder):
-    out = folder / "ours"
+def start_ours(model, workers, options, folder, out, cores):
     shape = [str(word) for pair in zip(FLAGS, SHAPES[model]) for word in pair]
     command = [BUILD / "lockstep", "train", "--data", folder / f"{model}.bin", *shape, "--steps", options.steps,
                "--global-batch", BATCH * workers, "--micro-batch", BATCH, "--threads", options.threads, "--lr", "3e-4",
                "--schedule", "constant", "--warmup", 0, "--eval-every", 0, "--precision", options.precision,
                "--workers", workers, "--transport", options.transport, "--out", out, "--log", "plain", *options.ours]
-    subprocess.run([str(word) for word in command], check=True, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL,
-                   preexec_fn=(lambda: os.sched_setaffinity(0, share_of_cores(0, 2))) if workers == 1 else None)
-    rows = [json.loads(line) for line in (out / "metrics.jsonl").read_text().splitlines()]
+    return subprocess.Popen([str(word) for word in command], stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL,
+                            preexec_fn=lambda: os.sched_setaffinity(0, cores))
+
+
+def rows_of(process, out):
+    if process.wait() != 0:
+        sys.exit("lockstep train failed")
+    return [json.loads(line) for line in (out / "metrics.jsonl").read_text().splitlines()]
+
+
+def run_ours(model, workers, options, folder):
+    out = folder / "ours"
+    cores = share_of_cores(0, 2) if workers == 1 else os.sched_getaffinity(0)
+    rows = rows_of(start_ours(model, workers, options, folder, out, cores), out)
     exposed = statistics.median(max(p["communication"] for p in row["phases"]) for row in rows[WARMUP:])
     return {"losses": [row["loss"] for row in rows], "seconds": [row["seconds"] for row in rows], "exposed": exposed}
+
+
+def run_apart(model, workers, options, folder):
+    """Tokens/s of so many runs of one worker, added up."""
+    outs = [folder / f"apart{i}" for i in range(workers)]
+    runs = [start_ours(model, 1, options, folder, out, share_of_cores(i, workers)) for i, out in enumerate(outs)]
+    seconds = [[row["seconds"] for row in rows_of(run, out)] for run, out in zip(runs, outs)]
+    return sum(tokens_per_second(model, 1, {"seconds": each}) for each in seconds)
 
 
 def run_torch(model, workers, options, folder, python):
@@ -95,6 +114,8 @@ def compare(model, options, python, folder):
             ours = run_ours(model, workers, options, folder)
             rates.setdefault(("ours", workers), []).append(tokens_per_second(model, workers, ours))
             rates.setdefault(("exposed", workers), []).append(ours["exposed"])
+            if workers > 1:
+                rates.setdefault(("apart", workers), []).append(run_apart(model, workers, options, folder))
             if not python:
                 continue
             theirs = run_torch(model, workers, options, folder, python)
@@ -119,7 +140,7 @@ def main():
     options = parser.parse_args()
     python = None if options.python == "none" else options.python or torch_python()
     short = False
-    print(f"{'':>6}{'workers':>8}{'ours tok/s':>12}{'torch tok/s':>12}{'ratio':>7}{'scaling':>9}{'torch':>7}{'exposed':>9}")
+    print(f"{'':>6}{'workers':>8}{'ours tok/s':>12}{'torch tok/s':>12}{'ratio':>7}{'scaling':>9}{'limit':>7}{'torch':>7}{'exposed':>9}")
     with tempfile.TemporaryDirectory() as name:
         for model in options.models.split(","):
             rates = compare(model, options, python, pathlib.Path(name))
@@ -133,11 +154,11 @@ def main():
                     row += f"{statistics.median(rates['torch', workers]):>12,.0f}{ratio:>7.2f}"
                 else:
                     row += f"{'':>19}"
-                for side in ("ours", "torch"):
-                    known = side in alone and (side, workers) in rates
-                    scaling = statistics.median(rates[side, workers]) / workers / alone[side] if known else None
-                    row += f"{scaling:>8.0%} " if known else f"{'':>8}"
-                print(row + f"{1e3 * statistics.median(rates['exposed', workers]):>7.1f} ms", flush=True)
+                for side, base, width in (("ours", "ours", 9), ("apart", "ours", 7), ("torch", "torch", 7)):
+                    known = base in alone and (side, workers) in rates
+                    scaling = statistics.median(rates[side, workers]) / workers / alone[base] if known else None
+                    row += f"{scaling:>{width}.0%}" if known else " " * width
+                print(row + f"{1e3 * statistics.median(rates['exposed', workers]):>6.1f} ms", flush=True)
     sys.exit(short)
 
 

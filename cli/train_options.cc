@@ -24,11 +24,11 @@ gradient server: one that is started with them, or the one at --coordinator.
 A worker that dies, stops or differs ends all of them within --timeout, and the last line names it.
 
 --out DIR gets model.safetensors, config.json, the tokenizer, and metrics.jsonl with one object per step;
-with --save-every also checkpoint-STEP folders, each complete or not there. The same command with --resume
-goes on from the newest intact one, with any number of workers, and ends with the same weights as a run that
-was never stopped. Ctrl-C stops after the step under way and saves. The last line is the hash of the
-weights. A gradient that is not finite changes no weights and stops all workers; halt.json in --out
-then says which lane it was.
+one run at a time may have it. With --save-every also checkpoint-STEP folders, each complete or not there.
+The same command with --resume goes on from the newest intact one, with any number of workers, and ends with
+the same weights as a run that was never stopped. Ctrl-C stops after the step under way and saves. The last
+line is the hash of the weights. A gradient that is not finite changes no weights and stops all workers;
+halt.json in --out then says which lane it was.
 Exit codes: 0 done, 1 failed, 2 wrong usage, 3 halted on a value that is not finite or on workers whose
 weights differ, 130 and 143 stopped.
 

@@ -12,6 +12,7 @@
 #include "lockstep/base/error.h"
 #include "lockstep/base/log.h"
 #include "lockstep/data/atomic_file.h"
+#include "lockstep/data/folder_lock.h"
 #include "lockstep/model/gpu_model.h"
 #include "lockstep/model/weights_hash.h"
 #include "lockstep/net/host.h"
@@ -178,8 +179,11 @@ void stop_on_signals() {
 
 int train_worker(const TrainOptions& options, Communicator& communicator) {
   const int rank = communicator.rank();
-  SharedResume resume = share_resume_point(
-      communicator, [&] { return find_resume_point(options.out, options.resume); });
+  std::optional<FolderLock> lock;  // on rank 0, which writes
+  SharedResume resume = share_resume_point(communicator, [&] {
+    if (!options.out.empty()) lock.emplace(options.out);
+    return find_resume_point(options.out, options.resume);
+  });
   TrainPlan plan = make_train_plan(options, resume.run ? &*resume.run : nullptr);
   ThreadPool pool(choose_threads(options.threads, communicator));
   const ReplicaOptions for_replica = replica_options(plan.how, rank, communicator.world_size());
@@ -197,7 +201,6 @@ int train_worker(const TrainOptions& options, Communicator& communicator) {
   }
   run.step = trainer.steps_done();
   if (rank == 0) {
-    if (!options.out.empty()) make_folder(options.out);
     announce(plan, trainer, pool.threads());
     announce_workers(trainer);
   }

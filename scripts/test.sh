@@ -13,7 +13,7 @@ mkdir -p "$results"
 failed=()
 started=$SECONDS
 
-# The thread sanitizer of gcc 12 cannot live with the widest address space randomisation.
+# The thread sanitizer cannot live with the widest address space randomisation.
 prefix_for() {
   if [ "$1" = tsan ] && setarch -R true 2>/dev/null; then echo "setarch -R"; fi
 }

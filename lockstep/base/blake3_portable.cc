@@ -1,4 +1,5 @@
 #include "lockstep/base/blake3_lanes.h"
+#include "lockstep/base/processor.h"
 
 namespace lockstep {
 namespace {
@@ -42,21 +43,9 @@ struct Scalar {
 };
 
 #ifdef __x86_64__
-// All that the compiler may use in the files for x86-64-v3 and v4.
-bool runs_v3() {
-  return __builtin_cpu_supports("avx2") && __builtin_cpu_supports("bmi") &&
-         __builtin_cpu_supports("bmi2") && __builtin_cpu_supports("fma");
-}
-bool runs_v4() {
-  return runs_v3() && __builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512bw") &&
-         __builtin_cpu_supports("avx512cd") && __builtin_cpu_supports("avx512dq") &&
-         __builtin_cpu_supports("avx512vl");
-}
 constexpr Blake3Kernel kKernels[] = {
     {"avx512", blake3_row_v4}, {"avx2", blake3_row_v3}, {"portable", blake3_row_portable}};
 #else
-bool runs_v3() { return true; }
-bool runs_v4() { return true; }
 constexpr Blake3Kernel kKernels[] = {{"portable", blake3_row_portable}};
 #endif
 
@@ -75,8 +64,8 @@ void blake3_compress(std::uint32_t* value, const std::byte* block, std::uint64_t
 }
 
 std::span<const Blake3Kernel> blake3_kernels() {
-  static const std::size_t unusable = runs_v4() ? 0 : runs_v3() ? 1 : 2;
-  return std::span(kKernels).subspan(unusable);
+  static const std::size_t usable = 1 + (runs_x86_64_v3() ? 1 : 0) + (runs_x86_64_v4() ? 1 : 0);
+  return std::span(kKernels).last(usable);
 }
 
 }  // namespace lockstep

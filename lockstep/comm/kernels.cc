@@ -1,6 +1,7 @@
 #include "lockstep/comm/kernels.h"
 
 #include "lockstep/base/check.h"
+#include "lockstep/base/processor.h"
 #include "lockstep/comm/kernels_table.h"
 
 namespace lockstep {
@@ -16,15 +17,8 @@ const KernelTable& best_kernels() {
 std::vector<const KernelTable*> supported_kernels() {
   std::vector<const KernelTable*> kernels;
 #ifdef __x86_64__
-  __builtin_cpu_init();
-  // Every processor with these has the rest of its level, too.
-  const bool v3 = __builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma") &&
-                  __builtin_cpu_supports("bmi2");
-  const bool v4 = v3 && __builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512bw") &&
-                  __builtin_cpu_supports("avx512cd") && __builtin_cpu_supports("avx512dq") &&
-                  __builtin_cpu_supports("avx512vl");
-  if (v4) kernels.push_back(&kKernelsV4);
-  if (v3) kernels.push_back(&kKernelsV3);
+  if (runs_x86_64_v4()) kernels.push_back(&kKernelsV4);
+  if (runs_x86_64_v3()) kernels.push_back(&kKernelsV3);
 #endif
   kernels.push_back(&kKernelsGeneric);
   return kernels;

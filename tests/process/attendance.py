@@ -96,7 +96,7 @@ def odd_one_out(transport, split):
 
 
 def main():
-    cases = Cases()
+    cases = Cases(at_once=4)
     few = ranks.SANITIZED
     for transport in ("tcp", "shm"):
         for victim in (1,) if few else (0, 1, 2):

@@ -12,7 +12,7 @@ import unittest
 from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).parent / "support"))
-from training import LOCKSTEP, TrainingCase, lockstep  # noqa: E402
+from training import LOCKSTEP, WEIGHTS, TrainingCase, lockstep  # noqa: E402
 
 
 def flip(path, place=-1, bit=1):
@@ -113,6 +113,22 @@ class Checkpoints(TrainingCase):
         self.assertIn("steps is 6, and was 4", said)
         self.assertEqual(self.train("--steps", 2, "--out", self.folder / "new", "--save-every", 1, "--resume")[0],
                          self.train("--steps", 2)[0])
+
+    def test_two_runs_do_not_share_a_folder(self):
+        arguments = ["--steps", 4, "--save-every", 2]
+        first = subprocess.Popen([LOCKSTEP, *map(str, self.command(*arguments, "--out", self.out))], text=True,
+                                 stdout=subprocess.PIPE, stderr=subprocess.PIPE,
+                                 env={**os.environ, "LOCKSTEP_FAULT": "rank=0 step=3 at=step do=stop"})
+        self.addCleanup(first.communicate)
+        self.addCleanup(first.kill)
+        _, status = os.waitpid(first.pid, os.WUNTRACED)
+        self.assertTrue(os.WIFSTOPPED(status))
+        reason = self.fails(2, *self.command(*arguments, "--out", self.out, "--resume"))
+        self.assertIn(f"another run (process {first.pid}) is writing to {self.out}", reason)
+        first.send_signal(signal.SIGCONT)
+        output, errors = first.communicate(timeout=60)
+        self.assertEqual(first.returncode, 0, errors)
+        self.assertEqual(WEIGHTS.match(output.splitlines()[-1])[1], self.train(*arguments[:2])[0])
 
     def test_damage_falls_back_to_the_one_before(self):
         arguments = ["--steps", 6, "--save-every", 2, "--keep-last", 0]

@@ -85,7 +85,7 @@ def segments():
 
 
 def main():
-    cases = Cases()
+    cases = Cases(at_once=4)
     before = segments()
     few = ranks.SANITIZED
     for transport in ("tcp", "shm"):
@@ -110,6 +110,7 @@ def main():
     for name, extra in (("small", ["--count", 100]), ("plain memory", [])):
         for fault in ("kill", "stop"):
             cases.run(f"shm {name} all_reduce {fault}", fault_case, "shm", "all_reduce", fault, 1, extra, "waiting")
+    cases.wait()
     if segments() != before:
         print(f"FAILED  left in /dev/shm: {segments() - before}")
         cases.failed += 1

@@ -156,7 +156,7 @@ def unreachable_mesh():
 def main():
     enter_own_network()
     command("ip", "link", "set", "lo", "up")
-    cases = Cases()
+    cases = Cases(at_once=3)
     for count in (2, 4):
         for collective in ("all_reduce", "reduce_nodes", "all_to_all"):
             cases.run(f"{count} hosts, {collective}", right_results, count, collective)

@@ -286,7 +286,8 @@ def local():
 
 def main():
     cases = Cases()
-    cases.run("4 workers, 100 steps, 24 blocks", long_run, "blocks", "weighted", 100, *SHAPE)
+    steps = 20 if SANITIZED else 100
+    cases.run(f"4 workers, {steps} steps, 24 blocks", long_run, "blocks", "weighted", steps, *SHAPE)
     cases.run("4 workers, vector, mean", long_run, "vector", "mean", 10, "--elements", 100003)
     cases.run("4 workers, lanes", long_run, "lanes", "mean", 2, "--elements", 1003)
     cases.run("wrong bits are seen", wrong_bits_are_seen)

@@ -5,33 +5,21 @@ threads, clean stops, and one clear line for what is wrong."""
 
 import json
 import math
-import os
-import re
 import signal
 import struct
 import subprocess
-import tempfile
+import sys
 import unittest
 from pathlib import Path
 
-LOCKSTEP = os.environ["LOCKSTEP_BIN"]
-TEXT = "".join(f"{i} small foxes sat under {i * 7 % 11} tall trees and sang about number {i * i}.\n" for i in range(120))
+sys.path.insert(0, str(Path(__file__).parent / "support"))
+from training import LOCKSTEP, WEIGHTS, TextCase, lockstep  # noqa: E402
+
 TINY = ["--hidden", "32", "--layers", "1", "--heads", "2", "--intermediate", "48", "--context", "32", "--global-batch", "6",
         "--micro-batch", "2"]
-WEIGHTS = re.compile(r"^weights (blake3:[0-9a-f]{64})$")
 
 
-def lockstep(*arguments, timeout=120, **options):
-    return subprocess.run([LOCKSTEP, *map(str, arguments)], capture_output=True, text=True, timeout=timeout, **options)
-
-
-class Case(unittest.TestCase):
-    def setUp(self):
-        folder = tempfile.TemporaryDirectory()
-        self.addCleanup(folder.cleanup)
-        self.folder = Path(folder.name)
-        self.text = self.write("text.txt", TEXT)
-
+class Case(TextCase):
     def write(self, name, content):
         path = self.folder / name
         path.write_bytes(content if isinstance(content, bytes) else content.encode())
@@ -39,19 +27,7 @@ class Case(unittest.TestCase):
 
     def train(self, *arguments):
         """Runs to the end and returns the hash of the weights."""
-        run = lockstep("train", *TINY, *arguments)
-        self.assertEqual(run.returncode, 0, run.stderr)
-        match = WEIGHTS.match(run.stdout.splitlines()[-1])
-        self.assertTrue(match, run.stdout)
-        return match[1]
-
-    def fails(self, code, *arguments):
-        """One line on stderr says why; returns it."""
-        run = lockstep(*arguments)
-        self.assertEqual(run.returncode, code, run.stdout + run.stderr)
-        lines = [line for line in run.stderr.splitlines() if line.startswith("error: ")] or run.stderr.splitlines()[:1]
-        self.assertEqual(len(lines), 1, run.stderr)
-        return lines[0]
+        return self.weights_of(lockstep("train", *TINY, *arguments))
 
 
 class Training(Case):
@@ -244,18 +220,19 @@ class Generation(Case):
 class Data(Case):
     def test_shards_train_to_the_same_bits_as_their_text(self):
         out = self.folder / "shards"
+        tokens = self.text.stat().st_size + 1
         run = lockstep("data", self.text, "--out", out)
         self.assertEqual(run.returncode, 0, run.stderr)
-        self.assertIn(f"{len(TEXT) + 1} tokens of 256", run.stdout)
+        self.assertIn(f"{tokens} tokens of 256", run.stdout)
         arguments = ["--steps", 5]
         weights = self.train("--data", self.text, *arguments)
         self.assertEqual(self.train("--data", out, *arguments), weights)
         # The same tokens as nanoGPT has them.
-        bare = self.write("train.bin", struct.pack(f"<{len(TEXT) + 1}H", *TEXT.encode(), 0))
+        bare = self.write("train.bin", struct.pack(f"<{tokens}H", *self.text.read_bytes(), 0))
         self.assertEqual(self.train("--data", bare, "--vocab", 256, *arguments), weights)
         self.assertIn("there already", self.fails(2, "data", self.text, "--out", out))
         check = lockstep("data", "--check", out)
-        self.assertIn(f"lockstep, {len(TEXT) + 1} tokens of 2 bytes", check.stdout)
+        self.assertIn(f"lockstep, {tokens} tokens of 2 bytes", check.stdout)
 
     def test_stories(self):
         run = lockstep("data", "--stories", 2, "--print")

@@ -11,15 +11,16 @@ import signal
 import socket
 import struct
 import subprocess
-import tempfile
+import sys
 import time
 import unittest
 from pathlib import Path
 
-LOCKSTEP = os.environ["LOCKSTEP_BIN"]
+sys.path.insert(0, str(Path(__file__).parent / "support"))
+from training import LOCKSTEP, TextCase  # noqa: E402
+
 SANITIZED = bool(os.environ.get("LOCKSTEP_SANITIZERS"))
 SLACK = 6 if SANITIZED else 2  # seconds: one to end, one to start and to report
-TEXT = "".join(f"{i} small foxes sat under {i * 7 % 11} tall trees and sang about number {i * i}.\n" for i in range(300))
 SHAPE = ["--hidden", "32", "--layers", "2", "--heads", "2", "--intermediate", "48", "--context", "32", "--global-batch", "22",
          "--micro-batch", "2"]  # eleven lanes: no world size but 1 and 11 divides them
 WEIGHTS = re.compile(r"^weights (blake3:[0-9a-f]{64})$", re.M)
@@ -40,13 +41,8 @@ def children_of(pid):
     return [int(line) for line in output.split()]
 
 
-class Case(unittest.TestCase):
-    def setUp(self):
-        folder = tempfile.TemporaryDirectory()
-        self.addCleanup(folder.cleanup)
-        self.folder = Path(folder.name)
-        self.text = self.folder / "text.txt"
-        self.text.write_text(TEXT)
+class Case(TextCase):
+    LINES = 300
 
     def weights(self, *arguments, **options):
         run = lockstep("--data", self.text, *arguments, **options)
@@ -178,7 +174,7 @@ class Faults(Case):
             probe.bind(("127.0.0.1", 0))
             port = str(probe.getsockname()[1])
         other = self.folder / "other.txt"
-        other.write_text(TEXT.replace("7 small", "8 small"))
+        other.write_text(self.text.read_text().replace("7 small", "8 small"))
         for flags, field in (([], "clip"), (["--data", other], "data hash"), (["--bucket-mb", "1"], "bucket bytes")):
             ranks = []
             for rank in range(2):

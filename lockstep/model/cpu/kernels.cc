@@ -1,5 +1,6 @@
 #include "lockstep/model/cpu/kernels.h"
 
+#include "lockstep/base/processor.h"
 #include "lockstep/model/cpu/kernels_levels.h"
 
 namespace lockstep {
@@ -7,15 +8,8 @@ namespace lockstep {
 std::vector<const ModelKernels*> supported_model_kernels() {
   std::vector<const ModelKernels*> kernels;
 #ifdef __x86_64__
-  __builtin_cpu_init();
-  // Every processor with these has the rest of its level, too.
-  const bool v3 = __builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma") &&
-                  __builtin_cpu_supports("bmi2");
-  const bool v4 = v3 && __builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512bw") &&
-                  __builtin_cpu_supports("avx512cd") && __builtin_cpu_supports("avx512dq") &&
-                  __builtin_cpu_supports("avx512vl");
-  if (v4) kernels.push_back(&kModelKernelsV4);
-  if (v3) kernels.push_back(&kModelKernelsV3);
+  if (runs_x86_64_v4()) kernels.push_back(&kModelKernelsV4);
+  if (runs_x86_64_v3()) kernels.push_back(&kModelKernelsV3);
 #endif
   kernels.push_back(&kModelKernelsGeneric);
   return kernels;

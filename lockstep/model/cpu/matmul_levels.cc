@@ -1,30 +1,11 @@
 #include <fmt/format.h>
 
 #include "lockstep/base/error.h"
+#include "lockstep/base/processor.h"
 #include "lockstep/model/cpu/amx.h"
 #include "lockstep/model/cpu/matmul_kernel.h"
 
 namespace lockstep {
-namespace {
-
-#ifdef __x86_64__
-
-// Every processor with these has the rest of its level, too.
-bool has_v3() {
-  __builtin_cpu_init();
-  return __builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma") &&
-         __builtin_cpu_supports("bmi2");
-}
-
-bool has_v4() {
-  return has_v3() && __builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512bw") &&
-         __builtin_cpu_supports("avx512cd") && __builtin_cpu_supports("avx512dq") &&
-         __builtin_cpu_supports("avx512vl");
-}
-
-#endif
-
-}  // namespace
 
 std::string_view to_string(Precision precision) {
   return precision == Precision::kF32 ? "fp32" : "bf16";
@@ -35,11 +16,11 @@ std::vector<const MatmulKernel*> supported_kernels(Precision precision) {
 #ifdef __x86_64__
   if (precision == Precision::kBf16) {
     // Every processor with the matrix unit converts to bf16, too.
-    if (has_v4() && amx_bf16_available()) kernels.push_back(&kMatmulAmx);
+    if (runs_x86_64_v4() && amx_bf16_available()) kernels.push_back(&kMatmulAmx);
     return kernels;
   }
-  if (has_v4()) kernels.push_back(&kMatmulV4);
-  if (has_v3()) kernels.push_back(&kMatmulV3);
+  if (runs_x86_64_v4()) kernels.push_back(&kMatmulV4);
+  if (runs_x86_64_v3()) kernels.push_back(&kMatmulV3);
 #endif
   if (precision == Precision::kF32) kernels.push_back(&kMatmulGeneric);
   return kernels;

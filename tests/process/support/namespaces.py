@@ -1,5 +1,6 @@
 """Hosts as network namespaces on a bridge. They have no names and end with the processes that hold them."""
 
+import itertools
 import os
 import shutil
 import subprocess
@@ -34,11 +35,13 @@ def enter_own_network():
 class Network:
     """A bridge. Host i has the address PREFIX.(i + 1)."""
 
+    _number = itertools.count()
+
     def __init__(self, name, prefix):
-        self.name = name
+        self.name = f"{name}{next(Network._number)}"
         self.prefix = prefix
-        command("ip", "link", "add", name, "type", "bridge")
-        command("ip", "link", "set", name, "up")
+        command("ip", "link", "add", self.name, "type", "bridge")
+        command("ip", "link", "set", self.name, "up")
 
     def address(self, host):
         return f"{self.prefix}.{host + 1}"

@@ -9,6 +9,7 @@ import subprocess
 import sys
 import threading
 import time
+from concurrent.futures import ThreadPoolExecutor
 
 FAULT_RANK = os.path.join(os.environ["LOCKSTEP_TEST_DIR"], "fault_rank")
 SANITIZED = bool(os.environ.get("LOCKSTEP_SANITIZERS"))
@@ -224,23 +225,35 @@ class Job:
 
 
 class Cases:
-    """Runs cases one after another, goes on after a failure, tells at the end."""
+    """Runs cases, some of them at once because most only wait for an end; goes on after a failure, tells at the end."""
 
-    def __init__(self):
+    def __init__(self, at_once=1):
         self.failed = 0
-        self.slowest = 0.0
+        self._slowest = 0.0
+        self._pool = ThreadPoolExecutor(at_once)
+        self._running = []
 
     def run(self, name, body, *arguments):
+        self._running.append(self._pool.submit(self._run, name, body, arguments))
+
+    def _run(self, name, body, arguments):
         begin = time.monotonic()
         try:
             took = body(*arguments)
-            self.slowest = max(self.slowest, took or 0.0)
-            note = "" if took is None else f", ended after {took:.2f} s"
-            print(f"ok      {name} ({time.monotonic() - begin:.1f} s{note})", flush=True)
         except Failure as failure:
-            self.failed += 1
             print(f"FAILED  {name}: {failure}", flush=True)
+            return False
+        self._slowest = max(self._slowest, took or 0.0)
+        note = "" if took is None else f", ended after {took:.2f} s"
+        print(f"ok      {name} ({time.monotonic() - begin:.1f} s{note})", flush=True)
+        return True
+
+    def wait(self):
+        """Until all that were begun have ended."""
+        self.failed += sum(not case.result() for case in self._running)
+        self._running = []
 
     def finish(self):
-        print(f"{self.failed} failed; the slowest end came {self.slowest:.2f} s after its fault")
+        self.wait()
+        print(f"{self.failed} failed; the slowest end came {self._slowest:.2f} s after its fault")
         sys.exit(1 if self.failed else 0)

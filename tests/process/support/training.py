@@ -8,7 +8,6 @@ import unittest
 from pathlib import Path
 
 LOCKSTEP = os.environ["LOCKSTEP_BIN"]
-TEXT = "".join(f"{i} small foxes sat under {i * 7 % 11} tall trees and sang about number {i * i}.\n" for i in range(120))
 TINY = {"--hidden": 32, "--layers": 1, "--heads": 2, "--intermediate": 48, "--context": 32, "--global-batch": 6, "--micro-batch": 2,
         "--threads": 1, "--eval-every": 0}
 WEIGHTS = re.compile(r"^weights (blake3:[0-9a-f]{64})$")
@@ -18,26 +17,25 @@ def lockstep(*arguments, timeout=120, **options):
     return subprocess.run([LOCKSTEP, *map(str, arguments)], capture_output=True, text=True, timeout=timeout, **options)
 
 
-class TrainingCase(unittest.TestCase):
+class TextCase(unittest.TestCase):
+    """With a folder of its own and a text to train on."""
+
+    LINES = 120
+
     def setUp(self):
         folder = tempfile.TemporaryDirectory()
         self.addCleanup(folder.cleanup)
         self.folder = Path(folder.name)
         self.text = self.folder / "text.txt"
-        self.text.write_text(TEXT)
+        self.text.write_text("".join(f"{i} small foxes sat under {i * 7 % 11} tall trees and sang about number {i * i}.\n"
+                                     for i in range(self.LINES)))
 
-    def command(self, *arguments):
-        """What is given takes the place of what is usual here."""
-        usual = [word for flag, value in {**TINY, "--data": self.text}.items() if flag not in arguments for word in (flag, value)]
-        return ["train", "--tie-embeddings", "--save-wait", *usual, *arguments]
-
-    def train(self, *arguments):
-        """Runs to the end; returns the hash of the weights and what was said on stderr."""
-        run = lockstep(*self.command(*arguments))
-        self.assertEqual(run.returncode, 0, run.stderr)
+    def weights_of(self, run):
+        """The hash that a run which came to its end has printed."""
+        self.assertEqual(run.returncode, 0, run.stdout + run.stderr)
         match = WEIGHTS.match(run.stdout.splitlines()[-1])
         self.assertTrue(match, run.stdout)
-        return match[1], run.stderr
+        return match[1]
 
     def fails(self, code, *arguments):
         """Returns the one line on stderr that says why."""
@@ -46,6 +44,18 @@ class TrainingCase(unittest.TestCase):
         lines = [line for line in run.stderr.splitlines() if line.startswith("error: ")] or run.stderr.splitlines()[:1]
         self.assertEqual(len(lines), 1, run.stderr)
         return lines[0]
+
+
+class TrainingCase(TextCase):
+    def command(self, *arguments):
+        """What is given takes the place of what is usual here."""
+        usual = [word for flag, value in {**TINY, "--data": self.text}.items() if flag not in arguments for word in (flag, value)]
+        return ["train", "--tie-embeddings", "--save-wait", *usual, *arguments]
+
+    def train(self, *arguments):
+        """Runs to the end; returns the hash of the weights and what was said on stderr."""
+        run = lockstep(*self.command(*arguments))
+        return self.weights_of(run), run.stderr
 
     def verify(self, folder, code=0):
         run = lockstep("verify", folder)
