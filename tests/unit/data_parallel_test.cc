@@ -13,10 +13,9 @@ namespace lockstep {
 namespace {
 
 using ::lockstep::testing::run_ranks;
+using ::lockstep::testing::some_samples;
 using ::lockstep::testing::TestWorker;
 using ::testing::HasSubstr;
-
-using ::lockstep::testing::some_samples;
 
 TrainerOptions small_options() {
   TrainerOptions options = testing::small_training();

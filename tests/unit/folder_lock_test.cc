@@ -44,7 +44,15 @@ TEST(FolderLock, NamesTheOther) {
               HasSubstr("another run (process " + std::to_string(::getpid()) + ")"));
 }
 
-TEST(FolderLock, WaitsForOneThatEnds) {
+TEST(FolderLock, WaitsUntilItsDeadline) {
+  const TemporaryFolder temporary;
+  const FolderLock lock(temporary.path() + "/run");
+  const auto begin = Deadline::Clock::now();
+  EXPECT_NE(refusal(temporary.path() + "/run"), "");
+  EXPECT_GE(Deadline::Clock::now() - begin, std::chrono::milliseconds(30));
+}
+
+TEST(FolderLock, IsTakenWhenTheOtherEnds) {
   const TemporaryFolder temporary;
   std::optional<FolderLock> first(temporary.path() + "/run");
   std::thread other([&] { const FolderLock second(temporary.path() + "/run"); });
