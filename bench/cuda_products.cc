@@ -11,7 +11,7 @@
 #include <vector>
 
 #include "lockstep/model/config.h"
-#include "lockstep/model/cuda/cuda_memory.h"
+#include "lockstep/base/cuda_memory.h"
 #include "lockstep/model/cuda/cuda_passes.h"
 
 namespace {

@@ -36,7 +36,7 @@ endif()
 
 if(LOCKSTEP_CUDA)
   found_or_not(cuda "${LOCKSTEP_CUDA_FOUND}" "${CUDAToolkit_VERSION}, ${CUDNN_LIBRARY}")
-  found_or_not(nccl "${NCCL_LIBRARY}" "${NCCL_LIBRARY}")
+  found_or_not(nccl "${LOCKSTEP_NCCL_FOUND}" "${NCCL_LIBRARY}")
 else()
   set(cuda "off (preset cuda turns it on)")
   set(nccl "off")

@@ -9,7 +9,7 @@
 #include "gpu_cases.h"
 #include "lockstep/base/thread_pool.h"
 #include "lockstep/model/cpu/layers.h"
-#include "lockstep/model/cuda/cuda_memory.h"
+#include "lockstep/base/cuda_memory.h"
 #include "lockstep/model/token_index.h"
 
 namespace lockstep {

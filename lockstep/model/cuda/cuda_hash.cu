@@ -1,6 +1,6 @@
 #include "lockstep/base/blake3_kernel.h"
 #include "lockstep/model/cuda/cuda_hash.h"
-#include "lockstep/model/cuda/cuda_launch.h"
+#include "lockstep/base/cuda_launch.h"
 #include "lockstep/model/cuda/cuda_pack.cuh"
 
 namespace lockstep {

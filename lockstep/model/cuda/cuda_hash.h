@@ -6,7 +6,7 @@
 #include <vector>
 
 #include "lockstep/base/blake3.h"
-#include "lockstep/model/cuda/cuda_memory.h"
+#include "lockstep/base/cuda_memory.h"
 #include "lockstep/model/layout.h"
 
 namespace lockstep {

@@ -7,7 +7,7 @@
 #include <vector>
 
 #include "lockstep/base/random.h"
-#include "lockstep/model/cuda/cuda_memory.h"
+#include "lockstep/base/cuda_memory.h"
 #include "lockstep/model/cuda/cuda_products.h"
 #include "lockstep/model/gpu_model.h"
 

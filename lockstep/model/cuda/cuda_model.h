@@ -11,7 +11,7 @@
 
 #include "lockstep/model/cuda/cuda_hash.h"
 #include "lockstep/model/cuda/cuda_kernels.h"
-#include "lockstep/model/cuda/cuda_memory.h"
+#include "lockstep/base/cuda_memory.h"
 #include "lockstep/model/cuda/cuda_passes.h"
 #include "lockstep/model/cuda/cuda_staging.h"
 #include "lockstep/model/gpu_model.h"

@@ -7,7 +7,7 @@
 
 #include "lockstep/model/cpu/weights.h"
 #include "lockstep/model/cuda/cuda_kernels.h"
-#include "lockstep/model/cuda/cuda_memory.h"
+#include "lockstep/base/cuda_memory.h"
 #include "lockstep/model/cuda/cuda_products.h"
 
 namespace lockstep {

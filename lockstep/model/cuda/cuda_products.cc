@@ -10,7 +10,7 @@
 #include <vector>
 
 #include "lockstep/base/error.h"
-#include "lockstep/model/cuda/cuda_memory.h"
+#include "lockstep/base/cuda_memory.h"
 #include "lockstep/model/cuda/cuda_product_choices.h"
 
 namespace lockstep {

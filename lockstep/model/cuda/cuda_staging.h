@@ -6,7 +6,7 @@
 #include <span>
 #include <vector>
 
-#include "lockstep/model/cuda/cuda_memory.h"
+#include "lockstep/base/cuda_memory.h"
 #include "lockstep/model/layout.h"
 
 namespace lockstep {

@@ -1,4 +1,4 @@
-#include "lockstep/model/cuda/cuda_memory.h"
+#include "lockstep/base/cuda_memory.h"
 
 #include <fmt/format.h>
 

@@ -1,6 +1,6 @@
-#include "lockstep/model/cuda/cuda_launch.h"
+#include "lockstep/base/cuda_launch.h"
 
-#include "lockstep/model/cuda/cuda_memory.h"
+#include "lockstep/base/cuda_memory.h"
 
 namespace lockstep::cuda {
 

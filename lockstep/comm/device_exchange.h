@@ -1,0 +1,58 @@
+#pragma once
+
+#include <cstddef>
+#include <memory>
+#include <optional>
+#include <span>
+#include <string>
+#include <vector>
+
+#include "lockstep/base/canonical_tree.h"
+#include "lockstep/comm/communicator.h"
+#include "lockstep/comm/plan.h"
+
+struct CUstream_st;
+
+namespace lockstep {
+
+using DeviceStream = CUstream_st*;  // a cudaStream_t
+
+struct DeviceExchangeOptions {
+  LeafOwners owners;
+  // NCCL's own all-reduce of the ranks' sums, in an order of its own, instead of the canonical tree.
+  bool native = false;
+  // Elements of the whole vector that each rank is to have the sum of; empty: everybody has all.
+  std::vector<std::size_t> shards;
+};
+
+// Sums over lanes among ranks that have a GPU each, from memory of one GPU to memory of another.
+// Everything is enqueued on a stream of the caller's; nothing waits. All ranks make the same calls
+// in the same order. One thread at a time.
+class DeviceExchange {
+ public:
+  virtual ~DeviceExchange() = default;
+
+  // `partials` are this rank's sums over owned_nodes(owners, rank), in that order: whole vectors on
+  // the device. Elements `piece` of the first become the sum over all lanes (with shards: where
+  // they are this rank's; the rest of `piece` is unspecified). The others keep their values.
+  virtual void reduce(std::span<float* const> partials, Piece piece, DeviceStream stream) = 0;
+  // With shards: everybody's shard of `values`, in place.
+  virtual void all_gather(float* values, DeviceStream stream) = 0;
+
+  // To be called now and then while waiting for the stream: throws when what was enqueued will
+  // never be done, because a link is broken or the job has failed.
+  virtual void check() = 0;
+  // Lets what is enqueued end, undone, and everything after it throw.
+  virtual void abort() noexcept = 0;
+};
+
+// Why GPUs cannot exchange directly here, in a few words, the same on every rank; nothing when they
+// can. `device` is this rank's GPU. Collective.
+std::optional<std::string> device_exchange_refusal(Communicator& communicator, int device);
+
+// Over NCCL, on the calling thread's current GPU. The communicator brings the ranks together and
+// tells of their deaths; it must outlive the exchange. Collective.
+std::unique_ptr<DeviceExchange> make_nccl_exchange(Communicator& communicator,
+                                                   const DeviceExchangeOptions& options);
+
+}  // namespace lockstep
