@@ -1,10 +1,22 @@
 #include "cli/device_choice.h"
 
+#include <optional>
+#include <vector>
+
 #include "lockstep/base/error.h"
 #include "lockstep/base/log.h"
+#include "lockstep/comm/device_exchange.h"
 #include "lockstep/model/gpu_model.h"
+#include "lockstep/train/agreement.h"
 
 namespace lockstep::cli {
+namespace {
+
+[[noreturn]] void refuse(const std::string& message) {
+  throw Error(ErrorCode::kInvalidArgument, message);
+}
+
+}  // namespace
 
 CLI::Option* add_device_option(CLI::App& command, std::string& device) {
   return command
@@ -19,10 +31,52 @@ std::string choose_device(const std::string& device) {
   const auto refusal = gpu_refusal();
   if (!refusal) return "cuda";
   if (device == "cuda") {
-    throw Error(ErrorCode::kInvalidArgument, "--device cuda: no GPU: " + *refusal);
+    refuse("--device cuda: no GPU: " + *refusal);
   }
   log(LogLevel::kInfo, "computing on the CPU: no GPU: {}", *refusal);
   return "cpu";
+}
+
+std::string_view to_string(ExchangeChoice choice) {
+  switch (choice) {
+    case ExchangeChoice::kAuto: return "auto";
+    case ExchangeChoice::kHost: return "host";
+    case ExchangeChoice::kNccl: return "nccl";
+  }
+  return "?";
+}
+
+void choose_exchange(ExchangeChoice choice, bool gpu, int device, Communicator& communicator,
+                     ReducerOptions& reducer) {
+  const bool native = reducer.reduction == Reduction::kNccl;
+  const bool wanted = native || choice == ExchangeChoice::kNccl;
+  const std::vector<Setting> settings = {{"device", gpu ? "cuda" : "cpu"},
+                                         {"exchange", std::string(to_string(choice))},
+                                         {"reduction", std::string(to_string(reducer.reduction))}};
+  compare_settings(communicator, settings);
+  const char* flag = native ? "--reduction nccl" : "--exchange nccl";
+  if (wanted && !gpu) refuse(std::string(flag) + " needs --device cuda");
+  if (native && choice == ExchangeChoice::kHost) {
+    refuse("--reduction nccl goes from GPU to GPU, not through --exchange host");
+  }
+  // What only the host can do.
+  std::optional<std::string> refusal;
+  if (reducer.wire != DataType::kF32) refusal = "--wire-dtype bf16 is the host's";
+  if (reducer.reduction != Reduction::kTree && !native) refusal = "--reduction is the host's";
+  if (communicator.finite_only()) refusal = "the gradient server adds them";
+  if (!wanted) {
+    const bool pointless = !gpu || communicator.world_size() == 1;
+    if (pointless || choice == ExchangeChoice::kHost || refusal) return;
+  }
+  if (!refusal) refusal = device_exchange_refusal(communicator, device);
+  if (refusal && wanted) refuse(std::string(flag) + ": " + *refusal);
+  reducer.on_device = !refusal;
+  if (communicator.rank() != 0) return;
+  if (refusal) {
+    log(LogLevel::kInfo, "gradients go through the host: {}", *refusal);
+  } else {
+    log(LogLevel::kInfo, "gradients go from GPU to GPU (NCCL)");
+  }
 }
 
 }  // namespace lockstep::cli

@@ -1,11 +1,7 @@
-#include <cmath>
-
 #include "cli/step_timing.h"
-#include "lockstep/base/canonical_tree.h"
 #include "lockstep/base/thread_pool.h"
 #include "lockstep/model/gpu_model.h"
 #include "lockstep/model/init.h"
-#include "lockstep/model/norm.h"
 
 namespace lockstep::cli {
 namespace {
@@ -22,8 +18,7 @@ class GpuStepBench final : public StepBench {
                                .context = options.model.context,
                                .slots = 1,
                                .shard = {0, ParameterLayout(options.model).size()},
-                               .recompute = options.recompute})),
-        norm_sums_(norm_blocks(layout().size())) {
+                               .recompute = options.recompute})) {
     ThreadPool pool(options.threads);
     std::vector<float> values(layout().size());
     initialise(layout(), kBenchSeed, pool, values);
@@ -32,10 +27,13 @@ class GpuStepBench final : public StepBench {
 
   using StepBench::step;
   double step() override {
-    const LossSum loss = model_->gradient(batch(), 0, {}, {}, {}).sum;
-    model_->block_squares({0, layout().size()}, norm_sums_);
-    const double norm = std::sqrt(tree_sum(norm_sums_));
-    model_->update(gradient_factor(norm, loss.tokens, kBenchClip), learning_rate(), steps_++);
+    model_->gradient(batch(), 0, {});
+    model_->update({.tokens = tokens(),
+                    .clip = kBenchClip,
+                    .learning_rate = learning_rate(),
+                    .step = steps_++});
+    const LossSum loss = model_->finish_lanes().front().sum;
+    model_->finish_update();
     return loss.loss / static_cast<double>(loss.tokens);
   }
 
@@ -51,7 +49,6 @@ class GpuStepBench final : public StepBench {
  private:
   Precision precision_;
   std::unique_ptr<GpuModel> model_;
-  std::vector<double> norm_sums_;
   std::int64_t steps_ = 0;
 };
 

@@ -187,9 +187,16 @@ void add_worker_options(CLI::App& command, TrainOptions& options) {
       ->option_text("HOST:PORT")
       ->group(group);
   add_choice(command, "--reduction", options.reducer.reduction,
-             "tree: the same bits for any number of workers; ring, native (MPI's own): order-free",
-             {Reduction::kTree, Reduction::kRing, Reduction::kNative})
+             "tree: the same bits for any number of workers; ring, native (MPI's own), nccl "
+             "(NCCL's own): order-free",
+             {Reduction::kTree, Reduction::kRing, Reduction::kNative, Reduction::kNccl})
       ->option_text("NAME [tree]")
+      ->group(group);
+  add_choice(command, "--exchange", options.exchange,
+             "How the gradients of GPUs meet: nccl (from GPU to GPU), host (over --transport), or "
+             "auto: nccl where every worker has a GPU of its own",
+             {ExchangeChoice::kAuto, ExchangeChoice::kHost, ExchangeChoice::kNccl})
+      ->option_text("NAME [auto]")
       ->group(group);
   add_choice(command, "--wire-dtype", options.reducer.wire,
              "f32, or bf16: half the bytes, with error feedback, order-free",

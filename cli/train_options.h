@@ -6,6 +6,7 @@
 #include <string>
 #include <vector>
 
+#include "cli/device_choice.h"
 #include "cli/world.h"
 #include "lockstep/data/source.h"
 #include "lockstep/model/cpu/matmul.h"
@@ -51,6 +52,7 @@ struct TrainOptions {
   std::string token_file;
   std::string coordinator;
   ReducerOptions reducer;
+  ExchangeChoice exchange = ExchangeChoice::kAuto;
   double bucket_mb = 4;
   std::int64_t verify_every = 100;
   std::string replay;

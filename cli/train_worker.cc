@@ -5,6 +5,7 @@
 #include <algorithm>
 #include <csignal>
 #include <optional>
+#include <span>
 
 #include "cli/train_fault.h"
 #include "cli/train_plan.h"
@@ -46,8 +47,8 @@ void announce_workers(Trainer& trainer) {
   if (workers == 1) return;
   const ReducerOptions& how = trainer.options().reducer;
   const bool exact = how.reduction == Reduction::kTree && how.wire == DataType::kF32;
-  log(LogLevel::kInfo, "workers: {}, {} buckets of gradients, {}", workers,
-      trainer.reducer().buckets(),
+  log(LogLevel::kInfo, "workers: {}{}, {}", workers,
+      how.on_device ? "" : fmt::format(", {} buckets of gradients", trainer.reducer().buckets()),
       exact ? "the same bits for any number of workers"
             : "order-free: replicas are identical, another number of workers gives other bits");
   if (trainer.reducer().traffic() > 1) {
@@ -149,12 +150,21 @@ void write_halt(const TrainOptions& options, Trainer& trainer) {
       path, path, path);
 }
 
-// The cores that this worker may use, shared with those who may use the same.
-int choose_threads(int given, Communicator& communicator) {
-  const std::string place = this_host().boot_id + " " + core_list(own_cores());
+// What of the host this worker uses.
+struct Share {
+  int threads;  // of the cores that it may use, with those who may use the same
+  int device;   // a GPU, the workers of a host taking turns
+};
+Share choose_share(int threads, Communicator& communicator) {
+  const std::string host = this_host().boot_id + " ";
+  const std::string place = host + core_list(own_cores());
   const std::vector<std::string> places = gather_texts(communicator, place);
-  if (given > 0) return given;
-  return std::max(1, available_cores() / static_cast<int>(std::ranges::count(places, place)));
+  const auto same_cores = static_cast<int>(std::ranges::count(places, place));
+  const auto before = std::span(places).first(static_cast<std::size_t>(communicator.rank()));
+  const auto same_host = std::ranges::count_if(
+      before, [&](const std::string& other) { return other.starts_with(host); });
+  return {threads > 0 ? threads : std::max(1, available_cores() / same_cores),
+          static_cast<int>(same_host)};
 }
 
 std::string data_hash(const TrainPlan& plan) {
@@ -185,8 +195,11 @@ int train_worker(const TrainOptions& options, Communicator& communicator) {
     return find_resume_point(options.out, options.resume);
   });
   TrainPlan plan = make_train_plan(options, resume.run ? &*resume.run : nullptr);
-  ThreadPool pool(choose_threads(options.threads, communicator));
-  const ReplicaOptions for_replica = replica_options(plan.how, rank, communicator.world_size());
+  const Share share = choose_share(options.threads, communicator);
+  ThreadPool pool(share.threads);
+  choose_exchange(options.exchange, plan.gpu, share.device, communicator, plan.how.reducer);
+  ReplicaOptions for_replica = replica_options(plan.how, rank, communicator.world_size());
+  for_replica.device = share.device;
   const auto replica = plan.gpu ? make_gpu_replica(for_replica, communicator)
                                 : make_cpu_replica(for_replica, communicator, pool);
   plan.how.at = planned_fault(rank, *replica);

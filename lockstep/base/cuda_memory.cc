@@ -2,6 +2,8 @@
 
 #include <fmt/format.h>
 
+#include <atomic>
+
 #include "lockstep/base/error.h"
 
 namespace lockstep {
@@ -9,7 +11,12 @@ namespace {
 
 double gib(std::size_t bytes) { return static_cast<double>(bytes) / (1 << 30); }
 
+std::atomic<bool> given_up{false};
+
 }  // namespace
+
+bool cuda_given_up() { return given_up.load(std::memory_order_relaxed); }
+void give_up_cuda() { given_up.store(true, std::memory_order_relaxed); }
 
 void check_cuda(cudaError_t status, const char* operation) {
   if (status == cudaSuccess) return;

@@ -14,6 +14,11 @@ namespace lockstep {
 // Throws Error{kIo} that says what was being done, unless `status` is success.
 void check_cuda(cudaError_t status, const char* operation);
 
+// Whether a wait for the GPU has ended by its deadline (cuda_wait.h). From then on nothing is freed
+// or destroyed any more: that would wait for the GPU, too.
+bool cuda_given_up();
+void give_up_cuda();
+
 // Move-only owner of a handle of the runtime.
 template <typename Handle, auto Destroy>
 class CudaHandle {
@@ -23,7 +28,9 @@ class CudaHandle {
 
  private:
   struct Free {
-    void operator()(Handle handle) const { static_cast<void>(Destroy(handle)); }
+    void operator()(Handle handle) const {
+      if (!cuda_given_up()) static_cast<void>(Destroy(handle));
+    }
   };
   std::unique_ptr<std::remove_pointer_t<Handle>, Free> handle_;
 };
@@ -48,7 +55,9 @@ class DeviceMemory {
 
  private:
   struct Free {
-    void operator()(void* data) const { static_cast<void>(cudaFree(data)); }
+    void operator()(void* data) const {
+      if (!cuda_given_up()) static_cast<void>(cudaFree(data));
+    }
   };
   std::unique_ptr<void, Free> data_;
   std::size_t bytes_ = 0;
@@ -89,7 +98,9 @@ class PinnedArray {
 
  private:
   struct Free {
-    void operator()(T* data) const { static_cast<void>(cudaFreeHost(data)); }
+    void operator()(T* data) const {
+      if (!cuda_given_up()) static_cast<void>(cudaFreeHost(data));
+    }
   };
   std::unique_ptr<T, Free> data_;
   std::size_t count_ = 0;

@@ -34,7 +34,7 @@ Communicator::~Communicator() {
 
 Deadline Communicator::deadline_of(const Call& call) const {
   if (call.options.deadline) return *call.options.deadline;
-  return Deadline::roughly_after(10 * timeout_);
+  return Deadline::roughly_after(patience());
 }
 
 Algorithm Communicator::algorithm_for(Call call) const {

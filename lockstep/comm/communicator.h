@@ -40,6 +40,10 @@ class Communicator {
   std::string name_of(int rank) const { return engine_->name_of(rank); }
   // Sums over lanes (reduce_nodes) must not meet NaN or infinity: that ends the job.
   bool finite_only() const { return engine_->finite_only(); }
+  // The longest that a call without a deadline of its own takes.
+  std::chrono::nanoseconds patience() const { return 10 * timeout_; }
+  // Throws the first cause if the group has failed; for whoever waits for something else meanwhile.
+  void check() const { engine_->supervisor().latch().check(); }
   // The table's or the caller's choice for this call.
   Algorithm algorithm_for(Call call) const;
 

@@ -1,5 +1,7 @@
 #include <algorithm>
 #include <chrono>
+#include <cmath>
+#include <utility>
 
 #include "lockstep/base/check.h"
 #include "lockstep/model/norm.h"
@@ -46,7 +48,7 @@ class CpuReplica final : public Replica {
 
   LossSum loss(const Batch& batch) override { return transformer_.loss(parameters_.span(), batch); }
 
-  LaneResult gradient(const Batch& batch, std::size_t index, const RangeReady& ready) override {
+  void gradient(const Batch& batch, std::size_t index, const RangeReady& ready) override {
     using Clock = std::chrono::steady_clock;
     const auto begin = Clock::now();
     LaneResult result;
@@ -55,13 +57,16 @@ class CpuReplica final : public Replica {
     const auto middle = transformer_.forward_ended();
     result.forward_seconds = std::chrono::duration<double>(middle - begin).count();
     result.backward_seconds = std::chrono::duration<double>(Clock::now() - middle).count();
-    return result;
+    lanes_.push_back(result);
   }
 
   void skip(std::size_t index, const RangeReady& ready) override {
     std::ranges::fill(tree_.lane_gradient(index), 0.0f);
     finish_range(index, {0, layout().size()}, ready);
+    lanes_.emplace_back();
   }
+
+  std::vector<LaneResult> finish_lanes() override { return std::exchange(lanes_, {}); }
 
   std::span<float> partial(std::size_t index) override { return tree_.partial(index); }
 
@@ -70,13 +75,25 @@ class CpuReplica final : public Replica {
     return partial(0);
   }
 
+  std::span<const float> reduced_sum() override { return partial(0); }
+
   void block_squares(Range range, std::span<double> sums) override {
     lockstep::block_squares(partial(0).subspan(range.begin, range.size()), pool_, sums);
   }
 
-  void update(float factor, double learning_rate, std::int64_t step) override {
-    adamw_.step(parameters_.span(), partial(0), factor, learning_rate, step, pool_);
+  void update(const UpdateRequest& request) override {
+    const auto finite = [](const LaneResult& lane) { return std::isfinite(lane.sum.loss); };
+    if (!request.norm) norm_sums_.resize(norm_blocks(layout().size()));
+    updated_.norm =
+        request.norm ? *request.norm : std::sqrt(sum_of_squares(partial(0), pool_, norm_sums_));
+    updated_.done =
+        std::isfinite(updated_.norm) && request.tokens > 0 && std::ranges::all_of(lanes_, finite);
+    if (!updated_.done) return;
+    adamw_.step(parameters_.span(), partial(0),
+                gradient_factor(updated_.norm, request.tokens, request.clip), request.learning_rate,
+                request.step, pool_);
   }
+  UpdateResult finish_update() override { return updated_; }
 
   void complete_parameters(
       const std::function<void(std::span<float> parameters)>& exchange) override {
@@ -103,6 +120,9 @@ class CpuReplica final : public Replica {
   FloatBuffer parameters_;
   AdamW adamw_;
   GradientTree tree_;
+  std::vector<LaneResult> lanes_;  // since finish_lanes()
+  std::vector<double> norm_sums_;
+  UpdateResult updated_;
 };
 
 }  // namespace

@@ -1,46 +1,36 @@
-#include <numeric>
-#include <utility>
-
-#include "lockstep/base/check.h"
 #include "lockstep/base/float_buffer.h"
+#include "lockstep/comm/device_exchange.h"
 #include "lockstep/model/gpu_model.h"
+#include "lockstep/train/reducer.h"
 #include "lockstep/train/replica.h"
 
 namespace lockstep {
 namespace {
 
-GpuModelOptions model_options(const ReplicaOptions& options, const LaneSchedule& schedule,
-                              int device) {
-  return {.model = options.model,
-          .precision = options.precision,
-          .adamw = options.adamw,
-          .rows = options.rows,
-          .context = options.context,
-          .slots = schedule.slots,
-          .shard = options.shard,
-          .recompute = options.recompute,
-          .device = device};
-}
-
-// Partial sums are added up on the GPU. When others want them they are copied to the communicator's
-// memory, bucket by bucket while the backward pass goes on, and the sum over all lanes is brought
-// back before the norm is taken.
+// Partial sums are added up on the GPU. When others want them they go there from GPU to GPU, or are
+// copied to the communicator's memory, bucket by bucket while the backward pass goes on; the sum
+// over all lanes is then brought back before the norm is taken.
 class GpuReplica final : public Replica {
  public:
   GpuReplica(const ReplicaOptions& options, Communicator& communicator)
-      : exchanged_(options.exchanged),
+      : kind_(options.exchange),
         shard_(options.shard),
         schedule_(schedule_lanes(options.partials)),
-        model_(make_gpu_model(model_options(options, schedule_, communicator.rank()))),
-        partial_slots_(schedule_.partials.size()) {
-    std::iota(partial_slots_.begin(), partial_slots_.end(), 0U);
-    for (const std::uint32_t slot : partial_slots_) {
-      partials_.push_back(communicator.allocate(layout().size() * sizeof(float)));
-      if (exchanged_) model_->stage(slot, partials_.back().as<float>());
+        model_(make_gpu_model(model_options(options, communicator))) {
+    for (std::uint32_t slot = 0; slot < schedule_.partials.size(); ++slot) {
+      delivery_.slots.push_back(slot);
+      const std::size_t bytes = layout().size() * sizeof(float);
+      partials_.push_back(kind_ == Exchange::kHost ? communicator.allocate(bytes)
+                                                   : Buffer::heap(bytes));
+      if (kind_ == Exchange::kHost) model_->stage(slot, partials_.back().as<float>());
     }
+    if (kind_ == Exchange::kDevice) connect(options, communicator);
   }
-  // What is page-locked for the GPU is the communicator's.
-  ~GpuReplica() override { model_.reset(); }
+  // What is under way among GPUs has to end first; what is page-locked is the communicator's.
+  ~GpuReplica() override {
+    if (exchange_) exchange_->abort();
+    model_.reset();
+  }
   GpuReplica(const GpuReplica&) = delete;
   GpuReplica& operator=(const GpuReplica&) = delete;
 
@@ -61,37 +51,59 @@ class GpuReplica final : public Replica {
 
   LossSum loss(const Batch& batch) override { return model_->loss(batch); }
 
-  LaneResult gradient(const Batch& batch, std::size_t index, const RangeReady& ready) override {
+  void gradient(const Batch& batch, std::size_t index, const RangeReady& ready) override {
     const LaneWork& lane = schedule_.lanes[index];
-    const GpuLaneResult result =
-        model_->gradient(batch, lane.slot, merges_of(lane), staged_when(ready), ready);
-    return {result.sum, result.forward_seconds, result.backward_seconds};
+    model_->gradient(batch, lane.slot, merges_of(lane), delivery_for(ready));
+    if (ready && kind_ != Exchange::kHost) ready({0, layout().size()});
   }
   void skip(std::size_t index, const RangeReady& ready) override {
     const LaneWork& lane = schedule_.lanes[index];
-    model_->skip(lane.slot, merges_of(lane), staged_when(ready), ready);
+    model_->skip(lane.slot, merges_of(lane), delivery_for(ready));
+    if (ready && kind_ != Exchange::kHost) ready({0, layout().size()});
+  }
+  std::vector<LaneResult> finish_lanes() override {
+    std::vector<LaneResult> results;
+    for (const GpuLaneResult& lane : model_->finish_lanes()) {
+      results.push_back({lane.sum, lane.forward_seconds, lane.backward_seconds});
+    }
+    return results;
   }
   std::span<float> partial(std::size_t index) override { return partials_[index].as<float>(); }
 
   std::span<const float> single_gradient(const Batch& batch, LossSum& sum) override {
-    sum = model_->gradient(batch, 0, {}, {}, {}).sum;
+    model_->gradient(batch, 0, {});
+    sum = model_->finish_lanes().front().sum;
     model_->get_slot(0, partial(0));
     return partial(0);
   }
 
+  std::span<const float> reduced_sum() override {
+    if (kind_ != Exchange::kHost) model_->get_slot(0, partial(0));
+    return partial(0);
+  }
   void block_squares(Range range, std::span<double> sums) override {
-    if (exchanged_) model_->upload(0, range);
+    if (kind_ == Exchange::kHost) model_->upload(0, range);
     model_->block_squares(range, sums);
   }
-  void update(float factor, double learning_rate, std::int64_t step) override {
-    model_->update(factor, learning_rate, step);
+  void update(const UpdateRequest& request) override {
+    if (kind_ == Exchange::kHost && !request.norm) model_->upload(0, {0, layout().size()});
+    model_->update(request);
   }
+  UpdateResult finish_update() override { return model_->finish_update(); }
   void complete_parameters(
       const std::function<void(std::span<float> parameters)>& exchange) override {
     if (host_parameters_.size() == 0) host_parameters_ = FloatBuffer(layout().size());
     get_parameters(host_parameters_.span());
     exchange(host_parameters_.span());
     set_parameters(host_parameters_.span());
+  }
+
+  bool complete_on_device() override {
+    if (!exchange_) return false;
+    model_->exchange_parameters([this](float* parameters, DeviceStream stream) {
+      exchange_->all_gather(parameters, stream);
+    });
+    return true;
   }
 
   std::vector<Blake3Hash> tensor_hashes() const override { return model_->tensor_hashes(); }
@@ -105,17 +117,46 @@ class GpuReplica final : public Replica {
     for (const LaneMerge& merge : lane.merges) merges.push_back({merge.into, merge.from});
     return merges;
   }
-  // Only the last lane's ranges are asked for.
-  std::span<const std::uint32_t> staged_when(const RangeReady& ready) const {
-    if (!ready || !exchanged_) return {};
-    return partial_slots_;
+  GpuModelOptions model_options(const ReplicaOptions& options, Communicator& communicator) {
+    return {.model = options.model,
+            .precision = options.precision,
+            .adamw = options.adamw,
+            .rows = options.rows,
+            .context = options.context,
+            .slots = schedule_.slots,
+            .shard = options.shard,
+            .recompute = options.recompute,
+            .device = options.device,
+            .patience = communicator.patience(),
+            .while_waiting = [this, &communicator] {
+              communicator.check();
+              if (exchange_) exchange_->check();
+            }};
+  }
+  void connect(const ReplicaOptions& options, Communicator& communicator) {
+    exchange_ = make_nccl_exchange(
+        communicator,
+        {.owners = options.owners,
+         .native = options.native,
+         .shards = options.sharded ? shard_sizes(layout().size(), communicator.world_size())
+                                   : std::vector<std::size_t>()});
+    delivery_.reduce = [this](std::span<float* const> slots, Range range, DeviceStream stream) {
+      exchange_->reduce(slots, {range.begin, range.size()}, stream);
+    };
+  }
+  // Only the last lane delivers.
+  const GpuDelivery* delivery_for(const RangeReady& ready) {
+    if (!ready || kind_ == Exchange::kNone) return nullptr;
+    if (kind_ == Exchange::kHost) delivery_.copied = ready;
+    return &delivery_;
   }
 
-  const bool exchanged_;
+  const Exchange kind_;
   const Range shard_;
   const LaneSchedule schedule_;
+  std::unique_ptr<DeviceExchange> exchange_;
   std::unique_ptr<GpuModel> model_;
-  std::vector<std::uint32_t> partial_slots_;
+  GpuDelivery delivery_;
   std::vector<Buffer> partials_;
   FloatBuffer host_parameters_;  // when first needed
 };

@@ -46,6 +46,7 @@ std::string_view to_string(Reduction reduction) {
     case Reduction::kTree: return "tree";
     case Reduction::kRing: return "ring";
     case Reduction::kNative: return "native";
+    case Reduction::kNccl: return "nccl";
   }
   return "?";
 }
@@ -58,6 +59,14 @@ Range shard_range(std::size_t size, int rank, int world_size) {
     return std::min(size, blocks * part / n * kNormBlock);
   };
   return {edge(r), edge(r + 1)};
+}
+
+std::vector<std::size_t> shard_sizes(std::size_t size, int world_size) {
+  std::vector<std::size_t> sizes;
+  for (int rank = 0; rank < world_size; ++rank) {
+    sizes.push_back(shard_range(size, rank, world_size).size());
+  }
+  return sizes;
 }
 
 GradientReducer::GradientReducer(Communicator& communicator, LeafOwners owners,
@@ -95,6 +104,13 @@ double GradientReducer::traffic() const {
   return static_cast<double>(maximal_nodes(owners_).size()) / communicator_.world_size();
 }
 
+// A rank by itself has the sum already, unless it is to be rounded or withheld.
+bool GradientReducer::travels() const {
+  if (options_.on_device) return false;
+  return communicator_.world_size() > 1 || communicator_.finite_only() ||
+         options_.wire != DataType::kF32;
+}
+
 void GradientReducer::begin(std::int64_t step) {
   LOCKSTEP_CHECK(works_.empty());
   step_ = step;
@@ -105,7 +121,7 @@ void GradientReducer::begin(std::int64_t step) {
 void GradientReducer::ready(Range range) {
   LOCKSTEP_CHECK(range.begin == final_);
   final_ = range.end;
-  if (!options_.overlap) return;
+  if (!options_.overlap || !travels()) return;
   while (works_.size() < buckets_.size() && buckets_[works_.size()].end <= final_) {
     launch(works_.size());
   }
@@ -206,7 +222,9 @@ std::vector<double> GradientReducer::sum_tails(std::span<const std::vector<doubl
 
 ReducedStep GradientReducer::finish(std::span<const std::vector<double>> lane_tails) {
   LOCKSTEP_CHECK(!lane_tails.empty());
-  if (!options_.overlap) {
+  if (!travels()) {
+    final_ = partials_[0].size();
+  } else if (!options_.overlap) {
     for (std::size_t bucket = 0; bucket < buckets_.size(); ++bucket) launch(bucket);
   } else {
     ready({final_, partials_[0].size()});

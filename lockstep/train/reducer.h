@@ -17,6 +17,7 @@ enum class Reduction : std::uint8_t {
   kTree,    // the canonical tree over lanes: the same bits for any number of workers
   kRing,    // order-free: replicas stay identical, but another number of workers gives other bits
   kNative,  // the engine's own (MPI); order-free
+  kNccl,    // NCCL's own, from GPU to GPU; order-free
 };
 std::string_view to_string(Reduction reduction);
 
@@ -28,16 +29,20 @@ struct ReducerOptions {
   std::size_t bucket_bytes = std::size_t{4} << 20;
   bool overlap = true;  // buckets travel while the backward pass goes on
   bool shard = false;   // every rank gets its shard of the sum only
+  // The replicas sum gradients among themselves, from GPU to GPU; only tails travel here.
+  bool on_device = false;
 };
 
 // The part of a flat buffer that rank `rank` keeps when the optimizer is sharded: whole norm
 // blocks, as evenly as they go.
 Range shard_range(std::size_t size, int rank, int world_size);
+std::vector<std::size_t> shard_sizes(std::size_t size, int world_size);
 
 struct ReducedStep {
-  std::span<const float> gradient;  // flat: the sum over all lanes of the step, never scaled
-  Range range;                      // where it is valid: everywhere, or in this rank's shard
-  std::vector<double> tail;         // the sum over all lanes
+  // Flat: the sum over all lanes of the step, never scaled; meaningless when it is on the device.
+  std::span<const float> gradient;
+  Range range;               // where it is valid: everywhere, or in this rank's shard
+  std::vector<double> tail;  // the sum over all lanes
   // Buckets that some rank did not send because they were not finite, where the communicator
   // carries finite numbers only: zeros travelled instead, and the sum is worthless.
   double withheld = 0;
@@ -75,6 +80,7 @@ class GradientReducer {
   std::span<float> residual() { return residual_.span(); }
 
  private:
+  bool travels() const;
   void launch(std::size_t bucket);
   Call tree_call(Range range, const CallOptions& options);
   Call order_free_call(Range range, const CallOptions& options);

@@ -44,12 +44,11 @@ std::vector<std::span<float>> partials_of(Replica& replica) {
   return partials;
 }
 
-std::vector<std::size_t> sizes_of_shards(std::size_t size, int world_size) {
-  std::vector<std::size_t> sizes;
-  for (int rank = 0; rank < world_size; ++rank) {
-    sizes.push_back(shard_range(size, rank, world_size).size());
-  }
-  return sizes;
+// Whether the sums of the workers' lanes meet on the host.
+Exchange exchange_of(const ReducerOptions& reducer, int world_size) {
+  if (reducer.on_device) return Exchange::kDevice;
+  const bool exact = reducer.reduction == Reduction::kTree && reducer.wire == DataType::kF32;
+  return world_size > 1 || !exact ? Exchange::kHost : Exchange::kNone;
 }
 
 }  // namespace
@@ -75,9 +74,11 @@ ReplicaOptions replica_options(const TrainerOptions& options, int rank, int worl
   result.context = options.model.context;
   result.partials = owned_nodes(lane_owners(options, world_size), rank);
   result.shard = options.reducer.shard ? shard_range(size, rank, world_size) : Range{0, size};
-  result.exchanged = world_size > 1 || options.reducer.reduction != Reduction::kTree ||
-                     options.reducer.wire != DataType::kF32;
+  result.exchange = exchange_of(options.reducer, world_size);
   result.recompute = options.recompute;
+  result.owners = lane_owners(options, world_size);
+  result.native = options.reducer.reduction == Reduction::kNccl;
+  result.sharded = options.reducer.shard;
   return result;
 }
 
@@ -141,8 +142,8 @@ bool Trainer::skipped(std::uint32_t lane) const {
          options_.skip_lanes.end();
 }
 
-// Computes a lane and returns its tail, without this rank's own numbers.
-std::vector<double> Trainer::run_lane(std::size_t index) {
+// Begins a lane, and counts its tokens.
+void Trainer::run_lane(std::size_t index) {
   const LaneSchedule& schedule = replica_.schedule();
   const std::uint32_t lane = schedule.lanes[index].lane;
   RangeReady ready;  // what is not the last lane waits for it
@@ -152,24 +153,29 @@ std::vector<double> Trainer::run_lane(std::size_t index) {
       at("backward");
     };
   }
-  std::vector<double> tail(rank_place(communicator_.world_size()));
-  if (skipped(lane)) {
-    replica_.skip(index, ready);
-    return tail;
-  }
+  if (skipped(lane)) return replica_.skip(index, ready);
   Batch batch;
   {
     const PhaseTimer timer(phases_, Phase::kData);
     batch = lane_batch(lane);
   }
-  const LaneResult result = replica_.gradient(batch, index, ready);
-  phases_[Phase::kForward] += result.forward_seconds;
-  phases_[Phase::kBackward] += result.backward_seconds;
-  const bool finite = std::isfinite(result.sum.loss);
-  tail[kLoss] = finite ? result.sum.loss : 0;
-  tail[kTokens] = static_cast<double>(result.sum.tokens);
-  tail[kBadLosses] = finite ? 0 : 1;
-  return tail;
+  own_tokens_ += std::ranges::count_if(batch.targets, [](std::int32_t t) { return t >= 0; });
+  replica_.gradient(batch, index, ready);
+}
+
+// Waits for the lanes; their tails, without this rank's own numbers.
+std::vector<std::vector<double>> Trainer::finish_lanes() {
+  std::vector<std::vector<double>> tails;
+  for (const LaneResult& result : replica_.finish_lanes()) {
+    phases_[Phase::kForward] += result.forward_seconds;
+    phases_[Phase::kBackward] += result.backward_seconds;
+    const bool finite = std::isfinite(result.sum.loss);
+    std::vector<double>& tail = tails.emplace_back(rank_place(communicator_.world_size()));
+    tail[kLoss] = finite ? result.sum.loss : 0;
+    tail[kTokens] = static_cast<double>(result.sum.tokens);
+    tail[kBadLosses] = finite ? 0 : 1;
+  }
+  return tails;
 }
 
 void Trainer::add_requests(const Requests& requests, std::vector<double>& tail) const {
@@ -199,30 +205,34 @@ void Trainer::read_tail(std::span<const double> tail, StepReport& report) {
   std::ranges::fill(compute_seconds_, 0.0);
 }
 
-// The same number on every rank, and for any sharding.
-double Trainer::norm_of(const ReducedStep& reduced) {
-  const Range range = reduced.range;
+// Of a sharded sum: the same number on every rank, and the same as without shards.
+double Trainer::norm_of_shards(Range range) {
   const std::size_t first = range.begin / kNormBlock;
   const std::span<double> own =
       std::span(block_sums_).subspan(first, norm_blocks(range.end) - first);
   replica_.block_squares(range, own);
-  if (options_.reducer.shard) {
-    std::vector<std::size_t> counts = sizes_of_shards(layout().size(), communicator_.world_size());
-    for (std::size_t& count : counts) count = norm_blocks(count);
-    communicator_.all_gather(std::span<const double>(own), std::span(block_sums_), counts);
-  }
+  std::vector<std::size_t> counts = shard_sizes(layout().size(), communicator_.world_size());
+  for (std::size_t& count : counts) count = norm_blocks(count);
+  communicator_.all_gather(std::span<const double>(own), std::span(block_sums_), counts);
   return std::sqrt(tree_sum(block_sums_));
 }
 
-void Trainer::update(float factor, double learning_rate) {
+void Trainer::begin_update(std::int64_t tokens, std::optional<double> norm) {
+  at("update");
   const PhaseTimer timer(phases_, Phase::kOptimizer);
-  replica_.update(factor, learning_rate, step_);
-  if (!options_.reducer.shard) return;
+  replica_.update({.tokens = tokens,
+                   .clip = options_.clip,
+                   .learning_rate = learning_rate(options_.schedule, step_),
+                   .step = step_,
+                   .norm = norm});
+}
+
+void Trainer::share_parameters() {
+  if (replica_.complete_on_device()) return;
   const Range own = replica_.shard();
   replica_.complete_parameters([&](std::span<float> parameters) {
     communicator_.all_gather(std::span<const float>(parameters.subspan(own.begin, own.size())),
-                             parameters,
-                             sizes_of_shards(layout().size(), communicator_.world_size()));
+                             parameters, shard_sizes(layout().size(), communicator_.world_size()));
   });
 }
 
@@ -230,26 +240,35 @@ StepReport Trainer::step(const Requests& requests) {
   const auto begin = std::chrono::steady_clock::now();
   at("step");
   reducer_.begin(step_ + 1);
-  std::vector<std::vector<double>> tails;
-  for (std::size_t i = 0; i < replica_.schedule().lanes.size(); ++i) tails.push_back(run_lane(i));
+  own_tokens_ = 0;
+  for (std::size_t i = 0; i < replica_.schedule().lanes.size(); ++i) run_lane(i);
+  // A worker by itself need not hear from others first: a GPU goes on without a pause.
+  const bool alone = communicator_.world_size() == 1 && !options_.reducer.shard &&
+                     exchange_of(options_.reducer, 1) != Exchange::kHost;
+  if (alone) begin_update(own_tokens_, std::nullopt);
+  std::vector<std::vector<double>> tails = finish_lanes();
   add_requests(requests, tails[0]);
   phases_ = {};
   at("communication");
   StepReport report;
-  double norm = 0;
+  std::optional<double> norm;
   {
     const PhaseTimer timer(phases_, Phase::kCommunication);
     const ReducedStep reduced = reducer_.finish(tails);
-    norm = norm_of(reduced);
-    if (!std::isfinite(norm) || reduced.withheld > 0 || reduced.tail[kBadLosses] > 0) halt(reduced);
+    if (reduced.withheld > 0 || reduced.tail[kBadLosses] > 0) halt();
     read_tail(reduced.tail, report);
+    if (options_.reducer.shard) norm = norm_of_shards(reduced.range);
   }
-  at("update");
-  report.gradient_norm = report.tokens > 0 ? norm / static_cast<double>(report.tokens) : 0;
+  if (!alone) begin_update(report.tokens, norm);
+  {
+    const PhaseTimer timer(phases_, Phase::kOptimizer);
+    const UpdateResult updated = replica_.finish_update();
+    if (!std::isfinite(updated.norm)) halt();
+    report.gradient_norm =
+        report.tokens > 0 ? updated.norm / static_cast<double>(report.tokens) : 0;
+    if (options_.reducer.shard && updated.done) share_parameters();
+  }
   report.learning_rate = learning_rate(options_.schedule, step_);
-  if (report.tokens > 0) {  // else every lane was left out
-    update(gradient_factor(norm, report.tokens, options_.clip), report.learning_rate);
-  }
   report.step = ++step_;
   report.epoch = lanes_.epochs(static_cast<std::uint64_t>(step_));
   if (options_.verify_every > 0 && step_ % options_.verify_every == 0) verify();
@@ -306,7 +325,7 @@ void Trainer::run(const std::function<Requests()>& requests,
 }
 
 // Lanes are pure functions, so a rank finds the culprit by computing its own once more, one by one.
-HaltReport Trainer::find_culprit(const ReducedStep& reduced) {
+HaltReport Trainer::find_culprit() {
   HaltReport report;
   report.step = step_ + 1;
   report.rank = communicator_.rank();
@@ -319,8 +338,8 @@ HaltReport Trainer::find_culprit(const ReducedStep& reduced) {
   if (found) return report;
   HaltReport sum = report;
   sum.what = "sum";
-  const bool bad_sum = reduced.range.size() == layout().size() &&
-                       find_non_finite_tensor(layout(), reduced.gradient, sum);
+  const bool bad_sum =
+      !options_.reducer.shard && find_non_finite_tensor(layout(), replica_.reduced_sum(), sum);
   report.what = "gradient";
   for (const LaneWork& work : replica_.schedule().lanes) {
     report.lane = work.lane;
@@ -339,8 +358,8 @@ HaltReport Trainer::find_culprit(const ReducedStep& reduced) {
   return report;
 }
 
-void Trainer::halt(const ReducedStep& reduced) {
-  const std::string own = to_json(find_culprit(reduced));
+void Trainer::halt() {
+  const std::string own = to_json(find_culprit());
   // A bad lane before a bad sum, which it would explain; of several, the first.
   const auto weight = [](const HaltReport& report) {
     const int kind = report.what.empty() ? 3 : report.what == "sum" ? 2 : 1;

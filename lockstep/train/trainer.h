@@ -119,13 +119,15 @@ class Trainer {
   std::vector<Setting> settings() const;
   Batch read_batch(const Samples& samples, std::span<const std::uint64_t> ids);
   Batch lane_batch(std::uint32_t lane);
-  std::vector<double> run_lane(std::size_t index);
+  void run_lane(std::size_t index);
+  std::vector<std::vector<double>> finish_lanes();
   void add_requests(const Requests& requests, std::vector<double>& tail) const;
   void read_tail(std::span<const double> tail, StepReport& report);
-  double norm_of(const ReducedStep& reduced);
-  void update(float factor, double learning_rate);
-  [[noreturn]] void halt(const ReducedStep& reduced);
-  HaltReport find_culprit(const ReducedStep& reduced);
+  double norm_of_shards(Range range);
+  void begin_update(std::int64_t tokens, std::optional<double> norm);
+  void share_parameters();
+  [[noreturn]] void halt();
+  HaltReport find_culprit();
   bool skipped(std::uint32_t lane) const;
   void at(std::string_view place) const {
     if (options_.at) options_.at(place, step_ + 1);
@@ -140,6 +142,7 @@ class Trainer {
   GradientReducer reducer_;
   std::vector<double> block_sums_;
   std::int64_t step_ = 0;
+  std::int64_t own_tokens_ = 0;          // of this rank's lanes of the step under way
   PhaseTimes phases_;                    // of the step under way; what the tail has told is zeroed
   std::vector<double> compute_seconds_;  // by rank, over the last steps
   std::optional<HaltReport> halt_report_;

@@ -7,9 +7,11 @@
 #include <cstring>
 
 #include "gpu_cases.h"
+#include "lockstep/base/canonical_tree.h"
+#include "lockstep/base/cuda_memory.h"
 #include "lockstep/base/thread_pool.h"
 #include "lockstep/model/cpu/layers.h"
-#include "lockstep/base/cuda_memory.h"
+#include "lockstep/model/norm.h"
 #include "lockstep/model/token_index.h"
 
 namespace lockstep {
@@ -289,6 +291,46 @@ TYPED_TEST(CudaKernels, Embedding) {
                        gdtable.data(), nullptr);
   for (float& value : dtable) value *= 2;
   EXPECT_LT(distance(host(gdtable), dtable), 1e-6);
+}
+
+TEST(CudaKernelsOfUpdates, TreeSumIsTheHosts) {
+  LOCKSTEP_NEEDS_GPU();
+  for (const std::size_t count : {1U, 2U, 3U, 7U, 1023U, 1024U, 1025U, 5000U, 105469U, 1100001U}) {
+    std::vector<double> values(count);
+    for (std::size_t i = 0; i < count; ++i) {  // of very different sizes
+      values[i] = std::ldexp(static_cast<double>(random_u64(1, 2, i) >> 11),
+                             static_cast<int>(random_u64(1, 3, i) % 100) - 50);
+    }
+    const DeviceArray<double> device_values(count, "a test");
+    const DeviceArray<double> scratch(cuda::tree_scratch(count), "a test");
+    check_cuda(
+        cudaMemcpy(device_values.data(), values.data(), count * sizeof(double), cudaMemcpyDefault),
+        "copying");
+    const double* sum = cuda::tree_sum(count, device_values.data(), scratch.data(), nullptr);
+    double result = 0;
+    check_cuda(cudaMemcpy(&result, sum, sizeof(result), cudaMemcpyDefault), "copying");
+    EXPECT_EQ(result, tree_sum(values)) << count;
+  }
+}
+
+TEST(CudaKernelsOfUpdates, FactorIsTheHosts) {
+  LOCKSTEP_NEEDS_GPU();
+  const DeviceArray<cuda::UpdateState> state(1, "a test");
+  const DeviceArray<std::uint32_t> bad(1, "a test");
+  check_cuda(cudaMemset(bad.data(), 0, sizeof(std::uint32_t)), "clearing");
+  for (std::uint64_t i = 0; i < 200; ++i) {
+    cuda::UpdateState given{};
+    given.tokens = static_cast<double>(1 + random_u64(2, 1, i) % 1000000);
+    given.clip = i % 3 == 0 ? 0.0 : std::ldexp(1.0 + static_cast<double>(i), -7);
+    given.norm = i % 5 == 0 ? 0.0 : static_cast<double>(random_u64(2, 2, i) >> 30) * 1e-5;
+    check_cuda(cudaMemcpy(state.data(), &given, sizeof(given), cudaMemcpyDefault), "copying");
+    cuda::decide_update(nullptr, bad.data(), state.data(), nullptr);
+    cuda::UpdateState decided{};
+    check_cuda(cudaMemcpy(&decided, state.data(), sizeof(decided), cudaMemcpyDefault), "copying");
+    EXPECT_EQ(decided.factor,
+              gradient_factor(given.norm, static_cast<std::int64_t>(given.tokens), given.clip));
+    EXPECT_EQ(decided.apply, 1U);
+  }
 }
 
 }  // namespace

@@ -3,11 +3,15 @@
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
+#include <cstdio>
+#include <cstdlib>
+#include <cstring>
 #include <limits>
 
 #include "gpu_cases.h"
 #include "lockstep/base/canonical_tree.h"
 #include "lockstep/base/error.h"
+#include "lockstep/model/cuda/cuda_kernels.h"
 #include "lockstep/model/norm.h"
 #include "lockstep/model/weights_hash.h"
 
@@ -33,7 +37,8 @@ Gradient on_cpu(const ModelConfig& config, const std::vector<float>& parameters,
 
 Gradient on_gpu(GpuModel& model, const Batch& batch) {
   Gradient result;
-  result.sum = model.gradient(batch, 0, {}, {}, {}).sum;
+  model.gradient(batch, 0, {});
+  result.sum = model.finish_lanes().front().sum;
   result.values.resize(model.layout().size());
   model.get_slot(0, result.values);
   return result;
@@ -150,17 +155,20 @@ TEST(GpuModel, MergesSlotsAndStagesThem) {
   std::vector<float> staged(sum.size());
   model->stage(0, staged);
   const std::vector<SlotMerge> merges = {{0, 1}};
-  const std::vector<std::uint32_t> slots = {0};
+  std::size_t end = 0;
+  GpuDelivery delivery{.slots = {0}, .copied = {}, .reduce = {}};
+  delivery.copied = [&](Range range) {
+    EXPECT_EQ(range.begin, end);
+    end = range.end;
+    for (std::size_t i = range.begin; i < range.end; ++i) ASSERT_EQ(staged[i], sum[i]) << i;
+  };
   for (int repeat = 0; repeat < 4; ++repeat) {
     std::fill(staged.begin(), staged.end(), std::numeric_limits<float>::quiet_NaN());
-    model->gradient(left.batch(), 0, {}, {}, {});
-    std::size_t end = 0;
-    model->gradient(right.batch(), 1, merges, slots, [&](Range range) {
-      EXPECT_EQ(range.begin, end);
-      end = range.end;
-      for (std::size_t i = range.begin; i < range.end; ++i) ASSERT_EQ(staged[i], sum[i]) << i;
-    });
+    end = 0;
+    model->gradient(left.batch(), 0, {});
+    model->gradient(right.batch(), 1, merges, &delivery);
     EXPECT_EQ(end, sum.size());
+    EXPECT_EQ(model->finish_lanes().size(), 2U);
   }
   // What comes back from elsewhere is what the optimizer sees.
   std::fill(staged.begin(), staged.end(), 0.5F);
@@ -168,7 +176,56 @@ TEST(GpuModel, MergesSlotsAndStagesThem) {
   std::vector<float> back(staged.size());
   model->get_slot(0, back);
   EXPECT_EQ(back, staged);
-  model->skip(1, merges, slots, [&](Range range) { EXPECT_EQ(staged[range.begin], 0.5F); });
+  delivery.copied = [&](Range range) { EXPECT_EQ(staged[range.begin], 0.5F); };
+  model->skip(1, merges, &delivery);
+  EXPECT_EQ(model->finish_lanes().front().sum.tokens, 0);
+}
+
+// Several lanes are enqueued before one is waited for, and what reduces on the device comes between
+// the gradient and the update.
+TEST(GpuModel, LanesAreEnqueuedAndReducedOnTheDevice) {
+  LOCKSTEP_NEEDS_GPU();
+  const ModelConfig config = small_model();
+  const auto model = make_gpu_model(gpu_options(config, Precision::kBf16, 2, 2));
+  std::vector<TestBatch> batches;
+  std::vector<LossSum> alone;
+  model->set_parameters(test_parameters(config));
+  for (std::uint64_t i = 0; i < 5; ++i) {
+    batches.emplace_back(config, 2, i);
+    alone.push_back(on_gpu(*model, batches.back().batch()).sum);
+  }
+  std::vector<float> last(model->layout().size());
+  model->get_slot(0, last);
+  std::vector<float> doubled = last;
+  for (float& value : doubled) value += value;
+
+  GpuDelivery delivery{.slots = {0}, .copied = {}, .reduce = {}};
+  std::size_t end = 0;
+  delivery.reduce = [&](std::span<float* const> slots, Range range, DeviceStream stream) {
+    ASSERT_EQ(slots.size(), 1U);
+    EXPECT_EQ(range.begin, end);
+    end = range.end;
+    cuda::add(range.size(), slots[0] + range.begin, slots[0] + range.begin, stream);
+  };
+  for (int repeat = 0; repeat < 4; ++repeat) {
+    end = 0;
+    for (std::size_t i = 0; i < batches.size(); ++i) {
+      model->gradient(batches[i].batch(), 0, {}, i + 1 == batches.size() ? &delivery : nullptr);
+    }
+    const std::vector<GpuLaneResult> lanes = model->finish_lanes();
+    ASSERT_EQ(lanes.size(), batches.size());
+    for (std::size_t i = 0; i < lanes.size(); ++i) {
+      EXPECT_EQ(lanes[i].sum.loss, alone[i].loss) << i;
+      EXPECT_EQ(lanes[i].sum.tokens, alone[i].tokens) << i;
+      EXPECT_GT(lanes[i].forward_seconds, 0);
+      EXPECT_GT(lanes[i].backward_seconds, 0);
+      EXPECT_LT(lanes[i].backward_seconds, 10);
+    }
+    EXPECT_EQ(end, last.size());
+    std::vector<float> sum(last.size());
+    model->get_slot(0, sum);
+    EXPECT_EQ(sum, doubled);
+  }
 }
 
 TEST(GpuModel, UpdatesAsTheCpuToTheBit) {
@@ -186,15 +243,27 @@ TEST(GpuModel, UpdatesAsTheCpuToTheBit) {
   AdamW adamw(layout, {}, shard);
   std::vector<double> ours(norm_blocks(layout.size()));
   std::vector<double> theirs(ours.size());
-  for (std::int64_t step = 0; step < 3; ++step) {
+  for (std::int64_t step = 0; step < 6; ++step) {  // the later ones are graphs
     const Gradient gradient = on_gpu(*model, data.batch());
     model->block_squares({0, layout.size()}, ours);
     block_squares(gradient.values, pool, theirs);
     for (std::size_t i = 0; i < ours.size(); ++i)
       EXPECT_NEAR(ours[i], theirs[i], 1e-12 * theirs[i]);
-    const float factor = gradient_factor(std::sqrt(tree_sum(ours)), gradient.sum.tokens, 1.0);
-    model->update(factor, 1e-3, step);
-    adamw.step(parameters, gradient.values, factor, 1e-3, step, pool);
+    const double norm = std::sqrt(tree_sum(ours));
+    // Both ways to the norm, with clipping and without.
+    UpdateRequest request{.tokens = gradient.sum.tokens,
+                          .clip = step % 3 == 0   ? 1e-3
+                                  : step % 3 == 1 ? 1e6
+                                                  : 0.0,
+                          .learning_rate = 1e-3,
+                          .step = step};
+    if (step % 2 == 1) request.norm = norm;
+    model->update(request);
+    const UpdateResult updated = model->finish_update();
+    EXPECT_TRUE(updated.done);
+    EXPECT_EQ(updated.norm, norm);
+    adamw.step(parameters, gradient.values, gradient_factor(norm, request.tokens, request.clip),
+               1e-3, step, pool);
   }
   std::vector<float> updated(parameters.size());
   model->get_parameters(updated, {0, updated.size()});
@@ -226,21 +295,99 @@ TEST(GpuModel, HashesAreBlake3) {
   }
 }
 
-TEST(GpuModel, WhatIsNotFiniteShows) {
+// The update looks for itself, so that it can be enqueued before anybody knows.
+TEST(GpuModel, WhatIsNotFiniteShowsAndChangesNothing) {
   LOCKSTEP_NEEDS_GPU();
   const ModelConfig config = small_model();
   const TestBatch data(config, 2, 1);
   for (const Precision precision : {Precision::kF32, Precision::kBf16}) {
     const auto model = make_gpu_model(gpu_options(config, precision, 2));
-    std::vector<float> parameters = test_parameters(config);
-    parameters[model->layout().range(Component::kDown, 1).begin] =
-        std::numeric_limits<float>::quiet_NaN();
-    model->set_parameters(parameters);
-    EXPECT_FALSE(std::isfinite(model->gradient(data.batch(), 0, {}, {}, {}).sum.loss));
-    std::vector<double> sums(norm_blocks(parameters.size()));
-    model->block_squares({0, parameters.size()}, sums);
-    EXPECT_FALSE(std::isfinite(tree_sum(sums)));
+    const std::vector<float> good = test_parameters(config);
+    std::vector<float> bad = good;
+    bad[model->layout().range(Component::kDown, 1).begin] = std::numeric_limits<float>::quiet_NaN();
+    std::vector<float> now(good.size());
+    UpdateRequest request{.tokens = 100, .clip = 1, .learning_rate = 1e-3, .step = 0};
+    for (int repeat = 0; repeat < 4; ++repeat) {
+      model->set_parameters(bad);
+      model->gradient(data.batch(), 0, {});
+      model->update(request);
+      EXPECT_FALSE(std::isfinite(model->finish_lanes().front().sum.loss));
+      const UpdateResult refused = model->finish_update();
+      EXPECT_FALSE(std::isfinite(refused.norm));
+      EXPECT_FALSE(refused.done);
+      model->get_parameters(now, {0, now.size()});
+      EXPECT_EQ(std::memcmp(now.data(), bad.data(), now.size() * sizeof(float)), 0);
+
+      // A bad loss is enough, whatever the norm.
+      model->gradient(data.batch(), 0, {});
+      request.norm = 1.0;
+      model->update(request);
+      EXPECT_FALSE(model->finish_update().done);
+      model->finish_lanes();
+      request.norm.reset();
+
+      model->set_parameters(good);
+      model->gradient(data.batch(), 0, {});
+      model->update(request);
+      EXPECT_TRUE(std::isfinite(model->finish_lanes().front().sum.loss));
+      EXPECT_TRUE(model->finish_update().done);
+      model->get_parameters(now, {0, now.size()});
+      EXPECT_NE(now, good);
+
+      request.tokens = 0;  // every lane left out
+      model->skip(0, {});
+      model->update(request);
+      EXPECT_FALSE(model->finish_update().done);
+      model->finish_lanes();
+      request.tokens = 100;
+    }
   }
+}
+
+TEST(GpuModel, WaitsCanBeGivenUp) {
+  LOCKSTEP_NEEDS_GPU();
+  ModelConfig config = small_model();
+  config.context = 1024;
+  GpuModelOptions options = gpu_options(config, Precision::kF32, 64);
+  int looks = 0;
+  options.while_waiting = [&] {
+    if (++looks == 3) throw Error(ErrorCode::kAborted, "enough");
+  };
+  const auto model = make_gpu_model(options);
+  const TestBatch data(config, 64, 1);
+  EXPECT_THROW(
+      {
+        for (int i = 0; i < 1000; ++i) {  // some of it takes longer than three looks
+          for (int lane = 0; lane < 10; ++lane) model->gradient(data.batch(), 0, {});
+          model->finish_lanes();
+        }
+      },
+      Error);
+  EXPECT_EQ(looks, 3);
+}
+
+TEST(GpuModelDeathTest, AWaitEndsByItsDeadline) {
+  LOCKSTEP_NEEDS_GPU();
+  GTEST_FLAG_SET(death_test_style, "threadsafe");
+  ModelConfig config = small_model();
+  config.context = 1024;
+  EXPECT_EXIT(
+      {
+        GpuModelOptions options = gpu_options(config, Precision::kF32, 64);
+        options.patience = std::chrono::milliseconds(2);
+        auto model = make_gpu_model(options);
+        const TestBatch data(config, 64, 1);
+        try {
+          for (int lane = 0; lane < 50; ++lane) model->gradient(data.batch(), 0, {});
+          model->finish_lanes();
+        } catch (const Error& error) {
+          model.reset();
+          std::fprintf(stderr, "%s\n", error.what());
+          std::_Exit(error.code() == ErrorCode::kTimeout ? 3 : 4);
+        }
+        std::_Exit(0);
+      },
+      ::testing::ExitedWithCode(3), "computing: the GPU has not finished within 0.002 s");
 }
 
 TEST(GpuModel, FollowsFiniteDifferences) {

@@ -1,6 +1,6 @@
 #include "lockstep/base/blake3_kernel.h"
-#include "lockstep/model/cuda/cuda_hash.h"
 #include "lockstep/base/cuda_launch.h"
+#include "lockstep/model/cuda/cuda_hash.h"
 #include "lockstep/model/cuda/cuda_pack.cuh"
 
 namespace lockstep {
@@ -170,6 +170,7 @@ void CudaHasher::take_memory() {
   device_levels_ = DeviceArray<std::uint32_t>(levels.size(), "hashes");
   nodes_ = DeviceArray<std::uint32_t>(8 * std::size_t{levels_[0].back()}, "hashes");
   next_nodes_ = DeviceArray<std::uint32_t>(nodes_.size(), "hashes");
+  hashes_ = PinnedArray<Blake3Hash>(begin_.size() / 2);
   check_cuda(cudaMemcpy(device_begin_.data(), begin_.data(), begin_.size() * sizeof(std::uint64_t),
                         cudaMemcpyDefault),
              "hashing");
@@ -178,7 +179,7 @@ void CudaHasher::take_memory() {
              "hashing");
 }
 
-std::vector<Blake3Hash> CudaHasher::hash(const float* parameters, cudaStream_t stream) {
+void CudaHasher::enqueue(const float* parameters, cudaStream_t stream) {
   take_memory();
   const auto tensors = static_cast<unsigned>(begin_.size() / 2);
   const auto level_at = [&](std::size_t level) {
@@ -196,12 +197,13 @@ std::vector<Blake3Hash> CudaHasher::hash(const float* parameters, cudaStream_t s
     cuda::check_launch("hashing");
     std::swap(from, to);
   }
-  std::vector<Blake3Hash> hashes(tensors);
-  check_cuda(
-      cudaMemcpyAsync(hashes.data(), from, tensors * sizeof(Blake3Hash), cudaMemcpyDefault, stream),
-      "hashing");
-  check_cuda(cudaStreamSynchronize(stream), "hashing");
-  return hashes;
+  check_cuda(cudaMemcpyAsync(hashes_.data(), from, tensors * sizeof(Blake3Hash), cudaMemcpyDefault,
+                             stream),
+             "hashing");
+}
+
+std::vector<Blake3Hash> CudaHasher::result() const {
+  return {hashes_.data(), hashes_.data() + hashes_.size()};
 }
 
 }  // namespace lockstep

@@ -17,8 +17,9 @@ class CudaHasher {
  public:
   explicit CudaHasher(const ParameterLayout& layout);
 
-  // In the order of layout.tensors(). Waits for the stream.
-  std::vector<Blake3Hash> hash(const float* parameters, cudaStream_t stream);
+  void enqueue(const float* parameters, cudaStream_t stream);
+  // When the stream is done: in the order of layout.tensors().
+  std::vector<Blake3Hash> result() const;
 
  private:
   void take_memory();
@@ -30,6 +31,7 @@ class CudaHasher {
   DeviceArray<std::uint64_t> device_begin_;
   DeviceArray<std::uint32_t> device_levels_;
   DeviceArray<std::uint32_t> nodes_, next_nodes_;
+  PinnedArray<Blake3Hash> hashes_;
 };
 
 }  // namespace lockstep

@@ -80,6 +80,17 @@ struct LossTotal {
 void sum_losses(std::size_t tokens, const float* losses, const std::int32_t* targets,
                 LossTotal* total, cudaStream_t stream);
 
+// What a lane leaves behind. Times are nanoseconds of the GPU's clock.
+struct LaneRecord {
+  LossTotal total;
+  std::uint64_t begun, forward_done, backward_done;
+};
+// *time = now, when the work before it is done.
+void stamp_time(std::uint64_t* time, cudaStream_t stream);
+// Completes a lane's record, and counts it among the bad ones when its loss is not finite.
+void close_lane(const LossTotal* total, LaneRecord* record, std::uint32_t* bad_losses,
+                cudaStream_t stream);
+
 // Causal attention of any shape, simple and slow; lse: rows x heads x context.
 template <typename T>
 void attention_forward(const CudaAttentionShape& shape, const T* qkv, T* out, float* lse,
@@ -96,6 +107,24 @@ void round_to(std::size_t count, const float* values, __nv_bfloat16* rounded, cu
 
 // Sums of squares of blocks of kNormBlock elements, the last of which may be short.
 void block_squares(std::size_t count, const float* values, double* sums, cudaStream_t stream);
+// The canonical tree over `count` > 0 numbers, as tree_sum() to the bit; where the result is.
+// `scratch` has tree_scratch(count) elements.
+std::size_t tree_scratch(std::size_t count);
+const double* tree_sum(std::size_t count, const double* values, double* scratch,
+                       cudaStream_t stream);
+
+// What an update is made with. The host fills in the first part, decide_update() the rest.
+struct UpdateState {
+  double tokens, clip;
+  double norm;  // ignored where there is a sum of squares
+  float rate, root_scale, keep;
+  float factor;
+  std::uint32_t apply;  // whether AdamW is to do anything
+};
+// `squares` is the square of the norm, or null: the norm is given. The factor is as
+// gradient_factor() to the bit.
+void decide_update(const double* squares, const std::uint32_t* bad_losses, UpdateState* state,
+                   cudaStream_t stream);
 
 // Elements that weight decay treats alike.
 struct Piece {
@@ -104,7 +133,8 @@ struct Piece {
   std::uint32_t decay;
 };
 struct AdamWStep {
-  float factor, beta1, rest1, beta2, rest2, rate, root_scale, eps, keep;
+  const UpdateState* state;
+  float beta1, rest1, beta2, rest2, eps;
   std::uint64_t first_element;  // the moments begin there
   const float* sum;
   float* parameters;
@@ -112,7 +142,7 @@ struct AdamWStep {
   float* second;
   __nv_bfloat16* rounded;  // a copy of the parameters, or null
 };
-// As AdamW (adamw.h), to the bit.
+// As AdamW (adamw.h), to the bit; nothing unless the state says so.
 void adamw(const AdamWStep& step, std::size_t pieces, const Piece* list, cudaStream_t stream);
 
 }  // namespace lockstep::cuda

@@ -1,6 +1,7 @@
 #include <fmt/format.h>
 
 #include <algorithm>
+#include <cstddef>
 
 #include "lockstep/base/error.h"
 #include "lockstep/model/cuda/cuda_model.h"
@@ -9,13 +10,62 @@
 namespace lockstep {
 namespace {
 
-constexpr int kLanesBeforeGraph = 2;  // that are enqueued call by call
+constexpr int kRunsBeforeGraph = 2;  // that are enqueued call by call
+
+CudaLaneShape shape_of(std::uint32_t slot, std::span<const SlotMerge> merges) {
+  CudaLaneShape shape{slot, {}};
+  for (const SlotMerge& merge : merges) shape.merges.emplace_back(merge.into, merge.from);
+  return shape;
+}
+
+double seconds(std::uint64_t begin, std::uint64_t end) {
+  return end > begin ? static_cast<double>(end - begin) * 1e-9 : 0;
+}
 
 }  // namespace
 
+void CudaCaptured::run(cudaStream_t stream, const std::function<void(bool capturing)>& enqueue) {
+  if (runs_ < kRunsBeforeGraph) {
+    ++runs_;
+    return enqueue(false);
+  }
+  if (graph_.get() == nullptr) {
+    cudaGraph_t graph = nullptr;
+    check_cuda(cudaStreamBeginCapture(stream, cudaStreamCaptureModeThreadLocal),
+               "capturing a graph");
+    enqueue(true);
+    check_cuda(cudaStreamEndCapture(stream, &graph), "capturing a graph");
+    cudaGraphExec_t executable = nullptr;
+    const cudaError_t status = cudaGraphInstantiate(&executable, graph, 0);
+    static_cast<void>(cudaGraphDestroy(graph));
+    check_cuda(status, "making a graph");
+    graph_ = CudaGraph(executable);
+  }
+  check_cuda(cudaGraphLaunch(graph_.get(), stream), "launching a graph");
+}
+
+CudaLaneMemory::CudaLaneMemory(std::size_t token_count, std::size_t vocab)
+    : tokens(token_count),
+      targets(token_count),
+      token_begin(vocab + 1),
+      token_places(token_count),
+      record(1) {}
+
+// The memory of the lane that is enqueued next; the first of a step begins with no bad losses.
+CudaLaneMemory& CudaModel::next_lane() {
+  if (lanes_enqueued_ == 0) {
+    check_cuda(cudaMemsetAsync(bad_losses_.data(), 0, sizeof(std::uint32_t), stream_.get()),
+               "clearing a count");
+  }
+  if (lanes_enqueued_ == lane_memory_.size()) {
+    lane_memory_.emplace_back(tokens_.size(), static_cast<std::size_t>(options_.model.vocab));
+  }
+  return lane_memory_[lanes_enqueued_];
+}
+
 // The passes know one shape only: rows that are missing are filled with a token whose loss does not
 // count.
-void CudaModel::send(const Batch& batch) {
+void CudaModel::send(const Batch& batch, CudaLaneMemory& lane) {
   check_batch(batch, options_.rows, options_.context, options_.model.vocab);
   if (batch.context != options_.context) {
     throw Error(ErrorCode::kInvalidArgument,
@@ -24,44 +74,31 @@ void CudaModel::send(const Batch& batch) {
   }
   const std::size_t count = batch.tokens.size();
   const std::size_t rest = tokens_.size() - count;
-  std::ranges::copy(batch.tokens, host_tokens_.data());
-  std::ranges::copy(batch.targets, host_targets_.data());
-  std::fill_n(host_tokens_.data() + count, rest, 0);
-  std::fill_n(host_targets_.data() + count, rest, -1);
+  std::ranges::copy(batch.tokens, lane.tokens.data());
+  std::ranges::copy(batch.targets, lane.targets.data());
+  std::fill_n(lane.tokens.data() + count, rest, 0);
+  std::fill_n(lane.targets.data() + count, rest, -1);
   const std::size_t bytes = tokens_.size() * sizeof(std::int32_t);
-  check_cuda(
-      cudaMemcpyAsync(tokens_.data(), host_tokens_.data(), bytes, cudaMemcpyDefault, stream_.get()),
-      "copying tokens");
-  check_cuda(cudaMemcpyAsync(targets_.data(), host_targets_.data(), bytes, cudaMemcpyDefault,
-                             stream_.get()),
-             "copying targets");
+  enqueue_copy(tokens_.data(), lane.tokens.data(), bytes);
+  enqueue_copy(targets_.data(), lane.targets.data(), bytes);
 }
 
-void CudaModel::send_token_index() {
-  index_tokens({host_tokens_.data(), tokens_.size()}, {host_begin_.data(), token_begin_.size()},
-               {host_places_.data(), token_places_.size()});
-  check_cuda(cudaMemcpyAsync(token_begin_.data(), host_begin_.data(),
-                             token_begin_.size() * sizeof(std::uint32_t), cudaMemcpyDefault,
-                             stream_.get()),
-             "copying tokens");
-  check_cuda(cudaMemcpyAsync(token_places_.data(), host_places_.data(),
-                             token_places_.size() * sizeof(std::uint32_t), cudaMemcpyDefault,
-                             stream_.get()),
-             "copying tokens");
-}
-
-LossSum CudaModel::receive_loss() {
-  check_cuda(cudaMemcpyAsync(host_total_.data(), passes_->loss_total(), sizeof(cuda::LossTotal),
-                             cudaMemcpyDefault, stream_.get()),
-             "copying the loss");
-  wait();
-  return {host_total_.data()->loss, host_total_.data()->tokens};
+void CudaModel::send_token_index(CudaLaneMemory& lane) {
+  index_tokens({lane.tokens.data(), tokens_.size()}, {lane.token_begin.data(), token_begin_.size()},
+               {lane.token_places.data(), token_places_.size()});
+  enqueue_copy(token_begin_.data(), lane.token_begin.data(),
+               token_begin_.size() * sizeof(std::uint32_t));
+  enqueue_copy(token_places_.data(), lane.token_places.data(),
+               token_places_.size() * sizeof(std::uint32_t));
 }
 
 LossSum CudaModel::loss(const Batch& batch) {
-  send(batch);
+  CudaLaneMemory& lane = next_lane();
+  send(batch, lane);
   passes_->loss(parameters(), batch_memory(), stream_.get());
-  return receive_loss();
+  enqueue_copy(&lane.record.data()->total, passes_->loss_total(), sizeof(cuda::LossTotal));
+  wait("computing");
+  return {lane.record.data()->total.loss, lane.record.data()->total.tokens};
 }
 
 void CudaModel::merge(const CudaLaneShape& shape, Range range) {
@@ -71,107 +108,91 @@ void CudaModel::merge(const CudaLaneShape& shape, Range range) {
   }
 }
 
-void CudaModel::record(const CudaEvent& event, bool capturing) {
-  check_cuda(cudaEventRecordWithFlags(event.get(), stream_.get(),
-                                      capturing ? cudaEventRecordExternal : cudaEventRecordDefault),
-             "recording an event");
-}
-
 // Everything but the embedding's gradient.
 void CudaModel::enqueue_lane(const CudaLaneShape& shape, bool capturing) {
+  const unsigned flags = capturing ? cudaEventRecordExternal : cudaEventRecordDefault;
   std::size_t bucket = 0;
-  record(begun_, capturing);
-  passes_->gradient(parameters(), batch_memory(), slots_.at(shape.slot).data(),
-                    {.forward_done = [&] { record(forward_done_, capturing); },
-                     .range_done =
-                         [&](Range range) {
-                           merge(shape, range);
-                           if (buckets_[bucket].range.end == range.end) {
-                             record(buckets_[bucket++].computed, capturing);
-                           }
-                         }},
-                    stream_.get());
+  cuda::stamp_time(&record_.data()->begun, stream_.get());
+  passes_->gradient(
+      parameters(), batch_memory(), slots_.at(shape.slot).data(),
+      {.forward_done = [&] { cuda::stamp_time(&record_.data()->forward_done, stream_.get()); },
+       .range_done =
+           [&](Range range) {
+             merge(shape, range);
+             if (buckets_[bucket].range.end != range.end) return;
+             check_cuda(
+                 cudaEventRecordWithFlags(buckets_[bucket++].computed.get(), stream_.get(), flags),
+                 "recording an event");
+           }},
+      stream_.get());
 }
 
-// The first lanes of a shape are enqueued call by call, so that libraries load what they need; then
-// they are captured as a graph.
-void CudaModel::run_lane(const CudaLaneShape& shape) {
-  CudaCapturedLane& lane = lanes_[shape];
-  if (lane.runs++ < kLanesBeforeGraph) {
-    enqueue_lane(shape, false);
-    return;
-  }
-  if (lane.graph.get() == nullptr) {
-    cudaGraph_t graph = nullptr;
-    check_cuda(cudaStreamBeginCapture(stream_.get(), cudaStreamCaptureModeThreadLocal),
-               "capturing a graph");
-    enqueue_lane(shape, true);
-    check_cuda(cudaStreamEndCapture(stream_.get(), &graph), "capturing a graph");
-    cudaGraphExec_t executable = nullptr;
-    const cudaError_t status = cudaGraphInstantiate(&executable, graph, 0);
-    static_cast<void>(cudaGraphDestroy(graph));
-    check_cuda(status, "making a graph");
-    lane.graph = CudaGraph(executable);
-  }
-  check_cuda(cudaGraphLaunch(lane.graph.get(), stream_.get()), "launching a graph");
-}
-
-GpuLaneResult CudaModel::gradient(const Batch& batch, std::uint32_t slot,
-                                  std::span<const SlotMerge> merges,
-                                  std::span<const std::uint32_t> staged, const RangeReady& ready) {
-  CudaLaneShape shape{slot, {}};
-  for (const SlotMerge& merge : merges) shape.merges.emplace_back(merge.into, merge.from);
-  send(batch);
-  run_lane(shape);
-  send_token_index();  // while the GPU is at work
+void CudaModel::gradient(const Batch& batch, std::uint32_t slot, std::span<const SlotMerge> merges,
+                         const GpuDelivery* delivery) {
+  const CudaLaneShape shape = shape_of(slot, merges);
+  CudaLaneMemory& lane = next_lane();
+  send(batch, lane);
+  lanes_[shape].run(stream_.get(), [&](bool capturing) { enqueue_lane(shape, capturing); });
+  send_token_index(lane);  // while the GPU is at work
   passes_->embedding_gradient(batch_memory(), slots_.at(slot).data(), stream_.get());
   merge(shape, buckets_.back().range);
-  record(buckets_.back().computed, false);
-  record(backward_done_, false);
-  deliver(staged, ready);
-  GpuLaneResult result;
-  result.sum = receive_loss();
-  float milliseconds = 0;
-  check_cuda(cudaEventElapsedTime(&milliseconds, begun_.get(), forward_done_.get()), "timing");
-  result.forward_seconds = milliseconds / 1e3;
-  check_cuda(cudaEventElapsedTime(&milliseconds, forward_done_.get(), backward_done_.get()),
-             "timing");
-  result.backward_seconds = milliseconds / 1e3;
-  if (staged.empty() && ready) {
-    for (const Bucket& bucket : buckets_) ready(bucket.range);
-  }
-  return result;
-}
-
-// Copies every bucket of the staged slots as soon as it is computed, and tells of it when it is
-// there.
-void CudaModel::deliver(std::span<const std::uint32_t> staged, const RangeReady& ready) {
-  if (staged.empty()) return;
-  for (const Bucket& bucket : buckets_) {
-    for (const std::uint32_t slot : staged) {
-      staging_.download(slot, bucket.range, bucket.computed.get());
-    }
-    staging_.mark(bucket.copied.get());
-  }
-  for (const Bucket& bucket : buckets_) {
-    check_cuda(cudaEventSynchronize(bucket.copied.get()), "copying a gradient");
-    if (ready) ready(bucket.range);
-  }
+  check_cuda(cudaEventRecord(buckets_.back().computed.get(), stream_.get()), "recording an event");
+  cuda::close_lane(static_cast<const cuda::LossTotal*>(passes_->loss_total()), record_.data(),
+                   bad_losses_.data(), stream_.get());
+  enqueue_copy(lane.record.data(), record_.data(), sizeof(cuda::LaneRecord));
+  ++lanes_enqueued_;
+  if (delivery != nullptr) deliver(*delivery);
 }
 
 void CudaModel::skip(std::uint32_t slot, std::span<const SlotMerge> merges,
-                     std::span<const std::uint32_t> staged, const RangeReady& ready) {
-  CudaLaneShape shape{slot, {}};
-  for (const SlotMerge& merge : merges) shape.merges.emplace_back(merge.into, merge.from);
+                     const GpuDelivery* delivery) {
+  *next_lane().record.data() = {};
   check_cuda(
       cudaMemsetAsync(slots_.at(slot).data(), 0, layout_.size() * sizeof(float), stream_.get()),
       "clearing a gradient");
-  merge(shape, {0, layout_.size()});
-  for (const Bucket& bucket : buckets_) record(bucket.computed, false);
-  deliver(staged, ready);
-  wait();
-  if (staged.empty() && ready) {
-    for (const Bucket& bucket : buckets_) ready(bucket.range);
+  merge(shape_of(slot, merges), {0, layout_.size()});
+  for (const Bucket& bucket : buckets_) {
+    check_cuda(cudaEventRecord(bucket.computed.get(), stream_.get()), "recording an event");
+  }
+  ++lanes_enqueued_;
+  if (delivery != nullptr) deliver(*delivery);
+}
+
+std::vector<GpuLaneResult> CudaModel::finish_lanes() {
+  wait("computing");
+  std::vector<GpuLaneResult> results;
+  for (std::size_t i = 0; i < lanes_enqueued_; ++i) {
+    const cuda::LaneRecord& record = *lane_memory_[i].record.data();
+    results.push_back({{record.total.loss, record.total.tokens},
+                       seconds(record.begun, record.forward_done),
+                       seconds(record.forward_done, record.backward_done)});
+  }
+  lanes_enqueued_ = 0;
+  return results;
+}
+
+// A second stream takes every bucket as soon as it is computed.
+void CudaModel::deliver(const GpuDelivery& delivery) {
+  const cudaStream_t stream = staging_.stream();
+  std::vector<float*> slots;
+  for (const std::uint32_t slot : delivery.slots) slots.push_back(slots_.at(slot).data());
+  for (const Bucket& bucket : buckets_) {
+    check_cuda(cudaStreamWaitEvent(stream, bucket.computed.get()), "delivering a gradient");
+    if (delivery.reduce) {
+      delivery.reduce(slots, bucket.range, stream);
+    } else {
+      for (const std::uint32_t slot : delivery.slots) staging_.download(slot, bucket.range);
+    }
+    check_cuda(cudaEventRecord(bucket.delivered.get(), stream), "delivering a gradient");
+  }
+  if (delivery.reduce) {
+    check_cuda(cudaStreamWaitEvent(stream_.get(), buckets_.back().delivered.get()),
+               "delivering a gradient");
+    return;
+  }
+  for (const Bucket& bucket : buckets_) {
+    wait_for(bucket.delivered.get(), "copying a gradient", patience());
+    delivery.copied(bucket.range);
   }
 }
 

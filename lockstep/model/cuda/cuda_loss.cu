@@ -1,5 +1,5 @@
-#include "lockstep/model/cuda/cuda_kernels.h"
 #include "lockstep/base/cuda_launch.h"
+#include "lockstep/model/cuda/cuda_kernels.h"
 #include "lockstep/model/cuda/cuda_pack.cuh"
 
 namespace lockstep::cuda {
@@ -135,6 +135,21 @@ __global__ void __launch_bounds__(kSumThreads)
   if (threadIdx.x == 0) *total = {sums[0], counts[0]};
 }
 
+__device__ std::uint64_t now() {
+  std::uint64_t nanoseconds;
+  asm volatile("mov.u64 %0, %globaltimer;" : "=l"(nanoseconds));
+  return nanoseconds;
+}
+
+__global__ void stamp_time_kernel(std::uint64_t* time) { *time = now(); }
+
+__global__ void close_lane_kernel(const LossTotal* total, LaneRecord* record,
+                                  std::uint32_t* bad_losses) {
+  record->total = *total;
+  record->backward_done = now();
+  if (!isfinite(total->loss)) ++*bad_losses;
+}
+
 }  // namespace
 
 template <typename T>
@@ -155,6 +170,17 @@ void sum_losses(std::size_t tokens, const float* losses, const std::int32_t* tar
                 LossTotal* total, cudaStream_t stream) {
   sum_losses_kernel<<<1, kSumThreads, 0, stream>>>(tokens, losses, targets, total);
   check_launch("sum_losses");
+}
+
+void stamp_time(std::uint64_t* time, cudaStream_t stream) {
+  stamp_time_kernel<<<1, 1, 0, stream>>>(time);
+  check_launch("stamp_time");
+}
+
+void close_lane(const LossTotal* total, LaneRecord* record, std::uint32_t* bad_losses,
+                cudaStream_t stream) {
+  close_lane_kernel<<<1, 1, 0, stream>>>(total, record, bad_losses);
+  check_launch("close_lane");
 }
 
 template void cross_entropy(std::size_t, std::size_t, std::size_t, float*, const std::int32_t*,

@@ -80,25 +80,25 @@ CudaModel::CudaModel(const GpuModelOptions& options)
                                          .recompute = options.recompute})),
       staging_(slot_pointers()),
       squares_(norm_blocks(layout_.size()), "norms"),
+      tree_scratch_(cuda::tree_scratch(squares_.size()), "norms"),
+      record_(1, "losses"),
+      bad_losses_(1, "losses"),
+      update_(1, "the optimizer"),
       tokens_(static_cast<std::size_t>(options.rows * options.context), "tokens"),
       targets_(tokens_.size(), "tokens"),
       token_begin_(static_cast<std::size_t>(options.model.vocab) + 1, "tokens"),
       token_places_(tokens_.size(), "tokens"),
-      host_tokens_(tokens_.size()),
-      host_targets_(tokens_.size()),
-      host_begin_(token_begin_.size()),
-      host_places_(tokens_.size()),
-      host_total_(1),
       host_squares_(squares_.size()),
-      begun_(make_timer_event()),
-      forward_done_(make_timer_event()),
-      backward_done_(make_timer_event()),
+      host_update_(1),
+      done_(make_event()),
       hasher_(layout_) {
   const std::vector<cuda::Piece> pieces = cut_pieces(layout_, options.shard);
   pieces_ = DeviceArray<cuda::Piece>(pieces.size(), "the optimizer");
   copy(pieces_.data(), pieces.data(), pieces.size() * sizeof(cuda::Piece));
-  check_cuda(cudaMemset(first_.data(), 0, first_.size() * sizeof(float)), "clearing moments");
-  check_cuda(cudaMemset(second_.data(), 0, second_.size() * sizeof(float)), "clearing moments");
+  for (const DeviceArray<float>* moments : {&first_, &second_}) {
+    check_cuda(cudaMemsetAsync(moments->data(), 0, moments->size() * sizeof(float), stream_.get()),
+               "clearing moments");
+  }
   cut_buckets();
   bytes_ = passes_->bytes() +
            (layout_.size() * (1 + options.slots) + 2 * options.shard.size()) * sizeof(float) +
@@ -132,20 +132,36 @@ void CudaModel::cut_buckets() {
   }
 }
 
-void CudaModel::wait() const { check_cuda(cudaStreamSynchronize(stream_.get()), "computing"); }
+void CudaModel::wait(const char* operation) const {
+  check_cuda(cudaEventRecord(done_.get(), stream_.get()), operation);
+  wait_for(done_.get(), operation, patience());
+}
+
+void CudaModel::enqueue_copy(void* to, const void* from, std::size_t bytes) const {
+  check_cuda(cudaMemcpyAsync(to, from, bytes, cudaMemcpyDefault, stream_.get()), "copying");
+}
 
 void CudaModel::copy(void* to, const void* from, std::size_t bytes) const {
-  check_cuda(cudaMemcpyAsync(to, from, bytes, cudaMemcpyDefault, stream_.get()), "copying");
-  wait();
+  wait("computing");  // a copy of memory that is not page-locked waits without a deadline
+  enqueue_copy(to, from, bytes);
+  wait("copying");
 }
 
 void CudaModel::set_parameters(std::span<const float> values) {
   LOCKSTEP_CHECK(values.size() == layout_.size());
   copy(parameters_.data(), values.data(), values.size_bytes());
-  if (rounded_.size() > 0) {
-    cuda::round_to(values.size(), parameters_.data(), rounded_.data(), stream_.get());
-    wait();
-  }
+  round_parameters();
+}
+
+void CudaModel::exchange_parameters(
+    const std::function<void(float* parameters, DeviceStream stream)>& exchange) {
+  exchange(parameters_.data(), stream_.get());
+  round_parameters();
+}
+
+void CudaModel::round_parameters() {
+  if (rounded_.size() == 0) return;
+  cuda::round_to(layout_.size(), parameters_.data(), rounded_.data(), stream_.get());
 }
 
 void CudaModel::get_parameters(std::span<float> values, Range range) const {
@@ -174,36 +190,63 @@ void CudaModel::block_squares(Range range, std::span<double> sums) {
   LOCKSTEP_CHECK(range.begin % kNormBlock == 0 && sums.size() == norm_blocks(range.size()));
   cuda::block_squares(range.size(), slots_.front().data() + range.begin, squares_.data(),
                       stream_.get());
-  check_cuda(cudaMemcpyAsync(host_squares_.data(), squares_.data(), sums.size_bytes(),
-                             cudaMemcpyDefault, stream_.get()),
-             "copying norms");
-  wait();
+  enqueue_copy(host_squares_.data(), squares_.data(), sums.size_bytes());
+  wait("computing");
   std::copy_n(host_squares_.data(), sums.size(), sums.begin());
 }
 
-void CudaModel::update(float factor, double learning_rate, std::int64_t step) {
+void CudaModel::update(const UpdateRequest& request) {
   const AdamWOptions& adamw = options_.adamw;
-  const auto t = static_cast<double>(step + 1);
-  cuda::adamw({.factor = factor,
+  const auto t = static_cast<double>(request.step + 1);
+  *host_update_.data() = {.tokens = static_cast<double>(request.tokens),
+                          .clip = request.clip,
+                          .norm = request.norm.value_or(0.0),
+                          .rate = rounded(request.learning_rate / (1.0 - std::pow(adamw.beta1, t))),
+                          .root_scale = rounded(1.0 / std::sqrt(1.0 - std::pow(adamw.beta2, t))),
+                          .keep = rounded(1.0 - request.learning_rate * adamw.weight_decay),
+                          .factor = 0,
+                          .apply = 0};
+  const bool given = request.norm.has_value();
+  (given ? update_of_norm_ : update_with_norm_).run(stream_.get(), [&](bool) {
+    enqueue_update(given);
+  });
+}
+
+void CudaModel::enqueue_update(bool norm_given) {
+  const cudaStream_t stream = stream_.get();
+  const double* squares = nullptr;
+  enqueue_copy(update_.data(), host_update_.data(), sizeof(cuda::UpdateState));
+  if (!norm_given) {
+    cuda::block_squares(layout_.size(), slots_.front().data(), squares_.data(), stream);
+    squares = cuda::tree_sum(squares_.size(), squares_.data(), tree_scratch_.data(), stream);
+  }
+  cuda::decide_update(squares, bad_losses_.data(), update_.data(), stream);
+  const AdamWOptions& adamw = options_.adamw;
+  cuda::adamw({.state = update_.data(),
                .beta1 = rounded(adamw.beta1),
                .rest1 = rounded(1.0 - adamw.beta1),
                .beta2 = rounded(adamw.beta2),
                .rest2 = rounded(1.0 - adamw.beta2),
-               .rate = rounded(learning_rate / (1.0 - std::pow(adamw.beta1, t))),
-               .root_scale = rounded(1.0 / std::sqrt(1.0 - std::pow(adamw.beta2, t))),
                .eps = rounded(adamw.eps),
-               .keep = rounded(1.0 - learning_rate * adamw.weight_decay),
                .first_element = options_.shard.begin,
                .sum = slots_.front().data(),
                .parameters = parameters_.data(),
                .first = first_.data(),
                .second = second_.data(),
                .rounded = rounded_.size() > 0 ? rounded_.data() : nullptr},
-              pieces_.size(), pieces_.data(), stream_.get());
+              pieces_.size(), pieces_.data(), stream);
+  enqueue_copy(host_update_.data(), update_.data(), sizeof(cuda::UpdateState));
+}
+
+UpdateResult CudaModel::finish_update() {
+  wait("updating");
+  return {host_update_.data()->norm, host_update_.data()->apply != 0};
 }
 
 std::vector<Blake3Hash> CudaModel::tensor_hashes() const {
-  return hasher_.hash(parameters_.data(), stream_.get());
+  hasher_.enqueue(parameters_.data(), stream_.get());
+  wait("hashing");
+  return hasher_.result();
 }
 
 std::optional<std::string> gpu_refusal() {

@@ -3,20 +3,35 @@
 #include <cuda_bf16.h>
 #include <cuda_runtime_api.h>
 
+#include <deque>
+#include <functional>
 #include <map>
 #include <memory>
 #include <span>
 #include <utility>
 #include <vector>
 
+#include "lockstep/base/cuda_memory.h"
+#include "lockstep/base/cuda_wait.h"
 #include "lockstep/model/cuda/cuda_hash.h"
 #include "lockstep/model/cuda/cuda_kernels.h"
-#include "lockstep/base/cuda_memory.h"
 #include "lockstep/model/cuda/cuda_passes.h"
 #include "lockstep/model/cuda/cuda_staging.h"
 #include "lockstep/model/gpu_model.h"
 
 namespace lockstep {
+
+// Work that is enqueued call by call the first times, so that libraries load what they need, and
+// then captured as a graph.
+class CudaCaptured {
+ public:
+  // `enqueue(capturing)` must enqueue the same work every time.
+  void run(cudaStream_t stream, const std::function<void(bool capturing)>& enqueue);
+
+ private:
+  int runs_ = 0;
+  CudaGraph graph_;
+};
 
 // What a lane's graph is captured for.
 struct CudaLaneShape {
@@ -25,9 +40,13 @@ struct CudaLaneShape {
   auto operator<=>(const CudaLaneShape&) const = default;
 };
 
-struct CudaCapturedLane {
-  int runs = 0;
-  CudaGraph graph;
+// What the host gives for a lane and gets back. It may be touched again once the lane is done.
+struct CudaLaneMemory {
+  CudaLaneMemory(std::size_t tokens, std::size_t vocab);
+
+  PinnedArray<std::int32_t> tokens, targets;
+  PinnedArray<std::uint32_t> token_begin, token_places;
+  PinnedArray<cuda::LaneRecord> record;
 };
 
 // GpuModel on CUDA: the state here, lanes in cuda_lanes.cc.
@@ -42,12 +61,15 @@ class CudaModel final : public GpuModel {
   void set_moments(std::span<const float> first, std::span<const float> second) override;
   void get_moments(std::span<float> first, std::span<float> second) const override;
   void get_slot(std::uint32_t slot, std::span<float> values) const override;
+  void exchange_parameters(
+      const std::function<void(float* parameters, DeviceStream stream)>& exchange) override;
 
   LossSum loss(const Batch& batch) override;
-  GpuLaneResult gradient(const Batch& batch, std::uint32_t slot, std::span<const SlotMerge> merges,
-                         std::span<const std::uint32_t> staged, const RangeReady& ready) override;
+  void gradient(const Batch& batch, std::uint32_t slot, std::span<const SlotMerge> merges,
+                const GpuDelivery* delivery) override;
   void skip(std::uint32_t slot, std::span<const SlotMerge> merges,
-            std::span<const std::uint32_t> staged, const RangeReady& ready) override;
+            const GpuDelivery* delivery) override;
+  std::vector<GpuLaneResult> finish_lanes() override;
 
   void stage(std::uint32_t slot, std::span<float> host) override { staging_.attach(slot, host); }
   void upload(std::uint32_t slot, Range range) override {
@@ -55,7 +77,8 @@ class CudaModel final : public GpuModel {
   }
 
   void block_squares(Range range, std::span<double> sums) override;
-  void update(float factor, double learning_rate, std::int64_t step) override;
+  void update(const UpdateRequest& request) override;
+  UpdateResult finish_update() override;
   std::vector<Blake3Hash> tensor_hashes() const override;
   std::size_t bytes() const override { return bytes_; }
 
@@ -63,7 +86,7 @@ class CudaModel final : public GpuModel {
   // A range of the gradient that is told at once, and when its work on the device is done.
   struct Bucket {
     Range range;
-    CudaEvent computed, copied;
+    CudaEvent computed, delivered;
   };
 
   CudaParameters parameters() const { return {parameters_.data(), rounded_.data()}; }
@@ -72,16 +95,20 @@ class CudaModel final : public GpuModel {
   }
   std::vector<float*> slot_pointers() const;
   void cut_buckets();
-  void send(const Batch& batch);
-  void send_token_index();
+  CudaLaneMemory& next_lane();
+  void send(const Batch& batch, CudaLaneMemory& lane);
+  void send_token_index(CudaLaneMemory& lane);
   void enqueue_lane(const CudaLaneShape& shape, bool capturing);
-  void run_lane(const CudaLaneShape& shape);
   void merge(const CudaLaneShape& shape, Range range);
-  void record(const CudaEvent& event, bool capturing);
-  void deliver(std::span<const std::uint32_t> staged, const RangeReady& ready);
-  LossSum receive_loss();
-  void wait() const;
+  void deliver(const GpuDelivery& delivery);
+  void enqueue_update(bool norm_given);
+  void round_parameters();
+  CudaPatience patience() const { return {options_.patience, options_.while_waiting}; }
+  void wait(const char* operation) const;
+  // Bytes between host and device, when everything before is done.
   void copy(void* to, const void* from, std::size_t bytes) const;
+  // The same without waiting: the host's memory is page-locked.
+  void enqueue_copy(void* to, const void* from, std::size_t bytes) const;
 
   const ParameterLayout layout_;
   const GpuModelOptions options_;
@@ -92,16 +119,20 @@ class CudaModel final : public GpuModel {
   std::unique_ptr<CudaPasses> passes_;
   CudaStaging staging_;
   DeviceArray<cuda::Piece> pieces_;
-  DeviceArray<double> squares_;
+  DeviceArray<double> squares_, tree_scratch_;
+  DeviceArray<cuda::LaneRecord> record_;
+  DeviceArray<std::uint32_t> bad_losses_;
+  DeviceArray<cuda::UpdateState> update_;
   DeviceArray<std::int32_t> tokens_, targets_;
   DeviceArray<std::uint32_t> token_begin_, token_places_;
-  PinnedArray<std::int32_t> host_tokens_, host_targets_;
-  PinnedArray<std::uint32_t> host_begin_, host_places_;
-  PinnedArray<cuda::LossTotal> host_total_;
   PinnedArray<double> host_squares_;
+  PinnedArray<cuda::UpdateState> host_update_;
+  std::deque<CudaLaneMemory> lane_memory_;
+  std::size_t lanes_enqueued_ = 0;  // since finish_lanes()
   std::vector<Bucket> buckets_;
-  CudaEvent begun_, forward_done_, backward_done_;
-  std::map<CudaLaneShape, CudaCapturedLane> lanes_;
+  CudaEvent done_;
+  std::map<CudaLaneShape, CudaCaptured> lanes_;
+  CudaCaptured update_with_norm_, update_of_norm_;
   mutable CudaHasher hasher_;
   std::size_t bytes_ = 0;
 };

@@ -8,6 +8,7 @@ CudaStaging::CudaStaging(std::vector<float*> slots)
     : slots_(std::move(slots)), hosts_(slots_.size()), stream_(make_stream()) {}
 
 CudaStaging::~CudaStaging() {
+  if (cuda_given_up()) return;
   static_cast<void>(cudaStreamSynchronize(stream_.get()));
   for (void* memory : locked_) static_cast<void>(cudaHostUnregister(memory));
 }
@@ -21,16 +22,11 @@ void CudaStaging::attach(std::uint32_t slot, std::span<float> host) {
   }
 }
 
-void CudaStaging::download(std::uint32_t slot, Range range, cudaEvent_t after) {
+void CudaStaging::download(std::uint32_t slot, Range range) {
   LOCKSTEP_CHECK(range.end <= hosts_.at(slot).size());
-  check_cuda(cudaStreamWaitEvent(stream_.get(), after), "copying a gradient");
   check_cuda(cudaMemcpyAsync(hosts_[slot].data() + range.begin, slots_[slot] + range.begin,
                              range.size() * sizeof(float), cudaMemcpyDeviceToHost, stream_.get()),
              "copying a gradient");
-}
-
-void CudaStaging::mark(cudaEvent_t event) {
-  check_cuda(cudaEventRecord(event, stream_.get()), "copying a gradient");
 }
 
 void CudaStaging::upload(std::uint32_t slot, Range range, cudaStream_t stream) {

@@ -22,12 +22,12 @@ class CudaStaging {
 
   // Page-locks `host` where the system allows it: copies are then asynchronous and faster.
   void attach(std::uint32_t slot, std::span<float> host);
-  // Enqueues a copy to the host once `after` has happened.
-  void download(std::uint32_t slot, Range range, cudaEvent_t after);
-  // `event` happens when all copies that were enqueued so far are done.
-  void mark(cudaEvent_t event);
+  // Enqueues a copy to the host, on the stream of its own.
+  void download(std::uint32_t slot, Range range);
   // Enqueues a copy to the device; the next work on `stream` comes after it.
   void upload(std::uint32_t slot, Range range, cudaStream_t stream);
+
+  cudaStream_t stream() const { return stream_.get(); }
 
  private:
   std::vector<float*> slots_;
