@@ -7,8 +7,7 @@
 namespace lockstep {
 namespace {
 
-constexpr std::size_t kLibraries = std::size_t{900} << 20;    // what CUDA's libraries take
-constexpr std::size_t kMostLogits = std::size_t{1700} << 20;  // bytes of logits at a time
+constexpr std::size_t kLibraries = std::size_t{900} << 20;  // what CUDA's libraries take
 
 std::size_t size(int value) { return static_cast<std::size_t>(value); }
 
@@ -31,6 +30,14 @@ int most_rows(GpuModelOptions options, std::size_t free) {
 
 }  // namespace
 
+std::size_t attention_rows(std::size_t rows, std::size_t heads, std::size_t context,
+                           std::size_t scratch) {
+  const std::size_t row_bytes = heads * context * context * 2;
+  std::size_t most = rows;
+  while (most > 1 && (rows % most != 0 || most * row_bytes > scratch)) --most;
+  return most;
+}
+
 std::size_t gpu_bytes_needed(const GpuModelOptions& options) {
   const ModelConfig& model = options.model;
   const std::size_t element = options.precision == Precision::kBf16 ? 2 : 4;
@@ -47,11 +54,13 @@ std::size_t gpu_bytes_needed(const GpuModelOptions& options) {
                            (size(model.heads) + 2) * 4;
   const std::size_t activations =
       tokens * (blocks * block + size(model.layers) * size(model.hidden) * element + rest);
-  const std::size_t logits = std::min(kMostLogits, tokens * size(model.vocab) * element);
-  const std::size_t attention = element == 2
-                                    ? tokens * size(model.heads) * size(options.context) * 2 +
-                                          tokens * 2 * size(model.hidden) * 2
-                                    : 0;
+  const std::size_t logits = std::min(kGpuScratch, tokens * size(model.vocab) * element);
+  const std::size_t attention =
+      element == 2
+          ? attention_rows(size(options.rows), size(model.heads), size(options.context)) *
+                size(options.context) *
+                (size(model.heads) * size(options.context) * 2 + 2 * size(model.hidden) * 2)
+          : 0;
   return state + activations + std::max(logits, attention) + kLibraries;
 }
 

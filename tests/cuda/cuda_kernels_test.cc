@@ -241,14 +241,16 @@ TYPED_TEST(CudaKernels, Attention) {
                                    nullptr);
         });
     if constexpr (sizeof(T) == 2) {
-      CudnnAttention cudnn(shape);
-      const DeviceMemory workspace(cudnn.workspace_bytes(), "a test");
-      check(
-          "cuDNN",
-          [&](T* o, float* l) { cudnn.forward(gqkv.data(), o, l, workspace.data(), nullptr); },
-          [&](T* o, float* l, T* d) {
-            cudnn.backward(gqkv.data(), o, l, gdout.data(), d, workspace.data(), nullptr);
-          });
+      for (const std::size_t scratch : {kGpuScratch, std::size_t{1}}) {  // in one call, and by rows
+        CudnnAttention cudnn(shape, scratch);
+        const DeviceMemory workspace(cudnn.workspace_bytes(), "a test");
+        check(
+            "cuDNN",
+            [&](T* o, float* l) { cudnn.forward(gqkv.data(), o, l, workspace.data(), nullptr); },
+            [&](T* o, float* l, T* d) {
+              cudnn.backward(gqkv.data(), o, l, gdout.data(), d, workspace.data(), nullptr);
+            });
+      }
     }
   }
 }

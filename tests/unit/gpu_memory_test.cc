@@ -46,6 +46,18 @@ TEST(GpuMemory, SaysWhatWouldFit) {
   }
 }
 
+TEST(GpuMemory, AttentionTakesRowsThatFit) {
+  EXPECT_EQ(attention_rows(64, 12, 1024), 64U);
+  EXPECT_EQ(attention_rows(64, 12, 2048), 16U);
+  EXPECT_EQ(attention_rows(6, 1, 8, 5 * 128), 3U);
+  EXPECT_EQ(attention_rows(7, 1, 8, 5 * 128), 1U);
+  EXPECT_EQ(attention_rows(8, 64, 1 << 17), 1U);  // the least there is
+  // Long contexts take no more than short ones, as long as a row fits.
+  GpuModelOptions longer = options_of("124m", 8);
+  longer.model.context = longer.context = 8192;
+  EXPECT_LT(gpu_bytes_needed(longer), gpu_bytes_needed(options_of("124m", 64)) + kGib / 2);
+}
+
 TEST(GpuMemory, SaysWhenNothingFits) {
   const std::string line = gpu_memory_refusal(options_of("350m", 32), 4 * kGib).value();
   EXPECT_THAT(line, HasSubstr("only a smaller model"));

@@ -176,8 +176,10 @@ void describe_backward(CudnnGraph& graph, const Sizes& sizes) {
 }  // namespace
 
 struct CudnnAttention::State {
-  explicit State(const CudaAttentionShape& given)
-      : shape(given), scale(1.0F / std::sqrt(static_cast<float>(given.head_dim))) {
+  State(const CudaAttentionShape& whole, std::size_t scratch)
+      : shape(whole), scale(1.0F / std::sqrt(static_cast<float>(whole.head_dim))) {
+    shape.rows = attention_rows(whole.rows, whole.heads, whole.context, scratch);
+    calls = whole.rows / shape.rows;
     cudnnHandle_t raw = nullptr;
     check_cudnn(cudnnCreate(&raw), "starting");
     handle.reset(raw);
@@ -192,16 +194,25 @@ struct CudnnAttention::State {
     delta_bytes = (shape.rows * shape.heads * shape.context * sizeof(float) + 255) / 256 * 256;
   }
 
-  // The parts of a packed row.
-  void* part(const void* qkv, std::size_t heads_before) const {
-    auto* bytes = static_cast<std::uint16_t*>(const_cast<void*>(qkv));
-    return bytes + heads_before * shape.head_dim;
+  // Where the rows of a call begin in a matrix of `width` bf16 elements per token; `before` of them
+  // are skipped.
+  void* at(const void* matrix, std::size_t call, std::size_t width, std::size_t before = 0) const {
+    auto* elements = static_cast<std::uint16_t*>(const_cast<void*>(matrix));
+    return elements + call * shape.rows * shape.context * width + before;
+  }
+  // The queries, keys or values in packed rows, which come after so many heads.
+  void* part(const void* qkv, std::size_t call, std::size_t heads_before) const {
+    return at(qkv, call, shape.qkv_width(), heads_before * shape.head_dim);
+  }
+  float* lse_at(const float* lse, std::size_t call) const {
+    return const_cast<float*>(lse) + call * shape.rows * shape.heads * shape.context;
   }
 
   struct Free {
     void operator()(cudnnHandle_t raw) const { cudnnDestroy(raw); }
   };
-  CudaAttentionShape shape;
+  CudaAttentionShape shape;  // of a call
+  std::size_t calls = 1;
   float scale;
   float hidden = -std::numeric_limits<float>::infinity();
   float one = 1.0F;
@@ -210,8 +221,8 @@ struct CudnnAttention::State {
   std::size_t delta_bytes = 0;
 };
 
-CudnnAttention::CudnnAttention(const CudaAttentionShape& shape)
-    : state_(std::make_unique<State>(shape)) {}
+CudnnAttention::CudnnAttention(const CudaAttentionShape& shape, std::size_t scratch)
+    : state_(std::make_unique<State>(shape, scratch)) {}
 
 CudnnAttention::~CudnnAttention() = default;
 
@@ -224,12 +235,16 @@ std::size_t CudnnAttention::workspace_bytes() const {
 void CudnnAttention::forward(const void* qkv, void* out, float* lse, void* workspace,
                              cudaStream_t stream) {
   State& own = *state_;
-  const CudaAttentionShape& shape = own.shape;
+  const std::size_t keys = own.shape.heads;
+  const std::size_t values = keys + own.shape.kv_heads;
   check_cudnn(cudnnSetStream(own.handle.get(), stream), "choosing a stream");
-  own.forward->run({kQ, kK, kV, kOut, kLse, kScale, kHidden},
-                   {own.part(qkv, 0), own.part(qkv, shape.heads),
-                    own.part(qkv, shape.heads + shape.kv_heads), out, lse, &own.scale, &own.hidden},
-                   workspace);
+  for (std::size_t call = 0; call < own.calls; ++call) {
+    own.forward->run(
+        {kQ, kK, kV, kOut, kLse, kScale, kHidden},
+        {own.part(qkv, call, 0), own.part(qkv, call, keys), own.part(qkv, call, values),
+         own.at(out, call, own.shape.hidden()), own.lse_at(lse, call), &own.scale, &own.hidden},
+        workspace);
+  }
 }
 
 void CudnnAttention::backward(const void* qkv, const void* out, const float* lse, const void* dout,
@@ -238,12 +253,15 @@ void CudnnAttention::backward(const void* qkv, const void* out, const float* lse
   const std::size_t keys = own.shape.heads;
   const std::size_t values = keys + own.shape.kv_heads;
   check_cudnn(cudnnSetStream(own.handle.get(), stream), "choosing a stream");
-  own.backward->run(
-      {kQ, kK, kV, kOut, kDout, kLse, kDelta, kDq, kDk, kDv, kScale, kHidden, kOne},
-      {own.part(qkv, 0), own.part(qkv, keys), own.part(qkv, values), const_cast<void*>(out),
-       const_cast<void*>(dout), const_cast<float*>(lse), workspace, own.part(dqkv, 0),
-       own.part(dqkv, keys), own.part(dqkv, values), &own.scale, &own.hidden, &own.one},
-      static_cast<std::byte*>(workspace) + own.delta_bytes);
+  for (std::size_t call = 0; call < own.calls; ++call) {
+    own.backward->run(
+        {kQ, kK, kV, kOut, kDout, kLse, kDelta, kDq, kDk, kDv, kScale, kHidden, kOne},
+        {own.part(qkv, call, 0), own.part(qkv, call, keys), own.part(qkv, call, values),
+         own.at(out, call, own.shape.hidden()), own.at(dout, call, own.shape.hidden()),
+         own.lse_at(lse, call), workspace, own.part(dqkv, call, 0), own.part(dqkv, call, keys),
+         own.part(dqkv, call, values), &own.scale, &own.hidden, &own.one},
+        static_cast<std::byte*>(workspace) + own.delta_bytes);
+  }
 }
 
 }  // namespace lockstep

@@ -5,6 +5,8 @@
 #include <cstddef>
 #include <memory>
 
+#include "lockstep/model/gpu_memory.h"
+
 namespace lockstep {
 
 // Causal attention of `rows` sequences of `context` tokens. Rows of qkv hold the rotated queries of
@@ -18,11 +20,12 @@ struct CudaAttentionShape {
   bool operator==(const CudaAttentionShape&) const = default;
 };
 
-// cuDNN's fused attention in bf16, for one shape, with the deterministic backward pass. Throws
-// Error{kIo} where cuDNN has none for the shape.
+// cuDNN's fused attention in bf16, for one shape, with the deterministic backward pass, in as many
+// calls as the scratch memory asks for (attention_rows()). Throws Error{kIo} where cuDNN has none
+// for the shape.
 class CudnnAttention {
  public:
-  explicit CudnnAttention(const CudaAttentionShape& shape);
+  explicit CudnnAttention(const CudaAttentionShape& shape, std::size_t scratch = kGpuScratch);
   ~CudnnAttention();
 
   // Bytes that `workspace` needs.

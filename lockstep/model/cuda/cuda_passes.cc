@@ -5,17 +5,16 @@
 #include <optional>
 #include <vector>
 
+#include "lockstep/base/cuda_memory.h"
 #include "lockstep/model/cpu/weights.h"
 #include "lockstep/model/cuda/cuda_kernels.h"
-#include "lockstep/base/cuda_memory.h"
 #include "lockstep/model/cuda/cuda_products.h"
+#include "lockstep/model/gpu_memory.h"
 
 namespace lockstep {
 namespace {
 
 using Kind = CudaProducts::Kind;
-
-constexpr std::size_t kLogitBytes = std::size_t{1700} << 20;  // that are kept at the same time
 
 std::size_t round_up(std::size_t value, std::size_t unit) {
   return (value + unit - 1) / unit * unit;
@@ -391,7 +390,7 @@ void Passes<T>::tell(const Hooks& hooks, Component first, Component last, int bl
 // As many as fit, in even parts.
 std::size_t logits_chunk(std::size_t tokens, std::size_t vocab, std::size_t element_bytes) {
   const std::size_t most =
-      std::max<std::size_t>(256, kLogitBytes / (round_up(vocab, 8) * element_bytes));
+      std::max<std::size_t>(256, kGpuScratch / (round_up(vocab, 8) * element_bytes));
   const std::size_t chunks = (tokens + most - 1) / most;
   return std::min(tokens, round_up((tokens + chunks - 1) / chunks, 256));
 }
