@@ -21,23 +21,10 @@ Layers::Layers(const ModelConfig& config, Precision precision, ThreadPool& pool,
       kernels_(best_model_kernels()),
       attention_forward_(kernels_.attention_forward),
       attention_backward_(kernels_.attention_backward),
+      angles_(rotation_angles(config, max_context)),
       norm_partials_((max_tokens + kRun - 1) / kRun * static_cast<std::size_t>(config.hidden)),
       token_begin_(static_cast<std::size_t>(config.vocab) + 1),
       token_places_(max_tokens) {
-  // The angles are rounded to f32 as Hugging Face's implementation does.
-  const auto half = static_cast<std::size_t>(config.head_dim() / 2);
-  cos_.resize(max_context * half);
-  sin_.resize(max_context * half);
-  for (std::size_t i = 0; i < half; ++i) {
-    const double exponent = static_cast<double>(2 * i) / static_cast<double>(config.head_dim());
-    const auto frequency =
-        static_cast<float>(1.0 / std::pow(static_cast<double>(config.rope_theta), exponent));
-    for (std::size_t position = 0; position < max_context; ++position) {
-      const double angle = static_cast<float>(position) * frequency;
-      cos_[position * half + i] = static_cast<float>(std::cos(angle));
-      sin_[position * half + i] = static_cast<float>(std::sin(angle));
-    }
-  }
   const auto head_dim = static_cast<std::size_t>(config.head_dim());
   std::size_t scratch = attention_scratch(max_context, head_dim);
   if (precision == Precision::kBf16 && bf16_attention() != nullptr) {
@@ -194,8 +181,8 @@ AttentionShape Layers::shape(std::size_t queries) const {
           .q_stride = stride,
           .kv_stride = stride,
           .out_stride = hidden,
-          .cos = cos_.data(),
-          .sin = sin_.data()};
+          .cos = angles_.cos.data(),
+          .sin = angles_.sin.data()};
 }
 
 void Layers::attention(std::size_t rows, std::size_t context, const float* qkv, float* out,

@@ -10,6 +10,7 @@
 #include "lockstep/model/config.h"
 #include "lockstep/model/cpu/kernels.h"
 #include "lockstep/model/cpu/matmul.h"
+#include "lockstep/model/rotation.h"
 
 namespace lockstep {
 
@@ -69,7 +70,7 @@ class Layers {
   const ModelKernels& kernels_;
   void (*attention_forward_)(const AttentionForward&);
   void (*attention_backward_)(const AttentionBackward&);
-  std::vector<float> cos_, sin_;             // a row per position
+  RotationAngles angles_;
   FloatBuffer norm_partials_;                // a row per run of tokens
   std::vector<FloatBuffer> scratch_;         // of attention, one per worker
   std::vector<std::uint32_t> token_begin_;   // per vocabulary entry: where its tokens begin in ...

@@ -1,7 +1,6 @@
 #include "lockstep/model/cuda/cuda_passes.h"
 
 #include <algorithm>
-#include <cmath>
 #include <optional>
 #include <vector>
 
@@ -10,6 +9,7 @@
 #include "lockstep/model/cuda/cuda_kernels.h"
 #include "lockstep/model/cuda/cuda_products.h"
 #include "lockstep/model/gpu_memory.h"
+#include "lockstep/model/rotation.h"
 
 namespace lockstep {
 namespace {
@@ -135,26 +135,12 @@ Passes<T>::Passes(const ParameterLayout& layout, const Options& options)
     }
   }
 
-  // The angles are rounded to f32 as Hugging Face's implementation does.
-  const std::size_t half = shape_.head_dim / 2;
-  std::vector<float> cosines(context_ * half);
-  std::vector<float> sines(context_ * half);
-  for (std::size_t i = 0; i < half; ++i) {
-    const double exponent = static_cast<double>(2 * i) / static_cast<double>(shape_.head_dim);
-    const auto frequency = static_cast<float>(
-        1.0 / std::pow(static_cast<double>(layout.config().rope_theta), exponent));
-    for (std::size_t position = 0; position < context_; ++position) {
-      const double angle = static_cast<float>(position) * frequency;
-      cosines[position * half + i] = static_cast<float>(std::cos(angle));
-      sines[position * half + i] = static_cast<float>(std::sin(angle));
-    }
-  }
-  cos_ = take<float>(cosines.size(), "angles");
-  sin_ = take<float>(sines.size(), "angles");
-  check_cuda(cudaMemcpy(cos_, cosines.data(), cosines.size() * sizeof(float), cudaMemcpyDefault),
-             "copying angles");
-  check_cuda(cudaMemcpy(sin_, sines.data(), sines.size() * sizeof(float), cudaMemcpyDefault),
-             "copying angles");
+  const RotationAngles angles = rotation_angles(layout.config(), context_);
+  cos_ = take<float>(angles.cos.size(), "angles");
+  sin_ = take<float>(angles.sin.size(), "angles");
+  const std::size_t bytes = angles.cos.size() * sizeof(float);
+  check_cuda(cudaMemcpy(cos_, angles.cos.data(), bytes, cudaMemcpyDefault), "copying angles");
+  check_cuda(cudaMemcpy(sin_, angles.sin.data(), bytes, cudaMemcpyDefault), "copying angles");
 }
 
 template <typename T>
