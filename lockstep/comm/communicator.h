@@ -93,6 +93,15 @@ class Communicator {
   // Ends everything at once, on every rank; callable from any thread.
   void abort(const std::string& reason);
 
+  // For what ranks do together by other means than collectives. Both are callable from any thread.
+  // Throws the job's first cause if it has failed; waits for nothing.
+  void check() const { engine_->supervisor().latch().check(); }
+  // Reports a failure of such means, which ends the job, and throws the cause that the job agrees
+  // on: this one, or an earlier one. Waits for that briefly.
+  [[noreturn]] void fail(const Error& seen);
+  // The job's one knob.
+  std::chrono::nanoseconds timeout() const { return timeout_; }
+
   // Memory where collectives are fastest (see Buffer).
   Buffer allocate(std::size_t bytes) { return engine_->allocate(bytes); }
 

@@ -1,0 +1,21 @@
+#pragma once
+
+#include <cstddef>
+#include <span>
+
+#include "lockstep/base/canonical_tree.h"
+#include "lockstep/comm/device_exchange.h"
+
+namespace lockstep::cuda {
+
+// How many vectors one call combines at most: they are kernel parameters.
+inline constexpr std::size_t kMostInputs = 2048;
+
+// out[i] = the sum of inputs[0][i], inputs[1][i], ... along `program` (combine_program()), each
+// addition rounded to f32, for i < count. Reads every input once. `out` may be one of the inputs.
+// Pointers need only be those of floats; it is faster when all are multiples of 16 bytes, with the
+// same bits.
+void combine(std::span<const CombineStep> program, std::span<const float* const> inputs, float* out,
+             std::size_t count, DeviceStream stream);
+
+}  // namespace lockstep::cuda
