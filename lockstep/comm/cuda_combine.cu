@@ -28,6 +28,15 @@ __device__ float4 sum(const float4& left, const float4& right) {
                      sum(left.w, right.w));
 }
 
+// A NaN that is computed is the one that the CPU's kernels give (kernels.h), not the GPU's.
+__device__ float settled(float value) {
+  return value == value ? value : __uint_as_float(0x7fc00000U);
+}
+
+__device__ float4 settled(const float4& value) {
+  return make_float4(settled(value.x), settled(value.y), settled(value.z), settled(value.w));
+}
+
 // The stack moves, not its top: so every place is known at compile time and lies in a register.
 template <typename Vector, int Depth, std::size_t Capacity>
 __global__ void __launch_bounds__(kThreads)
@@ -52,7 +61,7 @@ __global__ void __launch_bounds__(kThreads)
       for (int d = 1; d + 1 < Depth; ++d) stack[d] = stack[d + 1];
     }
   }
-  out[index] = stack[0];
+  out[index] = inputs.count > 1 ? settled(stack[0]) : stack[0];
 }
 
 template <typename Vector, int Depth, std::size_t Capacity>

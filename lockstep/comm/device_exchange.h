@@ -23,7 +23,7 @@ struct DeviceExchangeOptions {
   // tree.
   bool native = false;
   // Elements of the whole vector that each rank is to have the sum of; empty: everybody has all.
-  std::vector<std::size_t> shards;
+  std::vector<std::size_t> shards = {};
   // Of the whole vector, so that no more scratch memory is taken than it needs; 0: not known.
   std::size_t elements = 0;
 };
