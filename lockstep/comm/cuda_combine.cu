@@ -88,8 +88,10 @@ void combine_within(std::span<const CombineStep> program, std::span<const float*
     }
   }
   std::size_t quads = 0;
-  if (aligned(out) && std::all_of(data.begin(), data.end(), aligned)) quads = count / 4;
-  launch<float4, Depth>(inputs, out, quads, stream);
+  if constexpr (Depth <= 16) {  // four times a deeper stack does not fit the registers
+    if (aligned(out) && std::all_of(data.begin(), data.end(), aligned)) quads = count / 4;
+    launch<float4, Depth>(inputs, out, quads, stream);
+  }
   for (unsigned k = 0; k < inputs.count; ++k) inputs.data[k] += quads * 4;
   launch<float, Depth>(inputs, out + quads * 4, count - quads * 4, stream);
 }

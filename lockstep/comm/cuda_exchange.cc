@@ -37,8 +37,8 @@ TreeInputs checked_inputs(const LeafOwners& owners, int world_size) {
   TreeInputs inputs = TreeInputs::nodes(owners, world_size);
   if (inputs.sources.size() > cuda::kMostInputs) {
     refuse(
-        fmt::format("{} lanes among {} ranks make {} partial sums, more than {}; choose a "
-                    "number of lanes that the number of ranks divides",
+        fmt::format("{} lanes among {} ranks make {} partial sums, more than {}; with a "
+                    "power of two of lanes for each rank there is one for each",
                     owners.size(), world_size, inputs.sources.size(), cuda::kMostInputs));
   }
   return inputs;
