@@ -222,4 +222,9 @@ void Communicator::leave(const CallOptions& options) {
 
 void Communicator::abort(const std::string& reason) { engine_->supervisor().abort(reason); }
 
+void Communicator::fail(const Error& seen) {
+  engine_->supervisor().fail(seen);
+  throw Error(seen);  // never: but GCC does not see it through a virtual call
+}
+
 }  // namespace lockstep

@@ -42,8 +42,6 @@ class Communicator {
   bool finite_only() const { return engine_->finite_only(); }
   // The longest that a call without a deadline of its own takes.
   std::chrono::nanoseconds patience() const { return 10 * timeout_; }
-  // Throws the first cause if the group has failed; for whoever waits for something else meanwhile.
-  void check() const { engine_->supervisor().latch().check(); }
   // The table's or the caller's choice for this call.
   Algorithm algorithm_for(Call call) const;
 
@@ -96,6 +94,13 @@ class Communicator {
 
   // Ends everything at once, on every rank; callable from any thread.
   void abort(const std::string& reason);
+
+  // For what ranks do together by other means than collectives. Both are callable from any thread.
+  // Throws the job's first cause if it has failed; waits for nothing.
+  void check() const { engine_->supervisor().latch().check(); }
+  // Reports a failure of such means, which ends the job, and throws the cause that the job agrees
+  // on: this one, or an earlier one. Waits for that briefly.
+  [[noreturn]] void fail(const Error& seen);
 
   // Memory where collectives are fastest (see Buffer).
   Buffer allocate(std::size_t bytes) { return engine_->allocate(bytes); }

@@ -139,7 +139,8 @@ class GpuReplica final : public Replica {
         {.owners = options.owners,
          .native = options.native,
          .shards = options.sharded ? shard_sizes(layout().size(), communicator.world_size())
-                                   : std::vector<std::size_t>()});
+                                   : std::vector<std::size_t>(),
+         .elements = layout().size()});
     delivery_.reduce = [this](std::span<float* const> slots, Range range, DeviceStream stream) {
       exchange_->reduce(slots, {range.begin, range.size()}, stream);
     };

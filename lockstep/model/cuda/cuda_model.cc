@@ -155,7 +155,13 @@ void CudaModel::set_parameters(std::span<const float> values) {
 
 void CudaModel::exchange_parameters(
     const std::function<void(float* parameters, DeviceStream stream)>& exchange) {
-  exchange(parameters_.data(), stream_.get());
+  // On the stream that exchanges gradients, too: an exchange has one.
+  const cudaStream_t stream = staging_.stream();
+  check_cuda(cudaEventRecord(done_.get(), stream_.get()), "sharing parameters");
+  check_cuda(cudaStreamWaitEvent(stream, done_.get()), "sharing parameters");
+  exchange(parameters_.data(), stream);
+  check_cuda(cudaEventRecord(done_.get(), stream), "sharing parameters");
+  check_cuda(cudaStreamWaitEvent(stream_.get(), done_.get()), "sharing parameters");
   round_parameters();
 }
 

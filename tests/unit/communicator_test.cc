@@ -1,0 +1,41 @@
+#include "lockstep/comm/communicator.h"
+
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+#include "tests/support/groups.h"
+#include "tests/support/ranks.h"
+
+namespace lockstep {
+namespace {
+
+using testing::error_of;
+using ::testing::HasSubstr;
+
+TEST(Communicator, CheckThrowsTheCauseOnEveryRankOnceTheJobHasFailed) {
+  test::Group group({.world_size = 2, .faults = {}});
+  EXPECT_NO_THROW(group[0].check());
+  group[1].abort("enough");
+  for (const int rank : {0, 1}) {
+    const Error error = error_of([&] { group[rank].check(); });
+    EXPECT_EQ(error.code(), ErrorCode::kAborted);
+    EXPECT_EQ(error.rank(), 1);
+    EXPECT_THAT(error.what(), HasSubstr("enough"));
+  }
+}
+
+TEST(Communicator, AReportedFailureEndsTheJobUnlessItHasFailedBefore) {
+  test::Group group({.world_size = 2, .faults = {}});
+  const Error first(ErrorCode::kIo, "the card is broken", 1);
+  EXPECT_EQ(error_of([&] { group[1].fail(first); }).code(), ErrorCode::kIo);
+  const Error later(ErrorCode::kTimeout, "nothing came", 0);
+  for (const Error& error :
+       {error_of([&] { group[0].check(); }), error_of([&] { group[0].fail(later); }),
+        error_of([&] { group[0].barrier(); })}) {
+    EXPECT_EQ(error.code(), ErrorCode::kIo);
+    EXPECT_THAT(error.what(), HasSubstr("the card is broken"));
+  }
+}
+
+}  // namespace
+}  // namespace lockstep
