@@ -27,7 +27,8 @@ Place place_of(int device) {
   int count = 0;
   cudaError_t status = cudaGetDeviceCount(&count);
   if (status == cudaSuccess) {
-    status = cudaDeviceGetPCIBusId(place.bus_id, sizeof(place.bus_id), device % count);
+    status = cudaDeviceGetPCIBusId(place.bus_id, sizeof(place.bus_id),
+                                   device < 0 ? device : device % count);
   }
   if (status != cudaSuccess) {
     static_cast<void>(cudaGetLastError());  // it is told here

@@ -91,7 +91,10 @@ class GpuModel {
 
   // Memory of the host for a slot; page-locked here where the system allows it. It outlives this.
   virtual void stage(std::uint32_t slot, std::span<float> host) = 0;
-  // Brings a range of a staged slot back to the GPU.
+  // The same for what set_parameters() and get_parameters() are often given.
+  virtual void page_lock(std::span<float> host) = 0;
+  // Enqueues that a range of a staged slot is brought back to the GPU, while others may still be
+  // computed there. The next block_squares() or update() comes after it.
   virtual void upload(std::uint32_t slot, Range range) = 0;
 
   // Of slot 0: as norm.h has them, but in an order of the GPU's own. Waits.

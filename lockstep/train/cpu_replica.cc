@@ -69,6 +69,7 @@ class CpuReplica final : public Replica {
   std::vector<LaneResult> finish_lanes() override { return std::exchange(lanes_, {}); }
 
   std::span<float> partial(std::size_t index) override { return tree_.partial(index); }
+  void reduced(Range) override {}
 
   std::span<const float> single_gradient(const Batch& batch, LossSum& sum) override {
     sum = transformer_.gradient(parameters_.span(), batch, partial(0));

@@ -69,6 +69,10 @@ class GpuReplica final : public Replica {
     return results;
   }
   std::span<float> partial(std::size_t index) override { return partials_[index].as<float>(); }
+  void reduced(Range range) override {
+    const Range part = common_part(shard_, range);
+    if (part.size() > 0) model_->upload(0, part);
+  }
 
   std::span<const float> single_gradient(const Batch& batch, LossSum& sum) override {
     model_->gradient(batch, 0, {});
@@ -82,17 +86,16 @@ class GpuReplica final : public Replica {
     return partial(0);
   }
   void block_squares(Range range, std::span<double> sums) override {
-    if (kind_ == Exchange::kHost) model_->upload(0, range);
     model_->block_squares(range, sums);
   }
-  void update(const UpdateRequest& request) override {
-    if (kind_ == Exchange::kHost && !request.norm) model_->upload(0, {0, layout().size()});
-    model_->update(request);
-  }
+  void update(const UpdateRequest& request) override { model_->update(request); }
   UpdateResult finish_update() override { return model_->finish_update(); }
   void complete_parameters(
       const std::function<void(std::span<float> parameters)>& exchange) override {
-    if (host_parameters_.size() == 0) host_parameters_ = FloatBuffer(layout().size());
+    if (host_parameters_.size() == 0) {
+      host_parameters_ = FloatBuffer(layout().size());
+      model_->page_lock(host_parameters_.span());
+    }
     get_parameters(host_parameters_.span());
     exchange(host_parameters_.span());
     set_parameters(host_parameters_.span());

@@ -23,12 +23,6 @@ std::vector<Range> cut_buckets(std::size_t size, std::size_t bucket_bytes) {
   return buckets;
 }
 
-// What of `shard` lies in `range`; empty, but inside `range`, where nothing does.
-Range common_part(Range shard, Range range) {
-  const std::size_t begin = std::clamp(shard.begin, range.begin, range.end);
-  return {begin, std::clamp(shard.end, begin, range.end)};
-}
-
 // The tree over the elements of `lanes`, number by number.
 std::vector<double> tree_sum_of(std::span<const std::vector<double>> lanes) {
   if (lanes.size() == 1) return lanes[0];
@@ -61,6 +55,11 @@ Range shard_range(std::size_t size, int rank, int world_size) {
   return {edge(r), edge(r + 1)};
 }
 
+Range common_part(Range shard, Range range) {
+  const std::size_t begin = std::clamp(shard.begin, range.begin, range.end);
+  return {begin, std::clamp(shard.end, begin, range.end)};
+}
+
 std::vector<std::size_t> shard_sizes(std::size_t size, int world_size) {
   std::vector<std::size_t> sizes;
   for (int rank = 0; rank < world_size; ++rank) {
@@ -71,12 +70,13 @@ std::vector<std::size_t> shard_sizes(std::size_t size, int world_size) {
 
 GradientReducer::GradientReducer(Communicator& communicator, LeafOwners owners,
                                  std::vector<std::span<float>> partials,
-                                 const ReducerOptions& options)
+                                 const ReducerOptions& options, std::function<void(Range)> reduced)
     : communicator_(communicator),
       owners_(std::move(owners)),
       nodes_(owned_nodes(owners_, communicator.rank())),
       partials_(std::move(partials)),
-      options_(options) {
+      options_(options),
+      reduced_(std::move(reduced)) {
   LOCKSTEP_CHECK(!partials_.empty() && partials_.size() == nodes_.size());
   const std::size_t size = partials_[0].size();
   for (const std::span<float> partial : partials_) LOCKSTEP_CHECK(partial.size() == size);
@@ -115,6 +115,7 @@ void GradientReducer::begin(std::int64_t step) {
   LOCKSTEP_CHECK(works_.empty());
   step_ = step;
   final_ = 0;
+  told_ = 0;
   withheld_ = 0;
 }
 
@@ -125,6 +126,14 @@ void GradientReducer::ready(Range range) {
   while (works_.size() < buckets_.size() && buckets_[works_.size()].end <= final_) {
     launch(works_.size());
   }
+  while (told_ < works_.size() && works_[told_].done()) tell_reduced(told_++);
+}
+
+// Waits for the bucket, with patience enough that it is its own deadline which ends it and names
+// the culprit.
+void GradientReducer::tell_reduced(std::size_t bucket) {
+  works_[bucket].wait(Deadline::after(2 * communicator_.patience()));
+  if (reduced_ && options_.wire == DataType::kF32) reduced_(buckets_[bucket]);
 }
 
 void GradientReducer::launch(std::size_t bucket) {
@@ -229,12 +238,13 @@ ReducedStep GradientReducer::finish(std::span<const std::vector<double>> lane_ta
   } else {
     ready({final_, partials_[0].size()});
   }
-  std::vector<double> tail = sum_tails(lane_tails);  // after all buckets, which it waits for
-  for (Work& work : works_) work.wait(Deadline::after(std::chrono::seconds(1)));
+  while (told_ < works_.size()) tell_reduced(told_++);
   works_.clear();
+  std::vector<double> tail = sum_tails(lane_tails);
   if (options_.wire == DataType::kBf16) {
     widen(std::span(rounded_).subspan(shard_.begin, shard_.size()),
           partials_[0].subspan(shard_.begin, shard_.size()));
+    if (reduced_) reduced_({0, partials_[0].size()});
   }
   const double withheld = tail.back();
   tail.pop_back();

@@ -1,6 +1,7 @@
 #pragma once
 
 #include <cstdint>
+#include <functional>
 #include <optional>
 #include <span>
 #include <string_view>
@@ -36,6 +37,8 @@ struct ReducerOptions {
 // The part of a flat buffer that rank `rank` keeps when the optimizer is sharded: whole norm
 // blocks, as evenly as they go.
 Range shard_range(std::size_t size, int rank, int world_size);
+// What of `shard` lies in `range`; empty, but inside `range`, where nothing does.
+Range common_part(Range shard, Range range);
 std::vector<std::size_t> shard_sizes(std::size_t size, int world_size);
 
 struct ReducedStep {
@@ -55,9 +58,11 @@ struct ReducedStep {
 class GradientReducer {
  public:
   // `partials` are this rank's sums over its nodes of T(0, owners.size()), in the order of
-  // owned_nodes(); they stay where they are.
+  // owned_nodes(); they stay where they are. `reduced` is told, in ascending order, of ranges whose
+  // sum has replaced the first partial, from ready() and finish().
   GradientReducer(Communicator& communicator, LeafOwners owners,
-                  std::vector<std::span<float>> partials, const ReducerOptions& options);
+                  std::vector<std::span<float>> partials, const ReducerOptions& options,
+                  std::function<void(Range)> reduced = {});
   // Waits for nobody: buckets under way are aborted, with the group.
   ~GradientReducer();
   GradientReducer(const GradientReducer&) = delete;
@@ -81,6 +86,7 @@ class GradientReducer {
 
  private:
   bool travels() const;
+  void tell_reduced(std::size_t bucket);
   void launch(std::size_t bucket);
   Call tree_call(Range range, const CallOptions& options);
   Call order_free_call(Range range, const CallOptions& options);
@@ -96,6 +102,7 @@ class GradientReducer {
   const std::vector<TreeNode> nodes_;  // of this rank
   const std::vector<std::span<float>> partials_;
   const ReducerOptions options_;
+  const std::function<void(Range)> reduced_;
   std::vector<Range> buckets_;
   Range shard_;
 
@@ -103,6 +110,7 @@ class GradientReducer {
   std::int64_t step_ = 0;
   std::size_t final_ = 0;  // elements
   std::vector<Work> works_;
+  std::size_t told_ = 0;  // buckets that are known to be done
   double withheld_ = 0;
 
   // With bf16.

@@ -51,6 +51,8 @@ class Replica {
   virtual std::vector<LaneResult> finish_lanes() = 0;
   // Partial sum i on the host, to be sent; the sum over all lanes comes back in partial(0).
   virtual std::span<float> partial(std::size_t index) = 0;
+  // Elements `range` of the sum have come back there. Others may still be computed.
+  virtual void reduced(Range range) = 0;
 
   // The gradient of a batch by itself, on the host; it takes the place of partial(0).
   virtual std::span<const float> single_gradient(const Batch& batch, LossSum& sum) = 0;

@@ -96,7 +96,7 @@ Trainer::Trainer(const TrainerOptions& options, Samples training, Samples valida
       communicator_(communicator),
       lanes_(checked({training_.size(), options.seed, options.global_batch, options.micro_batch})),
       reducer_(communicator, lane_owners(options, communicator.world_size()), partials_of(replica),
-               options.reducer),
+               options.reducer, [&replica](Range range) { replica.reduced(range); }),
       block_sums_(norm_blocks(layout().size())),
       compute_seconds_(static_cast<std::size_t>(communicator.world_size())),
       sample_ids_(options.micro_batch),

@@ -172,7 +172,8 @@ TEST(GpuModel, MergesSlotsAndStagesThem) {
   }
   // What comes back from elsewhere is what the optimizer sees.
   std::fill(staged.begin(), staged.end(), 0.5F);
-  model->upload(0, {0, staged.size()});
+  model->upload(0, {0, 1000});
+  model->upload(0, {1000, staged.size()});
   std::vector<float> back(staged.size());
   model->get_slot(0, back);
   EXPECT_EQ(back, staged);

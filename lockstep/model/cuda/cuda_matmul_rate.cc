@@ -6,8 +6,8 @@
 #include <limits>
 #include <vector>
 
-#include "lockstep/base/random.h"
 #include "lockstep/base/cuda_memory.h"
+#include "lockstep/base/random.h"
 #include "lockstep/model/cuda/cuda_products.h"
 #include "lockstep/model/gpu_model.h"
 

@@ -189,11 +189,13 @@ void CudaModel::get_moments(std::span<float> first, std::span<float> second) con
 
 void CudaModel::get_slot(std::uint32_t slot, std::span<float> values) const {
   LOCKSTEP_CHECK(values.size() == layout_.size());
+  staging_.join_uploads(stream_.get());
   copy(values.data(), slots_.at(slot).data(), values.size_bytes());
 }
 
 void CudaModel::block_squares(Range range, std::span<double> sums) {
   LOCKSTEP_CHECK(range.begin % kNormBlock == 0 && sums.size() == norm_blocks(range.size()));
+  staging_.join_uploads(stream_.get());
   cuda::block_squares(range.size(), slots_.front().data() + range.begin, squares_.data(),
                       stream_.get());
   enqueue_copy(host_squares_.data(), squares_.data(), sums.size_bytes());
@@ -213,6 +215,7 @@ void CudaModel::update(const UpdateRequest& request) {
                           .factor = 0,
                           .apply = 0};
   const bool given = request.norm.has_value();
+  staging_.join_uploads(stream_.get());
   (given ? update_of_norm_ : update_with_norm_).run(stream_.get(), [&](bool) {
     enqueue_update(given);
   });

@@ -72,9 +72,8 @@ class CudaModel final : public GpuModel {
   std::vector<GpuLaneResult> finish_lanes() override;
 
   void stage(std::uint32_t slot, std::span<float> host) override { staging_.attach(slot, host); }
-  void upload(std::uint32_t slot, Range range) override {
-    staging_.upload(slot, range, stream_.get());
-  }
+  void page_lock(std::span<float> host) override { staging_.lock(host); }
+  void upload(std::uint32_t slot, Range range) override { staging_.upload(slot, range); }
 
   void block_squares(Range range, std::span<double> sums) override;
   void update(const UpdateRequest& request) override;
@@ -117,7 +116,7 @@ class CudaModel final : public GpuModel {
   DeviceArray<__nv_bfloat16> rounded_;
   std::vector<DeviceArray<float>> slots_;
   std::unique_ptr<CudaPasses> passes_;
-  CudaStaging staging_;
+  mutable CudaStaging staging_;
   DeviceArray<cuda::Piece> pieces_;
   DeviceArray<double> squares_, tree_scratch_;
   DeviceArray<cuda::LaneRecord> record_;

@@ -9,8 +9,8 @@
 #include <tuple>
 #include <vector>
 
-#include "lockstep/base/error.h"
 #include "lockstep/base/cuda_memory.h"
+#include "lockstep/base/error.h"
 #include "lockstep/model/cuda/cuda_product_choices.h"
 
 namespace lockstep {

@@ -11,8 +11,8 @@
 
 namespace lockstep {
 
-// Memory of the host beside slots on the device, and the stream that copies between them while the
-// device computes.
+// Memory of the host beside slots on the device, and streams that copy between them while the
+// device computes: one for each direction.
 class CudaStaging {
  public:
   explicit CudaStaging(std::vector<float*> slots);
@@ -22,10 +22,14 @@ class CudaStaging {
 
   // Page-locks `host` where the system allows it: copies are then asynchronous and faster.
   void attach(std::uint32_t slot, std::span<float> host);
-  // Enqueues a copy to the host, on the stream of its own.
+  // The same for memory that belongs to no slot.
+  void lock(std::span<float> host);
+  // Enqueues a copy to the host, on stream().
   void download(std::uint32_t slot, Range range);
-  // Enqueues a copy to the device; the next work on `stream` comes after it.
-  void upload(std::uint32_t slot, Range range, cudaStream_t stream);
+  // Enqueues a copy to the device at once.
+  void upload(std::uint32_t slot, Range range);
+  // What is enqueued on `stream` from now on comes after the uploads.
+  void join_uploads(cudaStream_t stream);
 
   cudaStream_t stream() const { return stream_.get(); }
 
@@ -33,7 +37,8 @@ class CudaStaging {
   std::vector<float*> slots_;
   std::vector<std::span<float>> hosts_;
   std::vector<void*> locked_;
-  CudaStream stream_;
+  CudaStream stream_, up_;
+  CudaEvent uploaded_;
 };
 
 }  // namespace lockstep
