@@ -9,6 +9,7 @@
 #include <iterator>
 
 #include "lockstep/base/error.h"
+#include "lockstep/model/weights_hash.h"
 
 namespace lockstep::cli {
 
@@ -33,6 +34,7 @@ void print_loss_curve(StepBench& bench, const std::string& path, int steps, int 
     fmt::print("{{\"step\": {}, \"loss\": {}}}\n", step + 1, loss);
     std::fflush(stdout);
   }
+  fmt::print("{{\"weights\": \"{}\"}}\n", weights_hash(bench.layout(), bench.parameters()));
 }
 
 }  // namespace lockstep::cli

@@ -2,6 +2,7 @@
 # Tests on a GPU and the table of benchmarks beside PyTorch, in under eight minutes.
 # usage: scripts/gpu.sh [BUILD]    BUILD: a folder with lockstep and cuda_tests; the preset cuda is built without it.
 # PYTHON: an interpreter that has PyTorch; its CUDA libraries are used where the system has none.
+# TOKENS: a file of bench/curve_tokens.py; with it losses are compared with PyTorch's, too, which takes two minutes more.
 set -euo pipefail
 cd "$(dirname "$0")/.."
 python=${PYTHON:-python3}
@@ -24,15 +25,45 @@ else
   tests=$build/cuda_tests
 fi
 
-echo "=== tests"
+say() { echo "=== $* ($SECONDS s)"; }
+
+say tests
 "$tests" --gtest_brief=1
 if command -v compute-sanitizer >/dev/null; then
   for tool in memcheck racecheck; do
-    echo "=== $tool"
+    say "$tool"
     compute-sanitizer --tool "$tool" --error-exitcode 1 --kernel-name kernel_substring=lockstep \
-      "$tests" --gtest_brief=1 --gtest_filter='CudaKernels*'
+      "$tests" --gtest_brief=1 --gtest_filter='CudaKernels*:CudaCombine*'
   done
 fi
-echo "=== step"
+
+say "the same lanes in one process and in two: one hash"
+scratch=$(mktemp -d)
+trap 'rm -rf "$scratch"' EXIT
+train=("$build/lockstep" train --device cuda --precision bf16 --vocab 50304 --hidden 768 --layers 12 --heads 12 --intermediate 2048
+  --context 1024 --global-batch 256 --micro-batch 32 --steps 6 --eval-every 0 --verify-every 3 --log plain)
+hashes=()
+for how in "--workers 1" "--exchange nccl" "--reduction nccl" "--workers 2 --transport shm" "--workers 2 --transport tcp" \
+  "--workers 2 --transport shm --shard-optimizer"; do
+  # shellcheck disable=SC2086
+  hash=$("${train[@]}" $how --out "$scratch/out" 2>"$scratch/log" | tail -1) || { cat "$scratch/log"; exit 1; }
+  hashes+=("$hash")
+  "$python" - "$how" "$hash" "$scratch/out/metrics.jsonl" <<'END'
+import json, sys
+step = json.loads(open(sys.argv[3]).read().splitlines()[-2])  # the last but one: no validation in it
+busy = max(phases["forward"] + phases["backward"] for phases in step["phases"])
+print(f"{sys.argv[2]}  {1e3 * step['seconds']:.0f} ms a step, {1e3 * (step['seconds'] - busy):.0f} ms "
+      f"({1 - busy / step['seconds']:.0%}) of it not forward or backward  {sys.argv[1]}")
+END
+  rm -rf "$scratch/out"
+done
+[ "$(printf '%s\n' "${hashes[@]}" | sort -u | wc -l)" = 1 ] || { echo "NOT THE SAME"; exit 1; }
+
+if [ -n "${TOKENS:-}" ]; then
+  say "losses beside PyTorch's"
+  "$python" bench/curve.py "$TOKENS" --lockstep "$build/lockstep" --python "$python"
+fi
+say step
 "$python" bench/step.py --device cuda --precision bf16 --models 124m,350m --threads 8 --seconds 4 --rounds 5 \
   --lockstep "$build/lockstep" --python "$python"
+say "all done"

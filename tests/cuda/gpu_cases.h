@@ -70,6 +70,20 @@ inline GpuModelOptions gpu_options(const ModelConfig& config, Precision precisio
           .shard = {0, ParameterLayout(config).size()}};
 }
 
+struct Gradient {
+  LossSum sum;
+  std::vector<float> values;
+};
+
+inline Gradient on_gpu(GpuModel& model, const Batch& batch) {
+  Gradient result;
+  model.gradient(batch, 0, {});
+  result.sum = model.finish_lanes().front().sum;
+  result.values.resize(model.layout().size());
+  model.get_slot(0, result.values);
+  return result;
+}
+
 // ‖a − b‖ / ‖b‖; not a number when either is not.
 inline double distance(std::span<const float> a, std::span<const float> b) {
   double error = 0;
