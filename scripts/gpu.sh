@@ -37,6 +37,9 @@ if command -v compute-sanitizer >/dev/null; then
   done
 fi
 
+say "ranks as processes"
+"$python" tests/cuda/gpu_ranks.py "$build/lockstep"
+
 say "the same lanes in one process and in two: one hash"
 scratch=$(mktemp -d)
 trap 'rm -rf "$scratch"' EXIT

@@ -2,6 +2,7 @@
 #include <fmt/format.h>
 
 #include <algorithm>
+#include <cstdlib>
 #include <cstring>
 
 #include "lockstep/comm/cuda_exchange.h"
@@ -13,13 +14,19 @@ namespace {
 
 // Which GPU a rank has, as it travels: texts, filled up with zeros.
 struct Place {
-  char boot_id[64];
+  char host[128];
   char bus_id[32];    // where it is on its host; parts of one GPU (MIG) have the same
   char trouble[160];  // why it does not know
 };
 
 void put(std::span<char> field, std::string_view text) {
   std::copy_n(text.data(), std::min(text.size(), field.size() - 1), field.data());
+}
+
+// As NCCL tells hosts apart.
+std::string host_name() {
+  const char* given = std::getenv("NCCL_HOSTID");
+  return given != nullptr ? given : this_host().boot_id;
 }
 
 Place place_of(int device) {
@@ -36,7 +43,7 @@ Place place_of(int device) {
     return place;
   }
   try {
-    put(place.boot_id, this_host().boot_id);
+    put(place.host, host_name());
   } catch (const Error& error) {
     put(place.trouble, error.message());
   }
@@ -57,7 +64,7 @@ std::optional<std::string> device_exchange_refusal(Communicator& communicator, i
   // NCCL refuses this too, but later and in other words on every rank.
   for (std::size_t b = 1; b < places.size(); ++b) {
     for (std::size_t a = 0; a < b; ++a) {
-      if (std::strcmp(places[a].boot_id, places[b].boot_id) == 0 &&
+      if (std::strcmp(places[a].host, places[b].host) == 0 &&
           std::strcmp(places[a].bus_id, places[b].bus_id) == 0) {
         return fmt::format("ranks {} and {} share a GPU", a, b);
       }

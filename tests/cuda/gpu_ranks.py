@@ -1,0 +1,100 @@
+#!/usr/bin/env python3
+"""Training with ranks as processes on a GPU: one hash however the gradients meet, and an end that names the culprit when
+a rank dies or stops. Ranks that share a GPU talk over NCCL here because each says that it is on a host of its own.
+
+usage: tests/cuda/gpu_ranks.py LOCKSTEP"""
+
+import os
+import socket
+import subprocess
+import sys
+import time
+
+LOCKSTEP = sys.argv[1]
+MODEL = ["--device", "cuda", "--precision", "bf16", "--vocab", "8192", "--hidden", "512", "--layers", "4", "--heads", "8",
+         "--intermediate", "1024", "--context", "256", "--global-batch", "48", "--micro-batch", "8", "--log", "plain",
+         "--eval-every", "0", "--verify-every", "2"]
+TIMEOUT = 5  # of the job, in seconds
+
+
+def free_port():
+    with socket.socket() as door:
+        door.bind(("127.0.0.1", 0))
+        return door.getsockname()[1]
+
+
+def run(world, *arguments, steps=6, fault=None, stopped=None):
+    """(seconds until it ended, exit code, standard output, standard error) of every rank; None of the stopped one, which
+    is not waited for."""
+    common = {**os.environ, "WORLD_SIZE": str(world), "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(free_port()),
+              "NCCL_SOCKET_IFNAME": "lo", "NCCL_IB_DISABLE": "1"}
+    if fault:
+        common["LOCKSTEP_FAULT"] = fault
+    begin = time.monotonic()
+    ranks = [subprocess.Popen([LOCKSTEP, "train", *MODEL, "--steps", str(steps), "--timeout", str(TIMEOUT), *arguments],
+                              env={**common, "RANK": str(rank), "LOCAL_RANK": str(rank), "NCCL_HOSTID": f"host{rank}"},
+                              stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) for rank in range(world)]
+    results = [None] * world
+    awaited = set(range(world)) - {stopped}
+    while any(results[rank] is None for rank in awaited) and time.monotonic() - begin < 60:
+        for rank, process in enumerate(ranks):
+            if results[rank] is None and process.poll() is not None:
+                results[rank] = (time.monotonic() - begin, process.returncode, *process.communicate())
+        time.sleep(0.02)
+    for process in ranks:
+        process.kill()
+    return results
+
+
+def weights(world, *arguments):
+    results = run(world, *arguments)
+    for rank, result in enumerate(results):
+        assert result and result[1] == 0, (arguments, rank, result)
+    return results[0][2].splitlines()[-1], results[0][3]
+
+
+def check_same_weights():
+    expected, _ = weights(1, "--exchange", "host")
+    for world, *arguments in [(1, "--exchange", "nccl"), (2, "--exchange", "nccl"), (3,), (3, "--shard-optimizer"),
+                              (2, "--exchange", "host"), (3, "--exchange", "host", "--shard-optimizer")]:
+        found, told = weights(world, *arguments)
+        assert found == expected, (world, arguments, found, expected)
+        assert ("GPU to GPU" in told) == ("host" not in arguments), told
+        print(f"{world} ranks {' '.join(arguments)}: {found}", flush=True)
+    # In NCCL's own order the ranks still agree with each other, which --verify-every looks at.
+    print(f"2 ranks in NCCL's order: {weights(2, '--reduction', 'nccl')[0]}", flush=True)
+
+
+def check_fault(world, what, rank, place):
+    """The others end soon, and say who it was."""
+    results = run(world, steps=100000, fault=f"do={what} rank={rank} at={place} step=9",
+                  stopped=rank if what == "stop" else None)
+    others = [result for i, result in enumerate(results) if i != rank]
+    for result in others:
+        assert result and result[1] not in (0, None), (what, place, results)
+        assert f"rank {rank}" in result[3].splitlines()[-1], (what, place, result)
+    if what == "kill":
+        # Of the killed one the moment is known.
+        late = max(result[0] for result in others) - results[rank][0]
+        assert late < TIMEOUT + 1, (place, late)
+        print(f"{world} ranks, rank {rank} killed in {place}: told {late:.1f} s later: "
+              f"{others[0][3].splitlines()[-1]}", flush=True)
+    else:
+        print(f"{world} ranks, rank {rank} stopped in {place}: told within {max(r[0] for r in others):.1f} s of the start: "
+              f"{others[0][3].splitlines()[-1]}", flush=True)
+
+
+def main():
+    check_same_weights()
+    for place in ("backward", "communication", "update"):
+        check_fault(3, "kill", 2, place)
+    check_fault(2, "stop", 1, "communication")
+    check_fault(2, "stop", 0, "update")
+    refused = subprocess.run([LOCKSTEP, "train", *MODEL, "--steps", "1", "--workers", "2", "--exchange", "nccl"],
+                             capture_output=True, text=True, timeout=60)
+    assert refused.returncode == 2 and "ranks 0 and 1 share a GPU" in refused.stderr, refused
+    print("gpu_ranks: all as it should be")
+
+
+if __name__ == "__main__":
+    main()
