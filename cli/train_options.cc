@@ -14,13 +14,14 @@ shards; files named val or validation are kept for validation, otherwise one sam
 
 A step is cut into global-batch / micro-batch lanes, whose gradients are added in one fixed tree. The same
 options and data give the same weights, bit for bit, for any number of threads and workers, over any
-transport; micro-batch is part of the result. (--reduction ring or native and --wire-dtype bf16 keep the
-workers equal, but their number then matters.)
+transport; micro-batch is part of the result. (--reduction ring, native or nccl and --wire-dtype bf16 keep
+the workers equal, but their number then matters.) On GPUs the same holds for GPUs of one kind.
 
 --workers N starts N processes here (threads with --transport local), each on its share of the cores. Under
 torchrun, mpirun or Slurm the command is one worker of their world: RANK, WORLD_SIZE, MASTER_ADDR and
 MASTER_PORT, or what Open MPI, MPICH and Slurm set instead. With --transport server the workers talk to a
-gradient server: one that is started with them, or the one at --coordinator.
+gradient server: one that is started with them, or the one at --coordinator. Workers of a host take turns
+over its GPUs; gradients go from GPU to GPU where each worker has its own (--exchange).
 A worker that dies, stops or differs ends all of them within --timeout, and the last line names it.
 
 --out DIR gets model.safetensors, config.json, the tokenizer, and metrics.jsonl with one object per step;

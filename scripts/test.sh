@@ -28,7 +28,7 @@ for preset in $presets; do
       echo "no CUDA toolkit here: not compiled"
       continue
     fi
-    targets=(--target cuda_tests)
+    targets=(--target cuda_tests lockstep)
   fi
   prefix=$(prefix_for "$preset")
   if ! cmake --preset "$preset" || ! $prefix cmake --build --preset "$preset" -j "$jobs" "${targets[@]}"; then
