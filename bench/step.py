@@ -116,9 +116,10 @@ def main():
                     continue
                 if len(results) == 1:
                     print(f"{options.precision}, PyTorch {row['torch']}\n{'':>6}{'threads':>8}{'ours tok/s':>12}"
-                          f"{'torch tok/s':>12}{'ratio':>7}{'GFLOP/s':>9}{'2048^3':>8}{'share':>7}")
+                          f"{'torch tok/s':>12}{'ratio':>7}{'GFLOP/s':>11}"
+                          f"{'8192^3' if options.device == 'cuda' else '2048^3':>11}{'share':>7}")
                 print(f"{model:>6}{threads:>8}{row['ours_tokens_per_s']:>12,.0f}{row['torch_tokens_per_s']:>12,.0f}"
-                      f"{row['ratio']:>7.2f}{row['model_gflops']:>9.1f}{row['gemm_gflops']:>8.1f}"
+                      f"{row['ratio']:>7.2f}{row['model_gflops']:>11,.0f}{row['gemm_gflops']:>11,.0f}"
                       f"{row['share_of_gemm']:>7.0%}"
                       + (f"   {row['gib']:.1f} GiB, torch {row['torch_gib']:.1f}" if row["gib"] else ""), flush=True)
     sys.exit(any(row["ratio"] < row["required"] for row in results))
