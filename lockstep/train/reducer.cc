@@ -124,31 +124,30 @@ void GradientReducer::ready(Range range) {
   final_ = range.end;
   if (!options_.overlap || !travels()) return;
   while (works_.size() < buckets_.size() && buckets_[works_.size()].end <= final_) {
-    launch(works_.size());
+    works_.push_back(communicator_.start(call_for(works_.size())));
   }
-  while (told_ < works_.size() && works_[told_].done()) tell_reduced(told_++);
+  while (told_ < works_.size() && works_[told_].done()) finish_bucket(told_++);
 }
 
-// Waits for the bucket, with patience enough that it is its own deadline which ends it and names
-// the culprit.
-void GradientReducer::tell_reduced(std::size_t bucket) {
+// Waits for a bucket that was started, with patience enough that it is its own deadline which ends
+// it and names the culprit.
+void GradientReducer::finish_bucket(std::size_t bucket) {
   works_[bucket].wait(Deadline::after(2 * communicator_.patience()));
+  tell_reduced(bucket);
+}
+
+void GradientReducer::tell_reduced(std::size_t bucket) const {
   if (reduced_ && options_.wire == DataType::kF32) reduced_(buckets_[bucket]);
 }
 
-void GradientReducer::launch(std::size_t bucket) {
+Call GradientReducer::call_for(std::size_t bucket) {
   const Range range = buckets_[bucket];
   CallOptions options;
   options.step = static_cast<std::uint32_t>(step_);
   options.bucket = static_cast<std::uint32_t>(bucket);
   if (communicator_.finite_only()) withhold_non_finite(range);
   const bool exact = options_.reduction == Reduction::kTree && options_.wire == DataType::kF32;
-  Call call = exact ? tree_call(range, options) : order_free_call(range, options);
-  if (options_.overlap) {
-    works_.push_back(communicator_.start(std::move(call)));
-  } else {
-    communicator_.run(std::move(call));
-  }
+  return exact ? tree_call(range, options) : order_free_call(range, options);
 }
 
 Call GradientReducer::tree_call(Range range, const CallOptions& options) {
@@ -234,11 +233,14 @@ ReducedStep GradientReducer::finish(std::span<const std::vector<double>> lane_ta
   if (!travels()) {
     final_ = partials_[0].size();
   } else if (!options_.overlap) {
-    for (std::size_t bucket = 0; bucket < buckets_.size(); ++bucket) launch(bucket);
+    for (std::size_t bucket = 0; bucket < buckets_.size(); ++bucket) {
+      communicator_.run(call_for(bucket));
+      tell_reduced(bucket);
+    }
   } else {
     ready({final_, partials_[0].size()});
   }
-  while (told_ < works_.size()) tell_reduced(told_++);
+  while (told_ < works_.size()) finish_bucket(told_++);
   works_.clear();
   std::vector<double> tail = sum_tails(lane_tails);
   if (options_.wire == DataType::kBf16) {

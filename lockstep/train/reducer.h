@@ -86,8 +86,9 @@ class GradientReducer {
 
  private:
   bool travels() const;
-  void tell_reduced(std::size_t bucket);
-  void launch(std::size_t bucket);
+  void finish_bucket(std::size_t bucket);
+  void tell_reduced(std::size_t bucket) const;
+  Call call_for(std::size_t bucket);
   Call tree_call(Range range, const CallOptions& options);
   Call order_free_call(Range range, const CallOptions& options);
   void add_partials(Range range);
