@@ -104,11 +104,10 @@ double GradientReducer::traffic() const {
   return static_cast<double>(maximal_nodes(owners_).size()) / communicator_.world_size();
 }
 
-// A rank by itself has the sum already, unless it is to be rounded or withheld.
+// A rank by itself has the sum already, unless it is to be rounded.
 bool GradientReducer::travels() const {
   if (options_.on_device) return false;
-  return communicator_.world_size() > 1 || communicator_.finite_only() ||
-         options_.wire != DataType::kF32;
+  return communicator_.world_size() > 1 || options_.wire != DataType::kF32;
 }
 
 void GradientReducer::begin(std::int64_t step) {

@@ -56,7 +56,8 @@ def weights(world, *arguments):
 def check_same_weights():
     expected, _ = weights(1, "--exchange", "host")
     for world, *arguments in [(1, "--exchange", "nccl"), (2, "--exchange", "nccl"), (3,), (3, "--shard-optimizer"),
-                              (2, "--exchange", "host"), (3, "--exchange", "host", "--shard-optimizer")]:
+                              (2, "--exchange", "host"), (2, "--exchange", "host", "--no-overlap"),
+                              (3, "--exchange", "host", "--shard-optimizer")]:
         found, told = weights(world, *arguments)
         assert found == expected, (world, arguments, found, expected)
         assert ("GPU to GPU" in told) == ("host" not in arguments), told
