@@ -1,8 +1,7 @@
+#include "lockstep/train/gpu_replica.h"
+
 #include "lockstep/base/float_buffer.h"
-#include "lockstep/comm/device_exchange.h"
-#include "lockstep/model/gpu_model.h"
 #include "lockstep/train/reducer.h"
-#include "lockstep/train/replica.h"
 
 namespace lockstep {
 namespace {
@@ -12,11 +11,11 @@ namespace {
 // over all lanes is then brought back before the norm is taken.
 class GpuReplica final : public Replica {
  public:
-  GpuReplica(const ReplicaOptions& options, Communicator& communicator)
+  GpuReplica(const ReplicaOptions& options, Communicator& communicator, const GpuParts& parts)
       : kind_(options.exchange),
         shard_(options.shard),
         schedule_(schedule_lanes(options.partials)),
-        model_(make_gpu_model(model_options(options, communicator))) {
+        model_(parts.make_model(model_options(options, communicator))) {
     for (std::uint32_t slot = 0; slot < schedule_.partials.size(); ++slot) {
       delivery_.slots.push_back(slot);
       const std::size_t bytes = layout().size() * sizeof(float);
@@ -24,7 +23,7 @@ class GpuReplica final : public Replica {
                                                    : Buffer::heap(bytes));
       if (kind_ == Exchange::kHost) model_->stage(slot, partials_.back().as<float>());
     }
-    if (kind_ == Exchange::kDevice) connect(options, communicator);
+    if (kind_ == Exchange::kDevice) connect(options, communicator, parts);
   }
   // What is under way among GPUs has to end first; what is page-locked is the communicator's.
   ~GpuReplica() override {
@@ -136,8 +135,8 @@ class GpuReplica final : public Replica {
               if (exchange_) exchange_->check();
             }};
   }
-  void connect(const ReplicaOptions& options, Communicator& communicator) {
-    exchange_ = make_nccl_exchange(
+  void connect(const ReplicaOptions& options, Communicator& communicator, const GpuParts& parts) {
+    exchange_ = parts.make_exchange(
         communicator,
         {.owners = options.owners,
          .native = options.native,
@@ -167,9 +166,14 @@ class GpuReplica final : public Replica {
 
 }  // namespace
 
+std::unique_ptr<Replica> make_gpu_replica(const ReplicaOptions& options, Communicator& communicator,
+                                          const GpuParts& parts) {
+  return std::make_unique<GpuReplica>(options, communicator, parts);
+}
+
 std::unique_ptr<Replica> make_gpu_replica(const ReplicaOptions& options,
                                           Communicator& communicator) {
-  return std::make_unique<GpuReplica>(options, communicator);
+  return make_gpu_replica(options, communicator, GpuParts());
 }
 
 }  // namespace lockstep

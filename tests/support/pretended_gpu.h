@@ -1,0 +1,176 @@
+#pragma once
+
+#include <cmath>
+#include <limits>
+#include <utility>
+#include <vector>
+
+#include "lockstep/comm/device_exchange.h"
+#include "lockstep/model/gpu_model.h"
+#include "lockstep/model/norm.h"
+#include "lockstep/model/weights_hash.h"
+
+namespace lockstep::testing {
+
+// A GpuModel that computes as the CPU does, to the bit, and keeps what a GPU would keep to itself:
+// slots are seen where they are copied to, uploads count when they are joined, results come when
+// they are waited for, and memory of the host that nothing was copied to holds no numbers.
+class PretendedGpu final : public GpuModel {
+ public:
+  explicit PretendedGpu(const GpuModelOptions& options)
+      : options_(options),
+        transformer_(options.model, options.precision, pool_, options.rows, options.context),
+        adamw_(layout(), options.adamw, options.shard),
+        parameters_(layout().size()),
+        slots_(options.slots, std::vector<float>(layout().size())),
+        hosts_(options.slots) {}
+
+  const ParameterLayout& layout() const override { return transformer_.layout(); }
+
+  void set_parameters(std::span<const float> values) override {
+    parameters_.assign(values.begin(), values.end());
+  }
+  void get_parameters(std::span<float> values, Range range) const override {
+    copy(parameters_, values, range);
+  }
+  void set_moments(std::span<const float> first, std::span<const float> second) override {
+    std::ranges::copy(first, adamw_.first_moment().begin());
+    std::ranges::copy(second, adamw_.second_moment().begin());
+  }
+  void get_moments(std::span<float> first, std::span<float> second) const override {
+    std::ranges::copy(adamw_.first_moment(), first.begin());
+    std::ranges::copy(adamw_.second_moment(), second.begin());
+  }
+  void get_slot(std::uint32_t slot, std::span<float> values) const override {
+    copy(slots_.at(slot), values, {0, values.size()});
+  }
+  void exchange_parameters(
+      const std::function<void(float* parameters, DeviceStream stream)>& exchange) override {
+    exchange(parameters_.data(), nullptr);
+  }
+
+  LossSum loss(const Batch& batch) override { return transformer_.loss(parameters_, batch); }
+  void gradient(const Batch& batch, std::uint32_t slot, std::span<const SlotMerge> merges,
+                const GpuDelivery* delivery) override {
+    const LossSum sum = transformer_.gradient(parameters_, batch, slots_.at(slot));
+    lanes_.push_back({sum, 0.001, 0.002});
+    finish(merges, delivery);
+  }
+  void skip(std::uint32_t slot, std::span<const SlotMerge> merges,
+            const GpuDelivery* delivery) override {
+    std::ranges::fill(slots_.at(slot), 0.0F);
+    lanes_.emplace_back();
+    finish(merges, delivery);
+  }
+  std::vector<GpuLaneResult> finish_lanes() override { return std::exchange(lanes_, {}); }
+
+  void stage(std::uint32_t slot, std::span<float> host) override {
+    std::ranges::fill(host, std::numeric_limits<float>::quiet_NaN());
+    hosts_.at(slot) = host;
+  }
+  void page_lock(std::span<float>) override {}
+  void upload(std::uint32_t slot, Range range) override { uploads_.emplace_back(slot, range); }
+
+  void block_squares(Range range, std::span<double> sums) override {
+    join_uploads();
+    lockstep::block_squares(std::span(slots_[0]).subspan(range.begin, range.size()), pool_, sums);
+  }
+  void update(const UpdateRequest& request) override {
+    join_uploads();
+    std::vector<double> sums(norm_blocks(layout().size()));
+    updated_.norm =
+        request.norm ? *request.norm : std::sqrt(sum_of_squares(slots_[0], pool_, sums));
+    updated_.done = std::isfinite(updated_.norm) && request.tokens > 0;
+    for (const GpuLaneResult& lane : lanes_) updated_.done &= std::isfinite(lane.sum.loss);
+    if (!updated_.done) return;
+    adamw_.step(parameters_, slots_[0],
+                gradient_factor(updated_.norm, request.tokens, request.clip), request.learning_rate,
+                request.step, pool_);
+  }
+  UpdateResult finish_update() override {
+    if (options_.while_waiting) options_.while_waiting();
+    return std::exchange(updated_, {std::numeric_limits<double>::quiet_NaN(), false});
+  }
+
+  std::vector<Blake3Hash> tensor_hashes() const override {
+    return lockstep::tensor_hashes(layout(), parameters_, pool_);
+  }
+  std::size_t bytes() const override { return 0; }
+
+ private:
+  static void copy(std::span<const float> from, std::span<float> to, Range range) {
+    std::ranges::copy(from.subspan(range.begin, range.size()),
+                      to.subspan(range.begin, range.size()).begin());
+  }
+  void join_uploads() {
+    for (const auto& [slot, range] : std::exchange(uploads_, {})) {
+      copy(hosts_.at(slot), slots_.at(slot), range);
+    }
+  }
+  void finish(std::span<const SlotMerge> merges, const GpuDelivery* delivery) {
+    for (const SlotMerge& merge : merges) {
+      std::vector<float>& into = slots_.at(merge.into);
+      for (std::size_t i = 0; i < into.size(); ++i) into[i] += slots_.at(merge.from)[i];
+    }
+    if (delivery == nullptr) return;
+    std::vector<float*> pointers;
+    for (const std::uint32_t slot : delivery->slots) pointers.push_back(slots_.at(slot).data());
+    constexpr std::size_t kBucket = 5000;
+    for (std::size_t begin = 0; begin < layout().size(); begin += kBucket) {
+      const Range range{begin, std::min(layout().size(), begin + kBucket)};
+      if (delivery->reduce) {
+        delivery->reduce(pointers, range, nullptr);
+        continue;
+      }
+      for (const std::uint32_t slot : delivery->slots) {
+        copy(slots_.at(slot), hosts_.at(slot), range);
+      }
+      delivery->copied(range);
+    }
+  }
+
+  const GpuModelOptions options_;
+  mutable ThreadPool pool_{1};
+  Transformer transformer_;
+  AdamW adamw_;
+  std::vector<float> parameters_;
+  std::vector<std::vector<float>> slots_;
+  std::vector<std::span<float>> hosts_;
+  std::vector<std::pair<std::uint32_t, Range>> uploads_;
+  std::vector<GpuLaneResult> lanes_;
+  UpdateResult updated_;
+};
+
+// An exchange between such models: the communicator's own collectives on their memory.
+class PretendedExchange final : public DeviceExchange {
+ public:
+  PretendedExchange(Communicator& communicator, DeviceExchangeOptions options)
+      : communicator_(communicator), options_(std::move(options)) {}
+
+  void reduce(std::span<float* const> partials, Piece piece, DeviceStream) override {
+    std::vector<ConstBufferView> views;
+    for (const float* partial : partials) {
+      views.emplace_back(std::span<const float>(partial + piece.begin, piece.count));
+    }
+    std::vector<float> sum(piece.count);
+    communicator_.reduce_nodes(std::move(views), options_.owners, std::span(sum));
+    std::ranges::copy(sum, partials[0] + piece.begin);
+  }
+  void all_gather(float* values, DeviceStream) override {
+    std::size_t begin = 0;
+    for (int rank = 0; rank < communicator_.rank(); ++rank) begin += shard(rank);
+    const std::vector<float> own(values + begin, values + begin + shard(communicator_.rank()));
+    communicator_.all_gather(std::span<const float>(own), std::span(values, options_.elements),
+                             options_.shards);
+  }
+  void check() override {}
+  void abort() noexcept override {}
+
+ private:
+  std::size_t shard(int rank) const { return options_.shards[static_cast<std::size_t>(rank)]; }
+
+  Communicator& communicator_;
+  const DeviceExchangeOptions options_;
+};
+
+}  // namespace lockstep::testing

@@ -1,0 +1,160 @@
+#include "lockstep/train/gpu_replica.h"
+
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+#include <cstring>
+
+#include "tests/support/pretended_gpu.h"
+#include "tests/support/ranks.h"
+#include "tests/support/trainers.h"
+
+namespace lockstep {
+namespace {
+
+using ::lockstep::testing::some_samples;
+using ::testing::HasSubstr;
+
+GpuParts pretended() {
+  return {.make_model =
+              [](const GpuModelOptions& options) {
+                return std::make_unique<testing::PretendedGpu>(options);
+              },
+          .make_exchange =
+              [](Communicator& communicator, const DeviceExchangeOptions& options) {
+                return std::make_unique<testing::PretendedExchange>(communicator, options);
+              }};
+}
+
+TrainerOptions small_options() {
+  TrainerOptions options = testing::small_training();
+  options.global_batch = 22;  // eleven lanes
+  options.micro_batch = 2;
+  options.schedule.steps = 5;
+  options.verify_every = 2;
+  options.clip = 0.05;
+  options.reducer.bucket_bytes = 16 << 10;
+  return options;
+}
+
+struct Worker {
+  Worker(const TrainerOptions& options, bool gpu, std::unique_ptr<Transport> transport)
+      : communicator(std::make_unique<PlanEngine>(std::move(transport)), std::chrono::seconds(20)) {
+    const ReplicaOptions how =
+        replica_options(options, communicator.rank(), communicator.world_size());
+    replica = gpu ? make_gpu_replica(how, communicator, pretended())
+                  : make_cpu_replica(how, communicator, pool);
+    trainer.emplace(options, some_samples(60), some_samples(9), *replica, communicator);
+    initialise(*replica, options.seed, pool);
+  }
+
+  ThreadPool pool{1};
+  Communicator communicator;
+  std::unique_ptr<Replica> replica;
+  std::optional<Trainer> trainer;
+};
+
+struct Result {
+  std::string hash;
+  std::vector<double> losses;
+  bool operator==(const Result&) const = default;
+};
+
+Result train(const TrainerOptions& options, int workers, bool gpu) {
+  auto group = make_local_group(workers);
+  std::vector<Result> results(static_cast<std::size_t>(workers));
+  const auto errors = testing::run_ranks(workers, [&](int rank) {
+    const auto index = static_cast<std::size_t>(rank);
+    Worker worker(options, gpu, std::move(group[index]));
+    worker.trainer->start();
+    worker.trainer->run(
+        [] { return Requests{}; },
+        [&](const StepReport& report) { results[index].losses.push_back(report.loss); });
+    results[index].hash = worker.trainer->verify();
+    worker.communicator.barrier();
+  });
+  for (const auto& error : errors) EXPECT_FALSE(error) << error->what();
+  for (const Result& result : results) EXPECT_EQ(result, results[0]);
+  return results[0];
+}
+
+// However the sums get off the device and back, the result is the CPU's.
+TEST(GpuReplica, HasTheCpusBitsHoweverSumsTravel) {
+  const Result expected = train(small_options(), 1, false);
+  EXPECT_EQ(train(small_options(), 1, true), expected);
+  for (const int workers : {2, 3, 5}) {
+    for (const bool on_device : {false, true}) {
+      for (const bool shard : {false, true}) {
+        for (const bool overlap : {false, true}) {
+          TrainerOptions options = small_options();
+          options.reducer.on_device = on_device;
+          options.reducer.shard = shard;
+          options.reducer.overlap = overlap;
+          EXPECT_EQ(train(options, workers, true), expected)
+              << workers << " workers, on device " << on_device << ", sharded " << shard
+              << ", overlap " << overlap;
+        }
+      }
+    }
+  }
+}
+
+TEST(GpuReplica, HasTheCpusBitsInOrderFreeWaysToo) {
+  for (const int workers : {1, 3}) {
+    TrainerOptions ring = small_options();
+    ring.reducer.reduction = Reduction::kRing;
+    TrainerOptions rounded = small_options();
+    rounded.reducer.wire = DataType::kBf16;
+    for (TrainerOptions& options : {std::ref(ring), std::ref(rounded)}) {
+      for (const bool overlap : {false, true}) {
+        options.reducer.overlap = overlap;
+        EXPECT_EQ(train(options, workers, true), train(options, workers, false))
+            << workers << " workers, overlap " << overlap;
+      }
+    }
+  }
+}
+
+TEST(GpuReplica, LeavesLanesOut) {
+  TrainerOptions options = small_options();
+  options.skip_lanes = {{1, 0}, {2, 10}, {3, 4}};
+  const Result expected = train(options, 1, false);
+  EXPECT_EQ(train(options, 1, true), expected);
+  EXPECT_EQ(train(options, 3, true), expected);
+}
+
+TEST(GpuReplica, HaltsWithAllAsItWas) {
+  for (const int workers : {1, 2}) {
+    for (const bool on_device : {false, true}) {
+      TrainerOptions options = small_options();
+      options.reducer.on_device = on_device;
+      auto group = make_local_group(workers);
+      const auto errors = testing::run_ranks(workers, [&](int rank) {
+        Worker worker(options, true, std::move(group[static_cast<std::size_t>(rank)]));
+        worker.trainer->start();
+        worker.trainer->step();
+        const Range range = worker.replica->layout().range(Component::kDown, 1);
+        std::vector<float> before(worker.replica->layout().size());
+        worker.replica->complete_parameters([&](std::span<float> parameters) {
+          parameters[range.begin + 5] = std::numeric_limits<float>::quiet_NaN();
+          std::ranges::copy(parameters, before.begin());
+        });
+        try {
+          worker.trainer->step();
+          ADD_FAILURE() << "no error";
+        } catch (const Error& error) {
+          EXPECT_THAT(error.what(), HasSubstr("step 2: weight model.layers.1.mlp.down_proj.weight, "
+                                              "element 5, is nan"));
+        }
+        std::vector<float> after(before.size());
+        worker.replica->get_parameters(after);
+        EXPECT_EQ(std::memcmp(before.data(), after.data(), before.size() * sizeof(float)), 0);
+        worker.communicator.barrier();
+      });
+      for (const auto& error : errors) EXPECT_FALSE(error) << error->what();
+    }
+  }
+}
+
+}  // namespace
+}  // namespace lockstep
