@@ -56,9 +56,6 @@ void choose_exchange(ExchangeChoice choice, bool gpu, int device, Communicator& 
   compare_settings(communicator, settings);
   const char* flag = native ? "--reduction nccl" : "--exchange nccl";
   if (wanted && !gpu) refuse(std::string(flag) + " needs --device cuda");
-  if (native && choice == ExchangeChoice::kHost) {
-    refuse("--reduction nccl goes from GPU to GPU, not through --exchange host");
-  }
   // What only the host can do.
   std::optional<std::string> refusal;
   if (reducer.wire != DataType::kF32) refusal = "--wire-dtype bf16 is the host's";

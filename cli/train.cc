@@ -127,6 +127,11 @@ void check_options(const TrainOptions& options) {
                       options.global_batch, micro));
   require(options.reducer.reduction != Reduction::kNative || transport == TransportKind::kMpi,
           "--reduction native is MPI's own: it needs --transport mpi");
+  const bool native = options.reducer.reduction == Reduction::kNccl;
+  require(options.device != "cpu" || (!native && options.exchange != ExchangeChoice::kNccl),
+          fmt::format("{} needs --device cuda", native ? "--reduction nccl" : "--exchange nccl"));
+  require(!native || options.exchange != ExchangeChoice::kHost,
+          "--reduction nccl goes from GPU to GPU, not through --exchange host");
   require(options.coordinator.empty() || transport == TransportKind::kServer,
           "--coordinator needs --transport server");
   require(options.save_every == 0 || !options.out.empty(), "--save-every needs --out");

@@ -194,7 +194,10 @@ class Faults(Case):
     def test_wrong_usage(self):
         for arguments, said in ((["--workers", 12], "12 workers, but a step has only 11 lanes"),
                                 (["--workers", 2, "--transport", "server", "--shard-optimizer"], "--shard-optimizer"),
-                                (["--reduction", "native"], "--transport mpi")):
+                                (["--reduction", "native"], "--transport mpi"),
+                                (["--reduction", "nccl"], "--device cuda"), (["--exchange", "nccl"], "--device cuda"),
+                                (["--device", "auto", "--reduction", "nccl", "--exchange", "host"], "from GPU to GPU"),
+                                (["--device", "auto", "--exchange", "nccl"], "--device cuda")):
             stderr, _ = self.fails(2, "--steps", 2, *arguments)
             self.assertIn(said, stderr)
 
