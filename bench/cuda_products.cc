@@ -10,8 +10,8 @@
 #include <string>
 #include <vector>
 
-#include "lockstep/model/config.h"
 #include "lockstep/base/cuda_memory.h"
+#include "lockstep/model/config.h"
 #include "lockstep/model/cuda/cuda_passes.h"
 
 namespace {

@@ -1,5 +1,7 @@
 #include "cli/device_choice.h"
 
+#include <fmt/format.h>
+
 #include <optional>
 #include <vector>
 
@@ -52,18 +54,21 @@ void choose_exchange(ExchangeChoice choice, bool gpu, int device, Communicator& 
   const bool wanted = native || choice == ExchangeChoice::kNccl;
   const std::vector<Setting> settings = {{"device", gpu ? "cuda" : "cpu"},
                                          {"exchange", std::string(to_string(choice))},
-                                         {"reduction", std::string(to_string(reducer.reduction))}};
+                                         {"reduction", std::string(to_string(reducer.reduction))},
+                                         {"wire type", std::string(to_string(reducer.wire))}};
   compare_settings(communicator, settings);
   const char* flag = native ? "--reduction nccl" : "--exchange nccl";
   if (wanted && !gpu) refuse(std::string(flag) + " needs --device cuda");
   // What only the host can do.
   std::optional<std::string> refusal;
   if (reducer.wire != DataType::kF32) refusal = "--wire-dtype bf16 is the host's";
-  if (reducer.reduction != Reduction::kTree && !native) refusal = "--reduction is the host's";
+  if (reducer.reduction != Reduction::kTree && !native) {
+    refusal = fmt::format("--reduction {} is the host's", to_string(reducer.reduction));
+  }
   if (communicator.finite_only()) refusal = "the gradient server adds them";
   if (!wanted) {
     const bool pointless = !gpu || communicator.world_size() == 1;
-    if (pointless || choice == ExchangeChoice::kHost || refusal) return;
+    if (pointless || choice == ExchangeChoice::kHost) return;
   }
   if (!refusal) refusal = device_exchange_refusal(communicator, device);
   if (refusal && wanted) refuse(std::string(flag) + ": " + *refusal);

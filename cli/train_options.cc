@@ -195,7 +195,7 @@ void add_worker_options(CLI::App& command, TrainOptions& options) {
       ->group(group);
   add_choice(command, "--exchange", options.exchange,
              "How the gradients of GPUs meet: nccl (from GPU to GPU), host (over --transport), or "
-             "auto: nccl where every worker has a GPU of its own",
+             "auto: nccl where every worker has a GPU of its own and nothing else needs the host",
              {ExchangeChoice::kAuto, ExchangeChoice::kHost, ExchangeChoice::kNccl})
       ->option_text("NAME [auto]")
       ->group(group);

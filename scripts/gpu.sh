@@ -46,8 +46,8 @@ trap 'rm -rf "$scratch"' EXIT
 train=("$build/lockstep" train --device cuda --precision bf16 --vocab 50304 --hidden 768 --layers 12 --heads 12 --intermediate 2048
   --context 1024 --global-batch 256 --micro-batch 32 --steps 6 --eval-every 0 --verify-every 3 --log plain)
 hashes=()
-for how in "--workers 1" "--exchange nccl" "--reduction nccl" "--workers 2 --transport shm" "--workers 2 --transport tcp" \
-  "--workers 2 --transport shm --shard-optimizer"; do
+for how in "--workers 1" "--exchange nccl" "--reduction nccl" "--workers 2 --exchange host --transport shm" \
+  "--workers 2 --exchange host --transport tcp" "--workers 2 --exchange host --transport shm --shard-optimizer"; do
   # shellcheck disable=SC2086
   hash=$("${train[@]}" $how --out "$scratch/out" 2>"$scratch/log" | tail -1) || { cat "$scratch/log"; exit 1; }
   hashes+=("$hash")

@@ -7,6 +7,7 @@
 #include <thread>
 #include <utility>
 
+#include "lockstep/base/cuda_memory.h"
 #include "lockstep/base/deadline.h"
 
 namespace lockstep {
@@ -72,9 +73,9 @@ NcclLinks::NcclLinks(const NcclId& id, NcclOptions options) : options_(std::move
 NcclLinks::~NcclLinks() { close(); }
 
 void NcclLinks::close() noexcept {
-  if (comm_ == nullptr) return;
-  // Nobody could do anything about its result.
-  static_cast<void>(ncclCommAbort(std::exchange(comm_, nullptr)));
+  ncclComm* comm = std::exchange(comm_, nullptr);
+  if (comm == nullptr || cuda_given_up()) return;  // the latter: it would wait for the GPU
+  static_cast<void>(ncclCommAbort(comm));          // nobody could do anything about its result
 }
 
 void NcclLinks::abort() noexcept {

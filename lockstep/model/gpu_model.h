@@ -94,7 +94,7 @@ class GpuModel {
   // The same for what set_parameters() and get_parameters() are often given.
   virtual void page_lock(std::span<float> host) = 0;
   // Enqueues that a range of a staged slot is brought back to the GPU, while others may still be
-  // computed there. The next block_squares() or update() comes after it.
+  // computed there. What is called next, but other uploads, comes after it.
   virtual void upload(std::uint32_t slot, Range range) = 0;
 
   // Of slot 0: as norm.h has them, but in an order of the GPU's own. Waits.

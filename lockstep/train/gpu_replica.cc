@@ -1,10 +1,16 @@
 #include "lockstep/train/gpu_replica.h"
 
+#include <algorithm>
+#include <chrono>
+
 #include "lockstep/base/float_buffer.h"
 #include "lockstep/train/reducer.h"
 
 namespace lockstep {
 namespace {
+
+// For a GPU, however short the job's timeout: that one is about other workers.
+constexpr auto kLeastPatience = std::chrono::minutes(1);
 
 // Partial sums are added up on the GPU. When others want them they go there from GPU to GPU, or are
 // copied to the communicator's memory, bucket by bucket while the backward pass goes on; the sum
@@ -129,10 +135,9 @@ class GpuReplica final : public Replica {
             .shard = options.shard,
             .recompute = options.recompute,
             .device = options.device,
-            .patience = communicator.patience(),
+            .patience = std::max<std::chrono::nanoseconds>(communicator.patience(), kLeastPatience),
             .while_waiting = [this, &communicator] {
-              communicator.check();
-              if (exchange_) exchange_->check();
+              exchange_ ? exchange_->check() : communicator.check();
             }};
   }
   void connect(const ReplicaOptions& options, Communicator& communicator, const GpuParts& parts) {
@@ -158,10 +163,10 @@ class GpuReplica final : public Replica {
   const Range shard_;
   const LaneSchedule schedule_;
   std::unique_ptr<DeviceExchange> exchange_;
-  std::unique_ptr<GpuModel> model_;
-  GpuDelivery delivery_;
   std::vector<Buffer> partials_;
   FloatBuffer host_parameters_;  // when first needed
+  std::unique_ptr<GpuModel> model_;
+  GpuDelivery delivery_;
 };
 
 }  // namespace

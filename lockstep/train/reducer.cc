@@ -45,6 +45,11 @@ std::string_view to_string(Reduction reduction) {
   return "?";
 }
 
+bool travels(const ReducerOptions& options, int world_size) {
+  if (options.on_device) return false;
+  return world_size > 1 || options.wire != DataType::kF32;
+}
+
 Range shard_range(std::size_t size, int rank, int world_size) {
   const auto n = static_cast<std::size_t>(world_size);
   const auto r = static_cast<std::size_t>(rank);
@@ -104,12 +109,6 @@ double GradientReducer::traffic() const {
   return static_cast<double>(maximal_nodes(owners_).size()) / communicator_.world_size();
 }
 
-// A rank by itself has the sum already, unless it is to be rounded.
-bool GradientReducer::travels() const {
-  if (options_.on_device) return false;
-  return communicator_.world_size() > 1 || options_.wire != DataType::kF32;
-}
-
 void GradientReducer::begin(std::int64_t step) {
   LOCKSTEP_CHECK(works_.empty());
   step_ = step;
@@ -121,7 +120,7 @@ void GradientReducer::begin(std::int64_t step) {
 void GradientReducer::ready(Range range) {
   LOCKSTEP_CHECK(range.begin == final_);
   final_ = range.end;
-  if (!options_.overlap || !travels()) return;
+  if (!options_.overlap || !travels(options_, communicator_.world_size())) return;
   while (works_.size() < buckets_.size() && buckets_[works_.size()].end <= final_) {
     works_.push_back(communicator_.start(call_for(works_.size())));
   }
@@ -229,15 +228,13 @@ std::vector<double> GradientReducer::sum_tails(std::span<const std::vector<doubl
 
 ReducedStep GradientReducer::finish(std::span<const std::vector<double>> lane_tails) {
   LOCKSTEP_CHECK(!lane_tails.empty());
-  if (!travels()) {
-    final_ = partials_[0].size();
-  } else if (!options_.overlap) {
+  if (options_.overlap) {
+    ready({final_, partials_[0].size()});
+  } else if (travels(options_, communicator_.world_size())) {
     for (std::size_t bucket = 0; bucket < buckets_.size(); ++bucket) {
       communicator_.run(call_for(bucket));
       tell_reduced(bucket);
     }
-  } else {
-    ready({final_, partials_[0].size()});
   }
   while (told_ < works_.size()) finish_bucket(told_++);
   works_.clear();

@@ -34,6 +34,10 @@ struct ReducerOptions {
   bool on_device = false;
 };
 
+// Whether gradients go to other ranks through a communicator. A rank by itself has the sum already,
+// unless it is to be rounded.
+bool travels(const ReducerOptions& options, int world_size);
+
 // The part of a flat buffer that rank `rank` keeps when the optimizer is sharded: whole norm
 // blocks, as evenly as they go.
 Range shard_range(std::size_t size, int rank, int world_size);
@@ -85,7 +89,6 @@ class GradientReducer {
   std::span<float> residual() { return residual_.span(); }
 
  private:
-  bool travels() const;
   void finish_bucket(std::size_t bucket);
   void tell_reduced(std::size_t bucket) const;
   Call call_for(std::size_t bucket);

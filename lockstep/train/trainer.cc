@@ -44,11 +44,10 @@ std::vector<std::span<float>> partials_of(Replica& replica) {
   return partials;
 }
 
-// Whether the sums of the workers' lanes meet on the host.
+// Where the sums of the workers' lanes meet.
 Exchange exchange_of(const ReducerOptions& reducer, int world_size) {
   if (reducer.on_device) return Exchange::kDevice;
-  const bool exact = reducer.reduction == Reduction::kTree && reducer.wire == DataType::kF32;
-  return world_size > 1 || !exact ? Exchange::kHost : Exchange::kNone;
+  return travels(reducer, world_size) ? Exchange::kHost : Exchange::kNone;
 }
 
 }  // namespace
@@ -72,11 +71,11 @@ ReplicaOptions replica_options(const TrainerOptions& options, int rank, int worl
   result.adamw = options.adamw;
   result.rows = static_cast<int>(options.micro_batch);
   result.context = options.model.context;
-  result.partials = owned_nodes(lane_owners(options, world_size), rank);
+  result.owners = lane_owners(options, world_size);
+  result.partials = owned_nodes(result.owners, rank);
   result.shard = options.reducer.shard ? shard_range(size, rank, world_size) : Range{0, size};
   result.exchange = exchange_of(options.reducer, world_size);
   result.recompute = options.recompute;
-  result.owners = lane_owners(options, world_size);
   result.native = options.reducer.reduction == Reduction::kNccl;
   result.sharded = options.reducer.shard;
   return result;
@@ -246,6 +245,8 @@ StepReport Trainer::step(const Requests& requests) {
   const bool alone = communicator_.world_size() == 1 && !options_.reducer.shard &&
                      exchange_of(options_.reducer, 1) != Exchange::kHost;
   if (alone) begin_update(own_tokens_, std::nullopt);
+  // Who has not come to its exchange is named here; a GPU that waits for it knows nobody.
+  if (options_.reducer.on_device && !alone) communicator_.barrier();
   std::vector<std::vector<double>> tails = finish_lanes();
   add_requests(requests, tails[0]);
   phases_ = {};

@@ -49,7 +49,8 @@ struct StepReport {
   std::int64_t tokens = 0;
   std::optional<double> validation_loss;
   double seconds = 0;  // of the step, without validation
-  // By rank: data, forward and backward of this step, the rest of the one before it.
+  // By rank: data, forward and backward of this step, the rest of the one before it (with one
+  // worker the optimizer of this one).
   std::vector<PhaseTimes> phases;
   std::optional<Straggler> straggler;  // over the last steps
   // What some rank asked for before the step ended, and all now do.

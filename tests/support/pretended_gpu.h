@@ -52,6 +52,7 @@ class PretendedGpu final : public GpuModel {
   LossSum loss(const Batch& batch) override { return transformer_.loss(parameters_, batch); }
   void gradient(const Batch& batch, std::uint32_t slot, std::span<const SlotMerge> merges,
                 const GpuDelivery* delivery) override {
+    join_uploads();
     const LossSum sum = transformer_.gradient(parameters_, batch, slots_.at(slot));
     lanes_.push_back({sum, 0.001, 0.002});
     finish(merges, delivery);
@@ -154,11 +155,16 @@ class PretendedExchange final : public DeviceExchange {
     }
     std::vector<float> sum(piece.count);
     communicator_.reduce_nodes(std::move(views), options_.owners, std::span(sum));
-    std::ranges::copy(sum, partials[0] + piece.begin);
+    const std::size_t begin = own_begin();
+    for (std::size_t i = 0; i < piece.count; ++i) {  // where it is not this rank's, no number
+      const std::size_t at = piece.begin + i;
+      const bool own =
+          options_.shards.empty() || (at >= begin && at < begin + shard(communicator_.rank()));
+      partials[0][at] = own ? sum[i] : std::numeric_limits<float>::quiet_NaN();
+    }
   }
   void all_gather(float* values, DeviceStream) override {
-    std::size_t begin = 0;
-    for (int rank = 0; rank < communicator_.rank(); ++rank) begin += shard(rank);
+    const std::size_t begin = own_begin();
     const std::vector<float> own(values + begin, values + begin + shard(communicator_.rank()));
     communicator_.all_gather(std::span<const float>(own), std::span(values, options_.elements),
                              options_.shards);
@@ -168,6 +174,12 @@ class PretendedExchange final : public DeviceExchange {
 
  private:
   std::size_t shard(int rank) const { return options_.shards[static_cast<std::size_t>(rank)]; }
+  std::size_t own_begin() const {
+    std::size_t begin = 0;
+    if (options_.shards.empty()) return begin;
+    for (int rank = 0; rank < communicator_.rank(); ++rank) begin += shard(rank);
+    return begin;
+  }
 
   Communicator& communicator_;
   const DeviceExchangeOptions options_;

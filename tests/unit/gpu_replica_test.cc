@@ -38,13 +38,14 @@ TrainerOptions small_options() {
 }
 
 struct Worker {
-  Worker(const TrainerOptions& options, bool gpu, std::unique_ptr<Transport> transport)
+  Worker(const TrainerOptions& options, bool gpu, std::unique_ptr<Transport> transport,
+         const Samples& samples = some_samples(60))
       : communicator(std::make_unique<PlanEngine>(std::move(transport)), std::chrono::seconds(20)) {
     const ReplicaOptions how =
         replica_options(options, communicator.rank(), communicator.world_size());
     replica = gpu ? make_gpu_replica(how, communicator, pretended())
                   : make_cpu_replica(how, communicator, pool);
-    trainer.emplace(options, some_samples(60), some_samples(9), *replica, communicator);
+    trainer.emplace(options, samples, some_samples(9), *replica, communicator);
     initialise(*replica, options.seed, pool);
   }
 
@@ -82,7 +83,7 @@ Result train(const TrainerOptions& options, int workers, bool gpu) {
 TEST(GpuReplica, HasTheCpusBitsHoweverSumsTravel) {
   const Result expected = train(small_options(), 1, false);
   EXPECT_EQ(train(small_options(), 1, true), expected);
-  for (const int workers : {2, 3, 5}) {
+  for (const int workers : {1, 2, 3, 5}) {
     for (const bool on_device : {false, true}) {
       for (const bool shard : {false, true}) {
         for (const bool overlap : {false, true}) {
@@ -149,6 +150,40 @@ TEST(GpuReplica, HaltsWithAllAsItWas) {
         std::vector<float> after(before.size());
         worker.replica->get_parameters(after);
         EXPECT_EQ(std::memcmp(before.data(), after.data(), before.size() * sizeof(float)), 0);
+        worker.communicator.barrier();
+      });
+      for (const auto& error : errors) EXPECT_FALSE(error) << error->what();
+    }
+  }
+}
+
+// One embedding is so large that adding the first block's output overflows: only the sample with
+// its token has no gradient, and its lane is found by computing the lanes one by one.
+TEST(GpuReplica, FindsTheLaneThatIsNotFinite) {
+  std::vector<std::int32_t> tokens(60 * testing::kContext + 1, 3);
+  constexpr std::uint64_t kBadSample = 17;
+  tokens[kBadSample * testing::kContext + 4] = 9;
+  const Samples samples({TokenShard::of("tokens", tokens, {})}, 64, testing::kContext);
+  for (const int workers : {1, 2}) {
+    for (const bool on_device : {false, true}) {
+      TrainerOptions options = small_options();
+      options.global_batch = 60;
+      options.reducer.on_device = on_device;
+      auto group = make_local_group(workers);
+      const auto errors = testing::run_ranks(workers, [&](int rank) {
+        Worker worker(options, true, std::move(group[static_cast<std::size_t>(rank)]), samples);
+        const ParameterLayout& layout = worker.replica->layout();
+        worker.replica->complete_parameters([&](std::span<float> parameters) {
+          const Range embedding = layout.range(Component::kEmbedding);
+          const Range output = layout.range(Component::kOutput, 0);
+          for (std::size_t i = 0; i < 32; ++i) parameters[embedding.begin + 9 * 32 + i] = 3.4e38F;
+          for (std::size_t i = output.begin; i < output.end; ++i) parameters[i] *= 1e38F;
+        });
+        worker.trainer->start();
+        EXPECT_THROW(worker.trainer->step(), Error);
+        const auto& halted = worker.trainer->halt_report();
+        ASSERT_TRUE(halted);
+        EXPECT_THAT(halted->samples, ::testing::Contains(kBadSample));
         worker.communicator.barrier();
       });
       for (const auto& error : errors) EXPECT_FALSE(error) << error->what();

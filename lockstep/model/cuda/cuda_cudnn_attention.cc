@@ -5,6 +5,7 @@
 #include <limits>
 #include <optional>
 
+#include "lockstep/base/cuda_memory.h"
 #include "lockstep/base/error.h"
 #include "lockstep/model/cuda/cuda_cudnn_graph.h"
 
@@ -209,7 +210,9 @@ struct CudnnAttention::State {
   }
 
   struct Free {
-    void operator()(cudnnHandle_t raw) const { cudnnDestroy(raw); }
+    void operator()(cudnnHandle_t raw) const {
+      if (!cuda_given_up()) cudnnDestroy(raw);
+    }
   };
   CudaAttentionShape shape;  // of a call
   std::size_t calls = 1;

@@ -51,12 +51,9 @@ CudaLaneMemory::CudaLaneMemory(std::size_t token_count, std::size_t vocab)
       token_places(token_count),
       record(1) {}
 
-// The memory of the lane that is enqueued next; the first of a step begins with no bad losses.
+// The memory of the lane that is enqueued next.
 CudaLaneMemory& CudaModel::next_lane() {
-  if (lanes_enqueued_ == 0) {
-    check_cuda(cudaMemsetAsync(bad_losses_.data(), 0, sizeof(std::uint32_t), stream_.get()),
-               "clearing a count");
-  }
+  if (lanes_enqueued_ == 0) staging_.join_uploads(stream_.get());  // they may be of the same slots
   if (lanes_enqueued_ == lane_memory_.size()) {
     lane_memory_.emplace_back(tokens_.size(), static_cast<std::size_t>(options_.model.vocab));
   }
@@ -168,6 +165,7 @@ std::vector<GpuLaneResult> CudaModel::finish_lanes() {
                        seconds(record.forward_done, record.backward_done)});
   }
   lanes_enqueued_ = 0;
+  clear_bad_losses();
   return results;
 }
 

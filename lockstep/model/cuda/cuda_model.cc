@@ -99,10 +99,28 @@ CudaModel::CudaModel(const GpuModelOptions& options)
     check_cuda(cudaMemsetAsync(moments->data(), 0, moments->size() * sizeof(float), stream_.get()),
                "clearing moments");
   }
+  clear_bad_losses();
   cut_buckets();
   bytes_ = passes_->bytes() +
            (layout_.size() * (1 + options.slots) + 2 * options.shard.size()) * sizeof(float) +
            rounded_.size() * sizeof(__nv_bfloat16);
+}
+
+CudaModel::~CudaModel() {
+  constexpr auto kPatience = std::chrono::seconds(10);
+  try {
+    for (const cudaStream_t stream : {stream_.get(), staging_.stream(), staging_.upload_stream()}) {
+      if (cuda_given_up()) return;
+      check_cuda(cudaEventRecord(done_.get(), stream), "ending");
+      wait_for(done_.get(), "ending", {kPatience, {}});
+    }
+  } catch (const Error&) {  // whatever it is, somebody was told of it before
+  }
+}
+
+void CudaModel::clear_bad_losses() const {
+  check_cuda(cudaMemsetAsync(bad_losses_.data(), 0, sizeof(std::uint32_t), stream_.get()),
+             "clearing a count");
 }
 
 std::vector<float*> CudaModel::slot_pointers() const {

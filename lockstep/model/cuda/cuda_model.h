@@ -3,6 +3,7 @@
 #include <cuda_bf16.h>
 #include <cuda_runtime_api.h>
 
+#include <algorithm>
 #include <deque>
 #include <functional>
 #include <map>
@@ -53,6 +54,10 @@ struct CudaLaneMemory {
 class CudaModel final : public GpuModel {
  public:
   explicit CudaModel(const GpuModelOptions& options);
+  // Waits for what is under way, but not for long: the GPU is given up then.
+  ~CudaModel() override;
+  CudaModel(const CudaModel&) = delete;
+  CudaModel& operator=(const CudaModel&) = delete;
 
   const ParameterLayout& layout() const override { return layout_; }
 
@@ -102,7 +107,12 @@ class CudaModel final : public GpuModel {
   void deliver(const GpuDelivery& delivery);
   void enqueue_update(bool norm_given);
   void round_parameters();
-  CudaPatience patience() const { return {options_.patience, options_.while_waiting}; }
+  void clear_bad_losses() const;
+  // A step may have any number of lanes.
+  CudaPatience patience() const {
+    const auto lanes = static_cast<std::int64_t>(std::max<std::size_t>(1, lanes_enqueued_));
+    return {options_.patience * lanes, options_.while_waiting};
+  }
   void wait(const char* operation) const;
   // Bytes between host and device, when everything before is done.
   void copy(void* to, const void* from, std::size_t bytes) const;

@@ -1,7 +1,7 @@
 #include <algorithm>
 
-#include "lockstep/model/cuda/cuda_kernels.h"
 #include "lockstep/base/cuda_launch.h"
+#include "lockstep/model/cuda/cuda_kernels.h"
 #include "lockstep/model/cuda/cuda_pack.cuh"
 
 namespace lockstep::cuda {

@@ -84,7 +84,7 @@ struct CudaProducts::State {
   }
   ~State() {
     plans.clear();
-    cublasLtDestroy(handle);
+    if (!cuda_given_up()) cublasLtDestroy(handle);
   }
   State(const State&) = delete;
   State& operator=(const State&) = delete;

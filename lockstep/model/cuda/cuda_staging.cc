@@ -13,8 +13,6 @@ CudaStaging::CudaStaging(std::vector<float*> slots)
 
 CudaStaging::~CudaStaging() {
   if (cuda_given_up()) return;
-  static_cast<void>(cudaStreamSynchronize(stream_.get()));
-  static_cast<void>(cudaStreamSynchronize(up_.get()));
   for (void* memory : locked_) static_cast<void>(cudaHostUnregister(memory));
 }
 

@@ -16,6 +16,7 @@ namespace lockstep {
 class CudaStaging {
  public:
   explicit CudaStaging(std::vector<float*> slots);
+  // No copy may be under way.
   ~CudaStaging();
   CudaStaging(const CudaStaging&) = delete;
   CudaStaging& operator=(const CudaStaging&) = delete;
@@ -32,6 +33,7 @@ class CudaStaging {
   void join_uploads(cudaStream_t stream);
 
   cudaStream_t stream() const { return stream_.get(); }
+  cudaStream_t upload_stream() const { return up_.get(); }
 
  private:
   std::vector<float*> slots_;
