@@ -39,7 +39,7 @@ class GpuStepBench final : public StepBench {
 
   std::vector<float> parameters() const override {
     std::vector<float> values(layout().size());
-    model_->get_parameters(values, {0, values.size()});
+    model_->get_parameters(values);
     return values;
   }
   const ParameterLayout& layout() const override { return model_->layout(); }

@@ -70,7 +70,7 @@ class GpuModel {
 
   // Whole flat buffers; moments are those of the shard.
   virtual void set_parameters(std::span<const float> values) = 0;
-  virtual void get_parameters(std::span<float> values, Range range) const = 0;
+  virtual void get_parameters(std::span<float> values) const = 0;
   virtual void set_moments(std::span<const float> first, std::span<const float> second) = 0;
   virtual void get_moments(std::span<float> first, std::span<float> second) const = 0;
   virtual void get_slot(std::uint32_t slot, std::span<float> values) const = 0;

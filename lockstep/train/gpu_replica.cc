@@ -43,9 +43,7 @@ class GpuReplica final : public Replica {
   const LaneSchedule& schedule() const override { return schedule_; }
 
   void set_parameters(std::span<const float> values) override { model_->set_parameters(values); }
-  void get_parameters(std::span<float> values) const override {
-    model_->get_parameters(values, {0, values.size()});
-  }
+  void get_parameters(std::span<float> values) const override { model_->get_parameters(values); }
   Range shard() const override { return shard_; }
   void set_moments(std::span<const float> first, std::span<const float> second) override {
     model_->set_moments(first, second);

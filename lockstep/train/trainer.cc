@@ -141,8 +141,8 @@ bool Trainer::skipped(std::uint32_t lane) const {
          options_.skip_lanes.end();
 }
 
-// Begins a lane, and counts its tokens.
-void Trainer::run_lane(std::size_t index) {
+// Begins a lane; returns how many tokens it has.
+std::int64_t Trainer::run_lane(std::size_t index) {
   const LaneSchedule& schedule = replica_.schedule();
   const std::uint32_t lane = schedule.lanes[index].lane;
   RangeReady ready;  // what is not the last lane waits for it
@@ -152,14 +152,17 @@ void Trainer::run_lane(std::size_t index) {
       at("backward");
     };
   }
-  if (skipped(lane)) return replica_.skip(index, ready);
+  if (skipped(lane)) {
+    replica_.skip(index, ready);
+    return 0;
+  }
   Batch batch;
   {
     const PhaseTimer timer(phases_, Phase::kData);
     batch = lane_batch(lane);
   }
-  own_tokens_ += std::ranges::count_if(batch.targets, [](std::int32_t t) { return t >= 0; });
   replica_.gradient(batch, index, ready);
+  return std::ranges::count_if(batch.targets, [](std::int32_t target) { return target >= 0; });
 }
 
 // Waits for the lanes; their tails, without this rank's own numbers.
@@ -239,12 +242,12 @@ StepReport Trainer::step(const Requests& requests) {
   const auto begin = std::chrono::steady_clock::now();
   at("step");
   reducer_.begin(step_ + 1);
-  own_tokens_ = 0;
-  for (std::size_t i = 0; i < replica_.schedule().lanes.size(); ++i) run_lane(i);
+  std::int64_t own_tokens = 0;
+  for (std::size_t i = 0; i < replica_.schedule().lanes.size(); ++i) own_tokens += run_lane(i);
   // A worker by itself need not hear from others first: a GPU goes on without a pause.
   const bool alone = communicator_.world_size() == 1 && !options_.reducer.shard &&
                      exchange_of(options_.reducer, 1) != Exchange::kHost;
-  if (alone) begin_update(own_tokens_, std::nullopt);
+  if (alone) begin_update(own_tokens, std::nullopt);
   // Who has not come to its exchange is named here; a GPU that waits for it knows nobody.
   if (options_.reducer.on_device && !alone) communicator_.barrier();
   std::vector<std::vector<double>> tails = finish_lanes();

@@ -120,7 +120,7 @@ class Trainer {
   std::vector<Setting> settings() const;
   Batch read_batch(const Samples& samples, std::span<const std::uint64_t> ids);
   Batch lane_batch(std::uint32_t lane);
-  void run_lane(std::size_t index);
+  std::int64_t run_lane(std::size_t index);
   std::vector<std::vector<double>> finish_lanes();
   void add_requests(const Requests& requests, std::vector<double>& tail) const;
   void read_tail(std::span<const double> tail, StepReport& report);
@@ -143,7 +143,6 @@ class Trainer {
   GradientReducer reducer_;
   std::vector<double> block_sums_;
   std::int64_t step_ = 0;
-  std::int64_t own_tokens_ = 0;          // of this rank's lanes of the step under way
   PhaseTimes phases_;                    // of the step under way; what the tail has told is zeroed
   std::vector<double> compute_seconds_;  // by rank, over the last steps
   std::optional<HaltReport> halt_report_;

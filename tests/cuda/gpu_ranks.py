@@ -4,6 +4,7 @@ a rank dies or stops. Ranks that share a GPU talk over NCCL here because each sa
 
 usage: tests/cuda/gpu_ranks.py LOCKSTEP"""
 
+import concurrent.futures
 import os
 import socket
 import subprocess
@@ -34,16 +35,18 @@ def run(world, *arguments, steps=6, fault=None, stopped=None):
     ranks = [subprocess.Popen([LOCKSTEP, "train", *MODEL, "--steps", str(steps), "--timeout", str(TIMEOUT), *arguments],
                               env={**common, "RANK": str(rank), "LOCAL_RANK": str(rank), "NCCL_HOSTID": f"host{rank}"},
                               stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) for rank in range(world)]
-    results = [None] * world
-    awaited = set(range(world)) - {stopped}
-    while any(results[rank] is None for rank in awaited) and time.monotonic() - begin < 60:
-        for rank, process in enumerate(ranks):
-            if results[rank] is None and process.poll() is not None:
-                results[rank] = (time.monotonic() - begin, process.returncode, *process.communicate())
-        time.sleep(0.02)
-    for process in ranks:
-        process.kill()
-    return results
+
+    def outcome(process):
+        told = process.communicate(timeout=60)
+        return time.monotonic() - begin, process.returncode, *told
+
+    with concurrent.futures.ThreadPoolExecutor(world) as pool:
+        try:
+            ends = [None if rank == stopped else pool.submit(outcome, process) for rank, process in enumerate(ranks)]
+            return [end and end.result() for end in ends]
+        finally:
+            for process in ranks:
+                process.kill()
 
 
 def weights(world, *arguments):

@@ -55,7 +55,7 @@ TEST(GpuUpdate, UpdatesAsTheCpuToTheBit) {
                1e-3, step, pool);
   }
   std::vector<float> updated(parameters.size());
-  model->get_parameters(updated, {0, updated.size()});
+  model->get_parameters(updated);
   EXPECT_EQ(updated, parameters);
   std::vector<float> first(shard.size());
   std::vector<float> second(shard.size());
@@ -87,7 +87,7 @@ TEST(GpuUpdate, WhatIsNotFiniteShowsAndChangesNothing) {
       const UpdateResult refused = model->finish_update();
       EXPECT_FALSE(std::isfinite(refused.norm));
       EXPECT_FALSE(refused.done);
-      model->get_parameters(now, {0, now.size()});
+      model->get_parameters(now);
       EXPECT_EQ(std::memcmp(now.data(), bad.data(), now.size() * sizeof(float)), 0);
 
       // A bad loss is enough, whatever the norm.
@@ -103,7 +103,7 @@ TEST(GpuUpdate, WhatIsNotFiniteShowsAndChangesNothing) {
       model->update(request);
       EXPECT_TRUE(std::isfinite(model->finish_lanes().front().sum.loss));
       EXPECT_TRUE(model->finish_update().done);
-      model->get_parameters(now, {0, now.size()});
+      model->get_parameters(now);
       EXPECT_NE(now, good);
 
       request.tokens = 0;  // every lane left out

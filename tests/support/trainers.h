@@ -5,6 +5,7 @@
 
 #include "lockstep/comm/local_group.h"
 #include "lockstep/comm/plan_engine.h"
+#include "lockstep/train/gpu_replica.h"
 #include "lockstep/train/trainer.h"
 
 namespace lockstep::testing {
@@ -35,19 +36,36 @@ inline TrainerOptions small_training() {
   return options;
 }
 
-// A worker of a group, with everything it needs; its parameters come from the seed.
+// Eleven lanes, which divide evenly among no number of workers but one and eleven.
+inline TrainerOptions eleven_lanes() {
+  TrainerOptions options = small_training();
+  options.global_batch = 22;
+  options.micro_batch = 2;
+  options.schedule.steps = 6;
+  options.eval_every = 3;
+  options.verify_every = 2;
+  options.clip = 0.05;  // so that every step is clipped
+  options.reducer.bucket_bytes = 16 << 10;
+  return options;
+}
+
+// A worker of a group, with everything it needs; its parameters come from the seed. On the CPU
+// unless it is given the parts of a GPU.
 struct TestWorker {
   TestWorker(const TrainerOptions& options, Samples training, Samples validation, int threads,
-             std::unique_ptr<Transport> transport)
+             std::unique_ptr<Transport> transport, const GpuParts* gpu = nullptr)
       : pool(threads),
         communicator(std::make_unique<PlanEngine>(std::move(transport)), std::chrono::seconds(20)),
-        replica(make_cpu_replica(
-            replica_options(options, communicator.rank(), communicator.world_size()), communicator,
-            pool)),
+        replica(make_replica(
+            replica_options(options, communicator.rank(), communicator.world_size()), gpu)),
         trainer(options, std::move(training), std::move(validation), *replica, communicator) {
     initialise(*replica, options.seed, pool);
   }
 
+  std::unique_ptr<Replica> make_replica(const ReplicaOptions& options, const GpuParts* gpu) {
+    return gpu != nullptr ? make_gpu_replica(options, communicator, *gpu)
+                          : make_cpu_replica(options, communicator, pool);
+  }
   std::vector<float> parameters() const {
     std::vector<float> values(replica->layout().size());
     replica->get_parameters(values);

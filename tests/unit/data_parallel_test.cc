@@ -12,22 +12,11 @@
 namespace lockstep {
 namespace {
 
+using ::lockstep::testing::eleven_lanes;
 using ::lockstep::testing::run_ranks;
 using ::lockstep::testing::some_samples;
 using ::lockstep::testing::TestWorker;
 using ::testing::HasSubstr;
-
-TrainerOptions small_options() {
-  TrainerOptions options = testing::small_training();
-  options.global_batch = 22;  // eleven lanes
-  options.micro_batch = 2;
-  options.schedule.steps = 6;
-  options.eval_every = 3;
-  options.verify_every = 2;
-  options.clip = 0.05;  // so that every step is clipped
-  options.reducer.bucket_bytes = 16 << 10;
-  return options;
-}
 
 struct Result {
   std::string hash;
@@ -62,13 +51,13 @@ Result train(const TrainerOptions& options, int workers, int threads = 1) {
 
 // The heart of it: loss curve, validation and weights are equal, not close.
 TEST(DataParallel, SameBitsForAnyWorkersThreadsOverlapAndSharding) {
-  const Result alone = train(small_options(), 1);
+  const Result alone = train(eleven_lanes(), 1);
   EXPECT_EQ(alone.losses.size(), 6u);
   EXPECT_EQ(alone.validation.size(), 2u);
   for (const int workers : {2, 3, 4, 5, 8, 11}) {
     for (const bool overlap : {true, false}) {
       for (const bool shard : {true, false}) {
-        TrainerOptions options = small_options();
+        TrainerOptions options = eleven_lanes();
         options.reducer.overlap = overlap;
         options.reducer.shard = shard;
         EXPECT_EQ(train(options, workers, 1 + workers % 2), alone)
@@ -76,7 +65,7 @@ TEST(DataParallel, SameBitsForAnyWorkersThreadsOverlapAndSharding) {
       }
     }
   }
-  TrainerOptions options = small_options();
+  TrainerOptions options = eleven_lanes();
   options.reducer.bucket_bytes = 1 << 30;  // the whole gradient in one
   EXPECT_EQ(train(options, 3), alone);
 }
@@ -99,12 +88,12 @@ TEST(DataParallel, ShardsCoverTheMoments) {
 
 // Order-free ways keep the replicas identical (which train() verifies) and still learn.
 TEST(DataParallel, OrderFreeReductions) {
-  const Result alone = train(small_options(), 1);
+  const Result alone = train(eleven_lanes(), 1);
   for (const bool shard : {false, true}) {
-    TrainerOptions ring = small_options();
+    TrainerOptions ring = eleven_lanes();
     ring.reducer.reduction = Reduction::kRing;
     ring.reducer.shard = shard;
-    TrainerOptions rounded = small_options();
+    TrainerOptions rounded = eleven_lanes();
     rounded.reducer.wire = DataType::kBf16;
     rounded.reducer.shard = shard;
     for (const TrainerOptions& options : {ring, rounded}) {
@@ -179,7 +168,7 @@ Error fails_alike(int workers, const std::function<TrainerOptions(int)>& options
 
 TEST(DataParallel, AFlippedBitIsFoundAndNamed) {
   const Error error = fails_alike(
-      3, [](int) { return small_options(); },
+      3, [](int) { return eleven_lanes(); },
       [](TestWorker& worker, int rank) {
         if (rank != 1) return;
         worker.replica->complete_parameters([&](std::span<float> parameters) {
@@ -196,7 +185,7 @@ TEST(DataParallel, AFlippedBitIsFoundAndNamed) {
 TEST(DataParallel, DifferentSettingsAreNamed) {
   const auto with = [](auto change) {
     return [change](int rank) {
-      TrainerOptions options = small_options();
+      TrainerOptions options = eleven_lanes();
       if (rank == 2) change(options);
       return options;
     };
@@ -234,7 +223,7 @@ TEST(DataParallel, AnotherBucketSizeNeverMixes) {
 }
 
 TEST(DataParallel, ASkippedLaneHasNoPart) {
-  TrainerOptions options = small_options();
+  TrainerOptions options = eleven_lanes();
   const Result all = train(options, 2);
   options.skip_lanes = {{2, 5}};
   const Result without = train(options, 2);
@@ -246,7 +235,7 @@ TEST(DataParallel, ASkippedLaneHasNoPart) {
 }
 
 TEST(DataParallel, MoreWorkersThanLanesIsWrongUsage) {
-  EXPECT_THAT(testing::error_of([] { replica_options(small_options(), 0, 12); }).what(),
+  EXPECT_THAT(testing::error_of([] { replica_options(eleven_lanes(), 0, 12); }).what(),
               HasSubstr("12 workers, but a step has only 11 lanes"));
 }
 

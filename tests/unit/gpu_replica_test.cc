@@ -12,47 +12,26 @@
 namespace lockstep {
 namespace {
 
+using ::lockstep::testing::eleven_lanes;
 using ::lockstep::testing::some_samples;
 using ::testing::HasSubstr;
 
-GpuParts pretended() {
-  return {.make_model =
-              [](const GpuModelOptions& options) {
-                return std::make_unique<testing::PretendedGpu>(options);
-              },
-          .make_exchange =
-              [](Communicator& communicator, const DeviceExchangeOptions& options) {
-                return std::make_unique<testing::PretendedExchange>(communicator, options);
-              }};
-}
+const GpuParts kPretended = {
+    .make_model =
+        [](const GpuModelOptions& options) {
+          return std::make_unique<testing::PretendedGpu>(options);
+        },
+    .make_exchange =
+        [](Communicator& communicator, const DeviceExchangeOptions& options) {
+          return std::make_unique<testing::PretendedExchange>(communicator, options);
+        }};
 
-TrainerOptions small_options() {
-  TrainerOptions options = testing::small_training();
-  options.global_batch = 22;  // eleven lanes
-  options.micro_batch = 2;
-  options.schedule.steps = 5;
-  options.verify_every = 2;
-  options.clip = 0.05;
-  options.reducer.bucket_bytes = 16 << 10;
-  return options;
-}
-
-struct Worker {
+// A worker on such a GPU, or on the CPU.
+struct Worker : testing::TestWorker {
   Worker(const TrainerOptions& options, bool gpu, std::unique_ptr<Transport> transport,
          const Samples& samples = some_samples(60))
-      : communicator(std::make_unique<PlanEngine>(std::move(transport)), std::chrono::seconds(20)) {
-    const ReplicaOptions how =
-        replica_options(options, communicator.rank(), communicator.world_size());
-    replica = gpu ? make_gpu_replica(how, communicator, pretended())
-                  : make_cpu_replica(how, communicator, pool);
-    trainer.emplace(options, samples, some_samples(9), *replica, communicator);
-    initialise(*replica, options.seed, pool);
-  }
-
-  ThreadPool pool{1};
-  Communicator communicator;
-  std::unique_ptr<Replica> replica;
-  std::optional<Trainer> trainer;
+      : TestWorker(options, samples, some_samples(9), 1, std::move(transport),
+                   gpu ? &kPretended : nullptr) {}
 };
 
 struct Result {
@@ -67,11 +46,11 @@ Result train(const TrainerOptions& options, int workers, bool gpu) {
   const auto errors = testing::run_ranks(workers, [&](int rank) {
     const auto index = static_cast<std::size_t>(rank);
     Worker worker(options, gpu, std::move(group[index]));
-    worker.trainer->start();
-    worker.trainer->run(
+    worker.trainer.start();
+    worker.trainer.run(
         [] { return Requests{}; },
         [&](const StepReport& report) { results[index].losses.push_back(report.loss); });
-    results[index].hash = worker.trainer->verify();
+    results[index].hash = worker.trainer.verify();
     worker.communicator.barrier();
   });
   for (const auto& error : errors) EXPECT_FALSE(error) << error->what();
@@ -81,13 +60,13 @@ Result train(const TrainerOptions& options, int workers, bool gpu) {
 
 // However the sums get off the device and back, the result is the CPU's.
 TEST(GpuReplica, HasTheCpusBitsHoweverSumsTravel) {
-  const Result expected = train(small_options(), 1, false);
-  EXPECT_EQ(train(small_options(), 1, true), expected);
+  const Result expected = train(eleven_lanes(), 1, false);
+  EXPECT_EQ(train(eleven_lanes(), 1, true), expected);
   for (const int workers : {1, 2, 3, 5}) {
     for (const bool on_device : {false, true}) {
       for (const bool shard : {false, true}) {
         for (const bool overlap : {false, true}) {
-          TrainerOptions options = small_options();
+          TrainerOptions options = eleven_lanes();
           options.reducer.on_device = on_device;
           options.reducer.shard = shard;
           options.reducer.overlap = overlap;
@@ -102,9 +81,9 @@ TEST(GpuReplica, HasTheCpusBitsHoweverSumsTravel) {
 
 TEST(GpuReplica, HasTheCpusBitsInOrderFreeWaysToo) {
   for (const int workers : {1, 3}) {
-    TrainerOptions ring = small_options();
+    TrainerOptions ring = eleven_lanes();
     ring.reducer.reduction = Reduction::kRing;
-    TrainerOptions rounded = small_options();
+    TrainerOptions rounded = eleven_lanes();
     rounded.reducer.wire = DataType::kBf16;
     for (TrainerOptions& options : {std::ref(ring), std::ref(rounded)}) {
       for (const bool overlap : {false, true}) {
@@ -117,7 +96,7 @@ TEST(GpuReplica, HasTheCpusBitsInOrderFreeWaysToo) {
 }
 
 TEST(GpuReplica, LeavesLanesOut) {
-  TrainerOptions options = small_options();
+  TrainerOptions options = eleven_lanes();
   options.skip_lanes = {{1, 0}, {2, 10}, {3, 4}};
   const Result expected = train(options, 1, false);
   EXPECT_EQ(train(options, 1, true), expected);
@@ -127,13 +106,13 @@ TEST(GpuReplica, LeavesLanesOut) {
 TEST(GpuReplica, HaltsWithAllAsItWas) {
   for (const int workers : {1, 2}) {
     for (const bool on_device : {false, true}) {
-      TrainerOptions options = small_options();
+      TrainerOptions options = eleven_lanes();
       options.reducer.on_device = on_device;
       auto group = make_local_group(workers);
       const auto errors = testing::run_ranks(workers, [&](int rank) {
         Worker worker(options, true, std::move(group[static_cast<std::size_t>(rank)]));
-        worker.trainer->start();
-        worker.trainer->step();
+        worker.trainer.start();
+        worker.trainer.step();
         const Range range = worker.replica->layout().range(Component::kDown, 1);
         std::vector<float> before(worker.replica->layout().size());
         worker.replica->complete_parameters([&](std::span<float> parameters) {
@@ -141,7 +120,7 @@ TEST(GpuReplica, HaltsWithAllAsItWas) {
           std::ranges::copy(parameters, before.begin());
         });
         try {
-          worker.trainer->step();
+          worker.trainer.step();
           ADD_FAILURE() << "no error";
         } catch (const Error& error) {
           EXPECT_THAT(error.what(), HasSubstr("step 2: weight model.layers.1.mlp.down_proj.weight, "
@@ -166,7 +145,7 @@ TEST(GpuReplica, FindsTheLaneThatIsNotFinite) {
   const Samples samples({TokenShard::of("tokens", tokens, {})}, 64, testing::kContext);
   for (const int workers : {1, 2}) {
     for (const bool on_device : {false, true}) {
-      TrainerOptions options = small_options();
+      TrainerOptions options = eleven_lanes();
       options.global_batch = 60;
       options.reducer.on_device = on_device;
       auto group = make_local_group(workers);
@@ -179,9 +158,9 @@ TEST(GpuReplica, FindsTheLaneThatIsNotFinite) {
           for (std::size_t i = 0; i < 32; ++i) parameters[embedding.begin + 9 * 32 + i] = 3.4e38F;
           for (std::size_t i = output.begin; i < output.end; ++i) parameters[i] *= 1e38F;
         });
-        worker.trainer->start();
-        EXPECT_THROW(worker.trainer->step(), Error);
-        const auto& halted = worker.trainer->halt_report();
+        worker.trainer.start();
+        EXPECT_THROW(worker.trainer.step(), Error);
+        const auto& halted = worker.trainer.halt_report();
         ASSERT_TRUE(halted);
         EXPECT_THAT(halted->samples, ::testing::Contains(kBadSample));
         worker.communicator.barrier();

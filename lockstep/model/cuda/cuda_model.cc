@@ -188,9 +188,9 @@ void CudaModel::round_parameters() {
   cuda::round_to(layout_.size(), parameters_.data(), rounded_.data(), stream_.get());
 }
 
-void CudaModel::get_parameters(std::span<float> values, Range range) const {
+void CudaModel::get_parameters(std::span<float> values) const {
   LOCKSTEP_CHECK(values.size() == layout_.size());
-  copy(values.data() + range.begin, parameters_.data() + range.begin, range.size() * sizeof(float));
+  copy(values.data(), parameters_.data(), values.size_bytes());
 }
 
 void CudaModel::set_moments(std::span<const float> first, std::span<const float> second) {

@@ -62,7 +62,7 @@ class CudaModel final : public GpuModel {
   const ParameterLayout& layout() const override { return layout_; }
 
   void set_parameters(std::span<const float> values) override;
-  void get_parameters(std::span<float> values, Range range) const override;
+  void get_parameters(std::span<float> values) const override;
   void set_moments(std::span<const float> first, std::span<const float> second) override;
   void get_moments(std::span<float> first, std::span<float> second) const override;
   void get_slot(std::uint32_t slot, std::span<float> values) const override;
