@@ -44,6 +44,7 @@ void FrameChannel::set_window(std::size_t bytes) {
 }
 
 void FrameChannel::queue(Outgoing frame) {
+  if (!sends_) return;
   if (frame.size() <= kJoinBytes && frame.size() > frame.head.size()) {
     append(frame.head, frame.body);
     append(frame.head, frame.foot);
@@ -84,6 +85,12 @@ void FrameChannel::drop_unsent() {
     queued_bytes_ -= queue_.back().size();
     queue_.pop_back();
   }
+}
+
+void FrameChannel::stop_sending() {
+  sends_ = false;
+  queue_.clear();
+  queued_bytes_ = sent_of_front_ = 0;
 }
 
 std::size_t FrameChannel::receive(std::span<std::byte> to) {

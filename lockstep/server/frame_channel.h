@@ -46,6 +46,8 @@ class FrameChannel {
   std::size_t flush(std::size_t most);
   // Forgets what has not begun to go out.
   void drop_unsent();
+  // Nothing goes out any more, neither what is queued nor what will be.
+  void stop_sending();
 
   // Reads once into the window, up to `most` bytes; returns how many bytes. The end of the stream
   // is kept in end().
@@ -98,6 +100,7 @@ class FrameChannel {
   std::deque<Outgoing> queue_;
   std::size_t queued_bytes_ = 0;
   std::size_t sent_of_front_ = 0;
+  bool sends_ = true;
 
   std::size_t window_ = 0;
   Bytes bytes_;

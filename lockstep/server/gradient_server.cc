@@ -272,20 +272,22 @@ void GradientServer::send(Clock::time_point now) {
     try {
       if (each.channel.flush(kTurnBytes) > 0 && !each.ours) membership_.heard(worker, now);
     } catch (const Error& error) {
-      lose(worker, last_words(worker).value_or(error));
+      lose(worker, last_words(worker, error));
     }
   });
 }
 
-// What it said before it went tells why; that sending failed does not.
-std::optional<Error> GradientServer::last_words(int worker) {
+Error GradientServer::last_words(int worker, const Error& unsent) {
+  FrameChannel& channel = line(worker).channel;
   try {
-    line(worker).channel.fill(kTurnBytes);
-    process(worker);
-    return std::nullopt;
+    do {
+      process(worker);
+    } while (!channel.full() && channel.fill(kTurnBytes) > 0);
   } catch (const Error& error) {
     return error;
   }
+  if (channel.ended()) return departure(worker);
+  return Error(ErrorCode::kPeerLost, std::string(unsent.message()), worker);
 }
 
 void GradientServer::judge(Clock::time_point now) {

@@ -94,7 +94,8 @@ class GradientServer {
   void judge(Clock::time_point now);
   // Before all are there it is forgotten; later that ends the job, unless the job is done anyway.
   void lose(int worker, const Error& error);
-  std::optional<Error> last_words(int worker);
+  // Why sending to it failed: what it said before it went, or that it went.
+  Error last_words(int worker, const Error& unsent);
   Error departure(int worker) const;
 
   // Frames that have come; in server_frames.cc. Each tells whether it got a step further.

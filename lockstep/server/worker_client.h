@@ -40,8 +40,9 @@ struct LanePart {
 // A worker's end of the star (docs/wire_protocol.md). Every call throws the job's first cause when
 // the coordinator says so, Error{kPeerLost} when nothing was heard of it for the timeout, and
 // Error{kTimeout} after ten times that; an error is final. Sending never needs somebody to receive
-// first: what arrives meanwhile is kept. Heartbeats go out on a thread of their own between calls.
-// Used by one thread.
+// first: what arrives meanwhile is kept. That the coordinator has gone is told by the call that comes
+// to the end of what it sent, so that its reason is not missed. Heartbeats go out on a thread of
+// their own between calls. Used by one thread.
 class WorkerClient {
  public:
   using Clock = Deadline::Clock;

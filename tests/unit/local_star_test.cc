@@ -1,6 +1,9 @@
 #include "lockstep/server/local_star.h"
 
+#include <gmock/gmock.h>
 #include <gtest/gtest.h>
+
+#include <optional>
 
 #include "tests/support/star.h"
 
@@ -8,6 +11,7 @@ namespace lockstep {
 namespace {
 
 using namespace testing;
+using ::testing::HasSubstr;
 
 TEST(LocalStar, LanesOfAnyOwnershipGiveTheTreesBits) {
   constexpr std::uint32_t kLanes = 13;
@@ -87,6 +91,25 @@ TEST(LocalStar, AllThreeKinds) {
     EXPECT_FALSE(client.next_shard());
   });
   expect_no_errors(errors);
+}
+
+// The server finds out by sending, before it has read that the worker closed.
+TEST(LocalStar, WhoIsGoneWhenAShardIsSentToItIsNamed) {
+  LocalStar star = make_local_star(server_options(2));
+  std::vector<std::optional<WorkerClient>> clients(2);
+  expect_no_errors(run_ranks(3, [&](int rank) {
+    if (rank == 2) return star.server->wait_for_workers();
+    const auto i = static_cast<std::size_t>(rank);
+    clients[i].emplace(std::move(star.ends[i]), WorkerOptions{});
+  }));
+  clients[1].reset();
+  const Error error = error_of([&] { star.server->send_shards(0); });
+  EXPECT_EQ(error.code(), ErrorCode::kPeerLost);
+  EXPECT_EQ(error.rank(), 1);
+  EXPECT_THAT(error.what(), HasSubstr("closed its connection"));
+  // The other has its shard still to read, and then why there is no more.
+  EXPECT_EQ(clients[0]->next_shard(), shard_of(0, 100, 2, 0));
+  expect_same(error_of([&] { clients[0]->next_shard(); }), error);
 }
 
 }  // namespace
