@@ -3,6 +3,7 @@
 #include <gtest/gtest.h>
 
 #include "tests/support/places.h"
+#include "tests/support/printing.h"
 
 namespace lockstep::test {
 namespace {

@@ -106,6 +106,8 @@ struct Kind {
   void (*forward)(const AttentionForward&);
   void (*backward)(const AttentionBackward&);
   double tolerance;  // of results that are around 1
+
+  friend std::ostream& operator<<(std::ostream& out, const Kind& kind) { return out << kind.name; }
 };
 
 std::vector<Kind> kinds() {

@@ -13,6 +13,7 @@
 #include "lockstep/base/canonical_tree.h"
 #include "lockstep/comm/kernels_table.h"
 #include "tests/support/kernel_reference.h"
+#include "tests/support/printing.h"
 
 namespace lockstep {
 namespace {

@@ -8,6 +8,9 @@
 #include "tests/support/finite_difference.h"
 
 namespace lockstep {
+
+void PrintTo(const ModelKernels* kernels, std::ostream* out) { *out << kernels->name; }
+
 namespace {
 
 using test::expect_gradient;

@@ -10,6 +10,7 @@
 #include <random>
 
 #include "tests/support/plan_simulator.h"
+#include "tests/support/printing.h"
 
 namespace lockstep {
 namespace {
