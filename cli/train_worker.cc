@@ -150,6 +150,17 @@ void write_halt(const TrainOptions& options, Trainer& trainer) {
       path, path, path);
 }
 
+// Nobody goes while rank 0 still writes: who goes ends the others.
+void leave(Communicator& communicator) {
+  communicator.leave({.deadline = Deadline::after(kDiskPatience)});
+}
+void leave_after_halt(Communicator& communicator) {
+  try {
+    leave(communicator);
+  } catch (const Error&) {  // why the run was halted is what counts
+  }
+}
+
 // What of the host this worker uses.
 struct Share {
   int threads;  // of the cores that it may use, with those who may use the same
@@ -232,6 +243,7 @@ int train_worker(const TrainOptions& options, Communicator& communicator) {
       save(options, plan, trainer);
       write_halt(options, trainer);
     }
+    if (trainer.halt_report()) leave_after_halt(communicator);
     throw;
   }
   const std::string hash = trainer.verify();
@@ -248,8 +260,7 @@ int train_worker(const TrainOptions& options, Communicator& communicator) {
     fmt::print("weights {}\n", hash);
     std::fflush(stdout);
   }
-  communicator.leave(
-      {.deadline = Deadline::after(kDiskPatience)});  // nobody goes while rank 0 still writes
+  leave(communicator);
   return stopped == 0 ? 0 : 128 + stopped;
 }
 

@@ -24,6 +24,7 @@ SLACK = 6 if SANITIZED else 2  # seconds: one to end, one to start and to report
 SHAPE = ["--hidden", "32", "--layers", "2", "--heads", "2", "--intermediate", "48", "--context", "32", "--global-batch", "22",
          "--micro-batch", "2"]  # eleven lanes: no world size but 1 and 11 divides them
 WEIGHTS = re.compile(r"^weights (blake3:[0-9a-f]{64})$", re.M)
+SHIM = os.path.join(os.environ["LOCKSTEP_TEST_DIR"], "libkill_at.so")
 HAS_MPI = subprocess.run(["which", "mpirun"], capture_output=True).returncode == 0
 
 
@@ -231,7 +232,7 @@ class Halt(Case):
         model = self.poisoned_model()
         options = ["--init", model, "--steps", 40, "--lr", 0, "--weight-decay", 0, "--threads", 1]
         causes = set()
-        for workers, transport in ((1, "local"), (3, "tcp"), (2, "shm"), (3, "server")):
+        for workers, transport in ((1, "local"), (3, "local"), (3, "tcp"), (2, "shm"), (3, "server")):
             out = self.folder / f"{workers}{transport}"
             said, _ = self.fails(3, *options, "--workers", workers, "--transport", transport, "--out", out)
             causes.update(re.findall(r"(step \d+: lane \d+ \(samples [\d, ]+\)) on rank", said))
@@ -239,6 +240,13 @@ class Halt(Case):
             self.assertEqual(report["what"], "gradient")
             self.assertEqual(len(report["samples"]), 2)
         self.assertEqual(len(causes), 1, causes)  # whoever has the lane
+
+        if not SANITIZED:
+            # Nobody goes, and so ends the rest, before rank 0 has saved.
+            out = self.folder / "slow"
+            slow = {"LD_PRELOAD": SHIM, "KILL_AT_MATCH": out.name, "SLOW_SYNC_MS": "300"}
+            self.fails(3, *options, "--workers", 2, "--transport", "tcp", "--out", out, environment=slow)
+            self.assertEqual(json.loads((out / "halt.json").read_text())["samples"], report["samples"])
 
         replay = lockstep("--data", self.text, "--replay", out / "halt.json", "--init", out)
         self.assertEqual(replay.returncode, 3, replay.stderr)

@@ -1,7 +1,7 @@
 // Preloaded into a program, counts its calls that change what is on disk under a name with
 // KILL_AT_MATCH in it, and kills it with SIGKILL in the one numbered KILL_AT_CALL (from 1): before
 // the call is made, and for a write when half of it is done. At the end the number of calls goes
-// to the file KILL_AT_COUNT.
+// to the file KILL_AT_COUNT. With SLOW_SYNC_MS every fsync among them takes so much longer.
 
 #include <dlfcn.h>
 #include <fcntl.h>
@@ -78,7 +78,10 @@ ssize_t write(int file, const void* bytes, size_t size) {
 
 int fsync(int file) {
   static const auto real = next<int (*)(int)>("fsync");
-  if (matches(file) && last_call()) die();
+  if (matches(file)) {
+    if (last_call()) die();
+    ::usleep(static_cast<useconds_t>(std::atol(setting("SLOW_SYNC_MS")) * 1000));
+  }
   return real(file);
 }
 
