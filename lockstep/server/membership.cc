@@ -3,6 +3,7 @@
 #include <fmt/format.h>
 
 #include <algorithm>
+#include <utility>
 
 #include "lockstep/base/check.h"
 #include "lockstep/net/text.h"
@@ -25,7 +26,8 @@ Membership::Membership(int workers, Clock::duration timeout, Time now)
     : timeout_(timeout),
       join_limit_(later(now, times(timeout, kOverdueFactor))),
       workers_(static_cast<std::size_t>(workers)),
-      next_heartbeat_(now) {
+      next_heartbeat_(now),
+      last_look_(now) {
   LOCKSTEP_CHECK(workers > 0 && timeout > Clock::duration::zero());
 }
 
@@ -66,7 +68,11 @@ void Membership::owe(int worker, const std::string& what, Time now) {
   at(worker).owes_since = now;
 }
 
-std::optional<Error> Membership::judge(Time now) const {
+std::optional<Error> Membership::judge(Time now) {
+  const auto slept = now - std::exchange(last_look_, now);
+  if (slept > timeout_ / 2) {
+    for (Worker& worker : workers_) worker.last_heard = std::min(now, worker.last_heard + slept);
+  }
   for (int i = 0; i < size(); ++i) {
     const Worker& worker = at(i);
     if (!worker.present) continue;

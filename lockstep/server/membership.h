@@ -62,8 +62,9 @@ class Membership {
   const std::string& owes(int worker) const { return at(worker).owes; }
 
   // Whoever has died or is overdue, or that not all came in time (then of rank -1). To be called
-  // at wake_at() at the latest, after all events that happened before.
-  std::optional<Error> judge(Time now) const;
+  // at wake_at() at the latest, after all events that happened before. Time in which it was not
+  // called, far beyond that, counts as nobody's silence.
+  std::optional<Error> judge(Time now);
   // Whether heartbeats are to be sent; true once for each time.
   bool take_heartbeat(Time now);
   Time wake_at() const;
@@ -88,6 +89,7 @@ class Membership {
   std::vector<Worker> workers_;
   int present_ = 0;
   Time next_heartbeat_;
+  Time last_look_;
 };
 
 inline constexpr int kOverdueFactor = 10;  // times the timeout

@@ -41,6 +41,7 @@ WorkerClient::WorkerClient(Socket socket, const WorkerOptions& options)
       timeout_(options.timeout),
       channel_(std::move(socket), kWindow, kLargestFrame),
       last_heard_(Clock::now()),
+      last_look_(last_heard_),
       next_alive_(last_heard_) {
   join(options);
   if (ours_) thread_ = std::thread([this] { pulse(); });
@@ -161,7 +162,6 @@ void WorkerClient::queue_alive(Clock::time_point now) {
 void WorkerClient::drive(const std::string& what, const std::function<bool()>& done) {
   if (failure_) throw Error(*failure_);
   const auto since = Clock::now();
-  last_heard_ = std::max(last_heard_, since - timeout_ / 2);  // nobody listened between the calls
   try {
     while (true) {
       queue_alive(Clock::now());
@@ -206,7 +206,10 @@ void WorkerClient::wait(const std::string& what, Clock::time_point since) {
 }
 
 void WorkerClient::check_limits(const std::string& what, Clock::time_point since,
-                                Clock::time_point now) const {
+                                Clock::time_point now) {
+  // While nobody listened, or this process stood still, silence proves nothing.
+  const auto slept = now - std::exchange(last_look_, now);
+  if (slept > timeout_ / 2) last_heard_ = std::min(now, last_heard_ + slept);
   // Without heartbeats a coordinator that waits for other workers is silent.
   const bool patient = !ours_ && !channel_.awaits_more() && worker_id_ >= 0;
   const auto silence = patient ? timeout_ * kOverdueFactor : timeout_;

@@ -108,7 +108,7 @@ class WorkerClient {
   // Moves bytes until `done`, which takes what has come. `what` is what we wait for.
   void drive(const std::string& what, const std::function<bool()>& done);
   void wait(const std::string& what, Clock::time_point since);
-  void check_limits(const std::string& what, Clock::time_point since, Clock::time_point now) const;
+  void check_limits(const std::string& what, Clock::time_point since, Clock::time_point now);
   void flush();
   // The job is done, and the coordinator may be gone before we have looked.
   bool dismissed() const;
@@ -142,6 +142,7 @@ class WorkerClient {
   FrameChannel channel_;
   std::optional<Error> failure_;
   Clock::time_point last_heard_;
+  Clock::time_point last_look_;  // at whether it is silent
   Clock::time_point next_alive_;
   std::vector<std::uint32_t> last_sizes_;  // of the last block received
   std::thread thread_;                     // last: it uses all of the above

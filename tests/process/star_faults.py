@@ -159,12 +159,27 @@ def dripping_member():
 
 def slow_is_not_dead():
     """A worker that computes for longer than the timeout, and says that it is alive, disturbs nobody."""
-    with Star(2, "--steps", 1, timeout=0.3) as star, Slow(star) as slow:
+    with Star(2, "--steps", 1, timeout=1) as star, Slow(star) as slow:
         worker = star.worker("--elements", 100)
         frames = slow.payload([0.0] * 100)
-        time.sleep(1.0)  # this is the fault
+        time.sleep(2.5)  # this is the fault
         slow.bring(frames)
         star.expect_end([star.coordinator, worker], 0, ["done"])
+
+
+def all_stop_together():
+    """As in a virtual machine that is paused: nobody was silent, so nobody is dead."""
+    with Star(2, *FOR_EVER, timeout=TIMEOUT) as star:
+        workers = [star.worker("--elements", 100) for _ in range(2)]
+        star.wait_line(star.coordinator, "^step ")
+        everybody = [star.coordinator, *workers]
+        for number, seconds in ((STOP, 2.5 * TIMEOUT), (signal.SIGCONT, TIMEOUT)):
+            for each in everybody:
+                each.signal(number)
+            time.sleep(seconds)
+        star.expect(not any(each.ended_at for each in everybody), "somebody gave up")
+        star.coordinator.signal(signal.SIGINT)
+        star.expect_end([star.coordinator], 128 + signal.SIGINT)
 
 
 def non_finite(value, said):
@@ -216,6 +231,7 @@ def main():
     cases.run("an original worker is stopped before its payload", original_is_stopped)
     cases.run("a member whose payload never ends", dripping_member)
     cases.run("slow is not dead", slow_is_not_dead)
+    cases.run("all stop together", all_stop_together)
     cases.run("NaN", non_finite, math.nan, "nan")
     cases.run("infinity", non_finite, -math.inf, "-inf")
     cases.run("200 strangers that never speak", strangers, 200)

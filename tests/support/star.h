@@ -47,14 +47,19 @@ struct Star {
   std::vector<std::optional<Error>> run(int workers, Serve&& serve, Work&& work) {
     return run_ranks(workers + 1, [&](int i) {
       if (i < workers) return work(i);
-      server.wait_for_workers();
+      try {
+        server.wait_for_workers();
+      } catch (...) {
+        joined_.set_exception(std::current_exception());
+        throw;
+      }
       joined_.set_value();
       serve(server);
     });
   }
 
   // From then on a worker that leaves ends the job; before, another could take its place.
-  void wait_until_all_are_there() const { all_are_there_.wait(); }
+  void wait_until_all_are_there() const { all_are_there_.get(); }
 
   Socket listener;
   SocketAddress where;

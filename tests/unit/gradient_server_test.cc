@@ -166,7 +166,7 @@ TEST(GradientServer, AFastWorkerIsHeldBack) {
 
 TEST(GradientServer, HeartbeatsCarryASlowWorker) {
   ServerOptions options = server_options(2);
-  options.settings.timeout = 200ms;
+  options.settings.timeout = 1s;
   Star star(options);
   const auto errors = star.run(
       2,
@@ -178,7 +178,7 @@ TEST(GradientServer, HeartbeatsCarryASlowWorker) {
         WorkerClient client(star.worker());
         auto data = gradient(0, kCount);
         if (i == 1) {  // computes for several timeouts
-          const auto until = Deadline::after(1s);
+          const auto until = Deadline::after(2500ms);
           while (!until.expired()) data = gradient(1, kCount);
         }
         client.send_gradient(0, data, 0, 0, 1);

@@ -69,9 +69,10 @@ class Rank:
         self.process = subprocess.Popen(
             command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
             env={**os.environ, **environment}, pass_fds=descriptors, preexec_fn=die_with_parent)
-        self._threads = [threading.Thread(target=work, daemon=True) for work in (self._listen, self._drain)]
-        for thread in self._threads:
-            thread.start()
+        self._drainer = threading.Thread(target=self._drain, daemon=True)
+        self._listener = threading.Thread(target=self._listen, daemon=True)
+        self._drainer.start()
+        self._listener.start()
 
     def _listen(self):
         for line in self.process.stdout:
@@ -79,8 +80,10 @@ class Rank:
                 self.events.append(json.loads(line))
                 self._changed.notify_all()
         self.process.wait()
+        ended_at = time.monotonic()
+        self._drainer.join()  # so that all it said is there when it has ended
         with self._changed:
-            self.ended_at = time.monotonic()
+            self.ended_at = ended_at
             self._changed.notify_all()
 
     def _drain(self):
@@ -102,8 +105,7 @@ class Rank:
 
     def end(self):
         self.process.kill()
-        for thread in self._threads:
-            thread.join()
+        self._listener.join()
         for stream in (self.process.stdin, self.process.stdout, self.process.stderr):
             try:
                 stream.close()
