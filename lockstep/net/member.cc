@@ -42,8 +42,9 @@ Member::Clock::time_point Member::wake_at() const {
 
 void Member::serve(std::span<const pollfd> entries) {
   const auto now = Clock::now();
-  if (connected() && entries.front().revents != 0) {
-    link_.pump();
+  if (connected()) {
+    if (entries.front().revents != 0) link_.pump();
+    // The first may have come together with the roster.
     while (const auto message = link_.next()) receive(*message, now);
     if (link_.failure()) {
       const bool closed = link_.failure()->code() == ErrorCode::kChannelClosed;

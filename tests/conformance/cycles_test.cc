@@ -4,6 +4,7 @@
 
 #include <filesystem>
 #include <fstream>
+#include <thread>
 
 #include "tests/support/build_kind.h"
 #include "tests/support/places.h"
@@ -37,6 +38,16 @@ struct Possessions {
   }
 };
 
+// A thread that was joined may still be listed for a moment.
+Possessions settled() {
+  for (Possessions before;;) {
+    std::this_thread::sleep_for(20ms);
+    const Possessions now;
+    if (now.threads == before.threads) return now;
+    before = now;
+  }
+}
+
 class Cycles : public testing::TestWithParam<Place> {
  protected:
   static void cycle(int i) {
@@ -63,9 +74,9 @@ class Cycles : public testing::TestWithParam<Place> {
 TEST_P(Cycles, LeaveNothingBehind) {
   const int cycles = kSanitizers.empty() ? 1000 : 60;
   for (int i = 0; i < 20; ++i) ASSERT_NO_FATAL_FAILURE(cycle(i));
-  const Possessions before;
+  const Possessions before = settled();
   for (int i = 0; i < cycles; ++i) ASSERT_NO_FATAL_FAILURE(cycle(i));
-  const Possessions after;
+  const Possessions after = settled();
   EXPECT_EQ(after.descriptors, before.descriptors);
   EXPECT_EQ(after.threads, before.threads);
   EXPECT_EQ(after.segments, before.segments);

@@ -5,12 +5,11 @@
 import os
 import re
 import shutil
-import socket
 import subprocess
 import sys
 
 sys.path.insert(0, os.path.join(os.path.dirname(__file__), "support"))
-from ranks import die_with_parent
+from ranks import die_with_parent, reserved_port
 
 BUILD = os.environ["LOCKSTEP_BUILD_DIR"]
 EXAMPLES = os.path.join(os.path.dirname(os.path.abspath(__file__)), "..", "..", "examples")
@@ -37,17 +36,12 @@ def build():
 
 
 def train(program, workers):
-    # Bound and not listening: rank 0 may take the port, nobody else will be given it.
-    reserved = socket.socket()
-    reserved.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-    reserved.bind(("127.0.0.1", 0))
-    environment = {**ENVIRONMENT, "WORLD_SIZE": str(workers), "MASTER_ADDR": "127.0.0.1",
-                   "MASTER_PORT": str(reserved.getsockname()[1])}
-    ranks = [subprocess.Popen([program], env={**environment, "RANK": str(rank)}, stdout=subprocess.PIPE,
-                              stderr=subprocess.STDOUT, text=True, preexec_fn=die_with_parent)
-             for rank in range(workers)]
-    outputs = [rank.communicate(timeout=60)[0] for rank in ranks]
-    reserved.close()
+    with reserved_port() as port:
+        environment = {**ENVIRONMENT, "WORLD_SIZE": str(workers), "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port)}
+        ranks = [subprocess.Popen([program], env={**environment, "RANK": str(rank)}, stdout=subprocess.PIPE,
+                                  stderr=subprocess.STDOUT, text=True, preexec_fn=die_with_parent)
+                 for rank in range(workers)]
+        outputs = [rank.communicate(timeout=60)[0] for rank in ranks]
     for rank, output in zip(ranks, outputs):
         if rank.returncode != 0:
             sys.exit(f"{workers} workers: exit code {rank.returncode}\n{output}")

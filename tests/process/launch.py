@@ -11,20 +11,12 @@ import time
 import unittest
 
 sys.path.insert(0, os.path.join(os.path.dirname(__file__), "support"))
-from ranks import PATIENCE, SLACK, die_with_parent
+from ranks import PATIENCE, SLACK, Stopwatch, die_with_parent, gone
 
 PUPPET = os.path.join(os.environ["LOCKSTEP_TEST_DIR"], "launch_puppet")
 ENVIRONMENT = {name: value for name, value in os.environ.items()
                if not name.startswith(("RANK", "WORLD_SIZE", "LOCAL_RANK", "MASTER_", "OMPI_", "PMI", "SLURM_"))}
 LONG = ["--stop-grace", "60000"]
-
-
-def gone(pid):
-    try:
-        with open(f"/proc/{pid}/stat") as file:
-            return file.read().rsplit(")", 1)[1].split()[0] == "Z"
-    except FileNotFoundError:
-        return True
 
 
 class Launch(unittest.TestCase):
@@ -68,13 +60,13 @@ class Launch(unittest.TestCase):
         self.assertNotIn(b"[rank", process.stderr.split(b"\r")[-1])
 
     def test_the_first_cause_comes_last(self):
-        process = self.start("--prefix", *LONG, "wait", "exit:7", "stubborn")
+        process = self.start("--prefix", "--grace", "2000", *LONG, "wait", "exit:7", "stubborn")
         pids = self.ready(process, 2)
         _, errors = self.end(process, 7, pids.values())
         self.assertRegex(errors.splitlines()[-1], r"rank 1 \(pid \d+\) failed first, with exit code 7: the culprit$")
 
     def test_a_killed_rank_is_named(self):
-        process = self.start("stubborn", "wait", "die")
+        process = self.start("--grace", "2000", "stubborn", "wait", "die")
         pids = self.ready(process, 2)
         _, errors = self.end(process, 1, pids.values())
         self.assertRegex(errors.splitlines()[-1], r"rank 2 \(pid \d+\) was killed by signal 9")
@@ -98,10 +90,10 @@ class Launch(unittest.TestCase):
         """Rank 1 dies of the signal: rank 0 waits in vain for it."""
         process = self.start(*LONG, "stubborn", "wait")
         pids = self.ready(process, 2)
-        begin = time.monotonic()
+        watch = Stopwatch()
         process.send_signal(signal.SIGTERM)
         self.end(process, 143, pids.values())
-        self.assertLess(time.monotonic() - begin, 2 + SLACK)
+        self.assertLess(watch.seconds(), 2 + SLACK)
 
     def test_a_failure_while_stopping_is_a_failure(self):
         process = self.start(*LONG, "stubborn", "stubborn")
@@ -114,12 +106,12 @@ class Launch(unittest.TestCase):
     def test_a_second_signal_ends_at_once(self):
         process = self.start(*LONG, "stubborn", "stubborn")
         pids = self.ready(process, 2)
-        begin = time.monotonic()
+        watch = Stopwatch()
         process.send_signal(signal.SIGINT)
         self.assertIn("once more", process.stderr.readline())
         process.send_signal(signal.SIGTERM)
         self.end(process, 130, pids.values())
-        self.assertLess(time.monotonic() - begin, SLACK)
+        self.assertLess(watch.seconds(), SLACK)
 
     def test_patience_ends(self):
         process = self.start("--stop-grace", "700", "stubborn", "stubborn")
@@ -151,9 +143,9 @@ class Launch(unittest.TestCase):
         self.assertRegex(errors.splitlines()[-1], r"rank 1 \(pid \d+\) was killed by signal 9")
 
     def test_ranks_that_never_come_to_the_star(self):
-        begin = time.monotonic()
+        watch = Stopwatch()
         self.end(self.start("--server", "ok", "exit:2"), 2)
-        self.assertLess(time.monotonic() - begin, 5 + SLACK)
+        self.assertLess(watch.seconds(), 5 + SLACK)
 
 
 if __name__ == "__main__":

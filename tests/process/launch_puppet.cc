@@ -1,6 +1,6 @@
 // Launches itself as ranks (cli/launch.h), each of which does what it is told:
 //
-//   launch_puppet [--prefix] [--stop-grace MS] [--server] ACTION...      one action per rank
+//   launch_puppet [--prefix] [--grace MS] [--stop-grace MS] [--server] ACTION...  one action per rank
 //
 //   ok        says hello                     exit:N    says that it is the culprit and ends with N
 //   die       kills itself                   wait      waits for ever
@@ -131,6 +131,7 @@ int main(int argc, char** argv) {
     const std::string_view flag(argv[i]);
     if (flag == "--prefix") options.prefix_lines = true;
     if (flag == "--server") server = true;
+    if (flag == "--grace") options.grace = std::chrono::milliseconds(std::atoi(argv[++i]));
     if (flag == "--stop-grace")
       options.stop_grace = std::chrono::milliseconds(std::atoi(argv[++i]));
   }

@@ -8,7 +8,6 @@ import json
 import os
 import re
 import signal
-import socket
 import struct
 import subprocess
 import sys
@@ -17,6 +16,7 @@ import unittest
 from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).parent / "support"))
+from ranks import Stopwatch, gone, reserved_port  # noqa: E402
 from training import LOCKSTEP, TextCase  # noqa: E402
 
 SANITIZED = bool(os.environ.get("LOCKSTEP_SANITIZERS"))
@@ -52,9 +52,9 @@ class Case(TextCase):
 
     def fails(self, code, *arguments, **options):
         """Returns what was said, and how long it took."""
-        begin = time.monotonic()
+        watch = Stopwatch()
         run = lockstep("--data", self.text, *arguments, **options)
-        took = time.monotonic() - begin
+        took = watch.seconds()
         self.assertEqual(run.returncode, code, run.stdout + run.stderr)
         self.assertIsNone(WEIGHTS.search(run.stdout))
         return run.stderr, took
@@ -94,9 +94,7 @@ class SameBits(Case):
 
     def test_a_world_from_the_environment(self):
         alone = self.weights("--steps", 3)
-        with socket.socket() as probe:
-            probe.bind(("127.0.0.1", 0))
-            port = probe.getsockname()[1]
+        port = self.enterContext(reserved_port())
         names = [("RANK", "WORLD_SIZE"), ("OMPI_COMM_WORLD_RANK", "OMPI_COMM_WORLD_SIZE"), ("SLURM_PROCID", "SLURM_NTASKS")]
         ranks = [subprocess.Popen(
             command("--data", self.text, "--steps", 3, "--transport", "tcp"), stdout=subprocess.PIPE, stderr=subprocess.PIPE,
@@ -147,7 +145,7 @@ class Faults(Case):
         run.kill()
         run.communicate(timeout=30)
         deadline = time.monotonic() + 5
-        while any(Path(f"/proc/{pid}").exists() for pid in ranks):
+        while not all(gone(pid) for pid in ranks):
             self.assertLess(time.monotonic(), deadline, "a rank outlived the launcher")
 
     def test_a_signal_stops_all_after_the_step_and_saves(self):
@@ -171,9 +169,7 @@ class Faults(Case):
         self.assertRegex(last, r"after step 4: rank 2 .* has other weights than rank 0 .* the first tensor that differs is model\.")
 
     def test_a_worker_with_another_configuration(self):
-        with socket.socket() as probe:
-            probe.bind(("127.0.0.1", 0))
-            port = str(probe.getsockname()[1])
+        port = str(self.enterContext(reserved_port()))
         other = self.folder / "other.txt"
         other.write_text(self.text.read_text().replace("7 small", "8 small"))
         for flags, field in (([], "clip"), (["--data", other], "data hash"), (["--bucket-mb", "1"], "bucket bytes")):

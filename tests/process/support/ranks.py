@@ -1,5 +1,6 @@
 """Ranks as real processes (fault_rank), for tests that see what becomes of them."""
 
+import contextlib
 import ctypes
 import json
 import os
@@ -24,6 +25,24 @@ PR_SET_PDEATHSIG = 1
 def die_with_parent():
     """In a child, before exec: nothing outlives the test, however it ends."""
     _libc.prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
+
+
+def gone(pid):
+    """It has ended, whether or not somebody has asked how."""
+    try:
+        with open(f"/proc/{pid}/stat") as file:
+            return file.read().rsplit(")", 1)[1].split()[0] in "ZX"
+    except (FileNotFoundError, ProcessLookupError):
+        return True
+
+
+@contextlib.contextmanager
+def reserved_port():
+    """A port of loopback, bound and not listening: a rank 0 may take it, nobody else will be given it."""
+    with socket.socket() as holder:
+        holder.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        holder.bind(("127.0.0.1", 0))
+        yield holder.getsockname()[1]
 
 
 def skip(reason):
@@ -55,6 +74,17 @@ class Pulse:
 
 
 pulse = Pulse()
+
+
+class Stopwatch:
+    """Seconds since it was made, without those that the machine did not let us run."""
+
+    def __init__(self):
+        self._begin = time.monotonic()
+        self._lost_before = pulse.lost
+
+    def seconds(self):
+        return time.monotonic() - self._begin - (pulse.lost - self._lost_before)
 
 
 class Rank:
