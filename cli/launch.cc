@@ -13,6 +13,7 @@
 #include <array>
 #include <cerrno>
 #include <csignal>
+#include <cstdlib>
 #include <cstring>
 #include <filesystem>
 #include <optional>
@@ -24,7 +25,6 @@
 #include "lockstep/base/cores.h"
 #include "lockstep/base/deadline.h"
 #include "lockstep/base/descriptor.h"
-#include "lockstep/base/error.h"
 #include "lockstep/base/log.h"
 #include "lockstep/comm/mpi.h"
 #include "lockstep/net/socket.h"
@@ -62,6 +62,7 @@ class BlockedSignals {
   Descriptor descriptor_;
 };
 
+constexpr const char* kLaunchedVariable = "LOCKSTEP_LAUNCHED_RANK";
 constexpr std::string_view kClearLine = "\r\x1b[K";
 
 struct Child {
@@ -85,7 +86,8 @@ std::vector<std::string> environment_for(int rank, const LaunchOptions& options,
                                          const Socket& listener) {
   std::vector<std::string> variables = {fmt::format("{}={}", kRankVariable, rank),
                                         fmt::format("{}={}", kWorldSizeVariable, options.ranks),
-                                        fmt::format("{}={}", kLocalRankVariable, rank)};
+                                        fmt::format("{}={}", kLocalRankVariable, rank),
+                                        fmt::format("{}={}", kLaunchedVariable, rank)};
   variables.insert(variables.end(), options.environment.begin(), options.environment.end());
   if (listener) {
     variables.push_back(fmt::format("{}=127.0.0.1", kMasterHostVariable));
@@ -248,9 +250,7 @@ class Launcher {
       if (child.status == 0 || cut_short_) continue;
       const bool as_told = stopped_by_ != 0 && ended_as_told(child);
       if (as_told && !was_killed(child)) continue;
-      // Who was killed is why others failed, even if they ended before it: its connections were
-      // closed first.
-      if (first_failed_ && (!was_killed(child) || was_killed(first_failed()))) continue;
+      if (first_failed_ && weight(child) <= weight(first_failed())) continue;
       if (as_told) {  // it could not stop in order, and so the others cannot either
         cut_short_ = true;
         first_failed_.reset();
@@ -264,6 +264,12 @@ class Launcher {
   const Child& first_failed() const { return children_[static_cast<std::size_t>(*first_failed_)]; }
 
   static bool was_killed(const Child& child) { return WIFSIGNALED(child.status); }
+
+  // What its end tells of the cause. Who was killed is why others failed.
+  static int weight(const Child& child) {
+    if (was_killed(child)) return 2;
+    return WEXITSTATUS(child.status) == kEchoCode ? 0 : 1;
+  }
 
   static bool ended_as_told(const Child& child) {
     const int signal =
@@ -313,7 +319,7 @@ class Launcher {
             child.pid, signal, strsignal(signal));
         return 1;
       }
-      const int code = WEXITSTATUS(child.status);
+      const int code = weight(child) == 0 ? 1 : WEXITSTATUS(child.status);
       log(LogLevel::kError, "rank {} (pid {}) failed first, with exit code {}: {}", child.rank,
           child.pid, code,
           child.lines.last_line().empty() ? "it said nothing" : child.lines.last_line());
@@ -334,6 +340,11 @@ class Launcher {
 };
 
 }  // namespace
+
+bool is_echo(const Error& error) {
+  const char* own = std::getenv(kLaunchedVariable);
+  return own != nullptr && error.rank() >= 0 && error.rank() != std::atoi(own);
+}
 
 int launch_ranks(const LaunchOptions& options) { return Launcher(options).run(); }
 

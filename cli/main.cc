@@ -4,6 +4,7 @@
 #include <exception>
 
 #include "cli/commands.h"
+#include "cli/launch.h"
 #include "lockstep/base/error.h"
 #include "lockstep/base/log.h"
 #include "lockstep/base/version.h"
@@ -15,12 +16,12 @@ constexpr int kFailed = 1;
 constexpr int kWrongUsage = 2;
 constexpr int kHalted = 3;
 
-int exit_code(ErrorCode code) {
-  switch (code) {
+int exit_code(const Error& error) {
+  switch (error.code()) {
     case ErrorCode::kInvalidArgument: return kWrongUsage;
     case ErrorCode::kNonFinite:
     case ErrorCode::kReplicaMismatch: return kHalted;
-    default: return kFailed;
+    default: return is_echo(error) ? kEchoCode : kFailed;
   }
 }
 
@@ -58,7 +59,7 @@ int main(int argc, char** argv) {
     return cli::run(argc, argv);
   } catch (const Error& error) {
     log_line(LogLevel::kError, error.what());
-    return cli::exit_code(error.code());
+    return cli::exit_code(error);
   } catch (const std::exception& error) {
     log_line(LogLevel::kError, error.what());
     return cli::kFailed;

@@ -32,15 +32,16 @@ std::function<void(std::string_view, std::int64_t)> planned_fault(int rank, Repl
     words[word.substr(0, word.find('='))] = word.substr(word.find('=') + 1);
   }
   const std::string action = words["do"];
-  if (action != "kill" && action != "stop" && action != "flip") {
+  if (action != "kill" && action != "stop" && action != "flip" && action != "fail") {
     throw Error(ErrorCode::kInvalidArgument,
-                fmt::format("LOCKSTEP_FAULT={}: do=kill, stop or flip is missing", text));
+                fmt::format("LOCKSTEP_FAULT={}: do=kill, stop, flip or fail is missing", text));
   }
   if (words["rank"] != std::to_string(rank)) return {};
   return [&replica, action, place = words["at"], step = words["step"]](std::string_view at,
                                                                        std::int64_t now) {
     if (at != place || std::to_string(now) != step) return;
     if (action == "flip") return flip_a_bit(replica);
+    if (action == "fail") throw Error(ErrorCode::kIo, "this failure was asked for");
     std::raise(action == "kill" ? SIGKILL : SIGSTOP);
   };
 }

@@ -6,7 +6,7 @@
 //   die       kills itself                   wait      waits for ever
 //   stubborn  waits and ignores signals      save      waits for a signal, then says that it saved
 //   bar       draws a progress bar           star      joins the server, sums, leaves
-//   star:die  joins the server, kills itself   die:last  kills itself when it is the only one left
+//   star:die  joins the server, kills itself   last:...  the same when it is the only one left
 
 #include <fmt/format.h>
 #include <unistd.h>
@@ -28,6 +28,7 @@ namespace {
 
 using namespace std::chrono_literals;
 
+constexpr std::string_view kLast = "last:";
 constexpr const char* kCoordinator = "LAUNCH_PUPPET_COORDINATOR";
 
 void say_ready(int rank) {
@@ -76,8 +77,12 @@ void wait_for_the_others() {
   }
 }
 
-int act(const std::string& action, const RankEnvironment& environment) {
+int act(std::string action, const RankEnvironment& environment) {
   const int rank = environment.rank;
+  if (action.starts_with(kLast)) {
+    wait_for_the_others();
+    action.erase(0, kLast.size());
+  }
   if (action == "ok") {
     fmt::print(stderr, "hello\nhello again\n");
     return 0;
@@ -87,10 +92,6 @@ int act(const std::string& action, const RankEnvironment& environment) {
     return std::atoi(action.c_str() + 5);
   }
   if (action == "die") return ::raise(SIGKILL);
-  if (action == "die:last") {
-    wait_for_the_others();
-    return ::raise(SIGKILL);
-  }
   if (action == "save") return wait_and_save(rank);
   if (action == "bar") {
     fmt::print(stderr, "\r[=  ] 1/3\x1b[K\r[== ] 2/3\x1b[K\n");

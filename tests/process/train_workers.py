@@ -136,6 +136,14 @@ class Faults(Case):
                 last = said.strip().splitlines()[-1]
                 self.assertRegex(last, r"rank 1\b", said)
 
+    def test_a_rank_that_fails_by_itself_is_the_cause(self):
+        """Whoever hears of it may end before it does."""
+        for place, transport in itertools.product(("step", "backward"), ("tcp", "shm", "server")):
+            with self.subTest(place=place, transport=transport):
+                said, _ = self.fails(1, "--steps", 200, "--workers", 3, "--transport", transport, "--threads", 1,
+                                     environment={"LOCKSTEP_FAULT": f"rank=1 step=3 at={place} do=fail"})
+                self.assertRegex(said.strip().splitlines()[-1], r"^error: rank 1 .*this failure was asked for$", said)
+
     def test_no_orphan(self):
         run = subprocess.Popen(command("--data", self.text, "--steps", 100000, "--workers", 2, "--transport", "tcp", "--log",
                                        "json"), stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
