@@ -10,52 +10,15 @@
 
 #include "lockstep/base/blake3.h"
 #include "lockstep/comm/calls.h"
+#include "tests/support/guarded_memory.h"
 #include "tests/support/kernel_reference.h"
 
 namespace lockstep::test {
 namespace {
 
-constexpr std::size_t kGuard = 64;
-constexpr std::byte kUntouched{0xa5};
-
-// Memory of a case between guards: one element off the alignment that allocate() gives, or from
-// allocate() itself.
-class Memory {
- public:
+struct Memory : GuardedMemory {
   Memory(Communicator& comm, const Case& c, std::size_t count)
-      : bytes_(count * size_of(c.type)), guard_(kGuard + size_of(c.type)) {
-    const std::size_t all = bytes_ + 2 * guard_;
-    if (c.allocated) {
-      buffer_ = comm.allocate(all);
-      begin_ = buffer_.data();
-    } else {
-      own_.resize(all);
-      begin_ = own_.data();
-    }
-    std::memset(begin_, static_cast<int>(kUntouched), all);
-  }
-
-  std::byte* data() { return begin_ + guard_; }
-  std::span<const std::byte> bytes() { return {data(), bytes_}; }
-  void fill(std::span<const std::byte> from) {
-    if (!from.empty()) std::memcpy(data(), from.data(), from.size());
-  }
-  bool guards_untouched() const {
-    return untouched({begin_, guard_}) && untouched({begin_ + guard_ + bytes_, guard_});
-  }
-  static bool untouched(std::span<const std::byte> bytes) {
-    for (const std::byte b : bytes) {
-      if (b != kUntouched) return false;
-    }
-    return true;
-  }
-
- private:
-  const std::size_t bytes_;
-  const std::size_t guard_;
-  Buffer buffer_;
-  std::vector<std::byte> own_;
-  std::byte* begin_ = nullptr;
+      : GuardedMemory(comm, c.type, count, c.allocated) {}
 };
 
 [[noreturn]] void wrong(const Case& c, const std::string& what) {

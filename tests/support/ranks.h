@@ -87,6 +87,15 @@ struct LoopbackJob {
     if (rank == 0) return join_job(options(0), std::move(listener));
     return join_job(options(rank));
   }
+  // The rendezvous in a process that is no rank.
+  RendezvousServer serve() {
+    CentreOptions centre;
+    centre.identity = {"lockstep", 0, random_member_id(), -1, token};
+    centre.world_size = world_size;
+    centre.version = "1.0";
+    centre.timeout = timeout;
+    return RendezvousServer(std::move(listener), centre);
+  }
   // All ranks join, on threads; they must succeed.
   std::vector<Job> join_all() {
     std::vector<Job> jobs(world_size);

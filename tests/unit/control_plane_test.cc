@@ -290,12 +290,7 @@ TEST(ControlPlane, APingIsAnsweredWithProgress) {
 
 TEST(ControlPlane, ALauncherAtTheCentreRelaysVerdicts) {
   LoopbackJob setup(3);
-  CentreOptions centre;
-  centre.identity = {"lockstep", 0, random_member_id(), -1, setup.token};
-  centre.world_size = 3;
-  centre.version = "1.0";
-  centre.timeout = 10s;
-  const RendezvousServer server(std::move(setup.listener), centre);
+  const RendezvousServer server = setup.serve();
   std::vector<Job> jobs(3);
   run_ranks(3, [&](int rank) {
     JobOptions options = setup.options(rank);

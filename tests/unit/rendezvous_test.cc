@@ -86,12 +86,7 @@ TEST(Rendezvous, RefusesImpossibleOptions) {
 
 TEST(Rendezvous, MayBeServedByAProcessThatIsNoRank) {
   LoopbackJob setup(3);
-  CentreOptions centre;
-  centre.identity = {"lockstep", 0, random_member_id(), -1, setup.token};
-  centre.world_size = 3;
-  centre.version = "1.0";
-  centre.timeout = 10s;
-  const RendezvousServer server(std::move(setup.listener), centre);
+  const RendezvousServer server = setup.serve();
   const auto errors = run_ranks(3, [&](int rank) {
     JobOptions options = setup.options(rank);
     options.served_elsewhere = true;
@@ -127,12 +122,7 @@ TEST(Rendezvous, NamesBothOfARankStartedTwice) {
 
 TEST(Rendezvous, TellsALatecomerWhyTheJobDidNotForm) {
   LoopbackJob setup(3);
-  CentreOptions centre;
-  centre.identity = {"lockstep", 0, random_member_id(), -1, setup.token};
-  centre.world_size = 3;
-  centre.version = "1.0";
-  centre.timeout = 10s;
-  const RendezvousServer server(std::move(setup.listener), centre);
+  const RendezvousServer server = setup.serve();
   expect_all(run_ranks(2, [&](int) { setup.join(1); }), ErrorCode::kInvalidRank, "twice");
   expect_all({error_of([&] { setup.join(2); })}, ErrorCode::kInvalidRank,
              "rank 1 was started twice");

@@ -123,7 +123,6 @@ void attention_backward(const AttentionBackward& call) {
   const BackwardScratch s = split_scratch(call.scratch, shape.queries, shape.head_dim);
   pack_keys(call, s);
   for (std::size_t head = 0; head < shape.group; ++head) {
-    const std::size_t offset = head * shape.head_dim;
     const float* lse = call.lse + head * shape.queries;
     pack_queries(call, head, s);
     for (std::size_t key = 0; key < shape.queries; key += kKeyChunk) {
@@ -131,20 +130,9 @@ void attention_backward(const AttentionBackward& call) {
         backward_block(shape, s, query, key, lse, s.delta);
       }
     }
-    for (std::size_t r = 0; r < shape.queries; ++r) {
-      fetch_ahead<true>(call.dq + offset, shape.q_stride, r, shape.queries, shape.head_dim);
-      rotate_back(shape, r, s.dq + r * s.width, score_scale(shape.head_dim),
-                  call.dq + r * shape.q_stride + offset);
-    }
+    write_dq(call, head, s.dq, s.width);
   }
-  for (std::size_t k = 0; k < shape.queries; ++k) {
-    fetch_ahead<true>(call.dk, shape.kv_stride, k, shape.queries, shape.head_dim);
-    fetch_ahead<true>(call.dv, shape.kv_stride, k, shape.queries, shape.head_dim);
-    rotate_back(shape, k, s.dk + k * s.width, 1.0f, call.dk + k * shape.kv_stride);
-    const float* dv = s.dv + k * s.width;
-    float* to = call.dv + k * shape.kv_stride;
-    Row{shape.head_dim}.each([&](auto get, auto put) { put(to, get(dv)); });
-  }
+  write_dk_dv(call, s.dk, s.dv, s.width);
 }
 
 }  // namespace

@@ -134,13 +134,7 @@ void attention_forward(const AttentionForward& call) {
       score_tiles(queries, width, shape.head_dim, tiled, first, key_panels, 0, end, scores, stride);
       float inverse[kQueryBlock];
       for (std::size_t r = 0; r < rows; ++r) {
-        float* row = scores + r * stride;
-        const std::size_t count = first + r + 1;
-        const float most = greatest(row, count);
-        const float sum = exponentials(row, count, end, most);
-        inverse[r] = 1.0f / sum;
-        lse[begin + r] =
-            static_cast<float>(static_cast<double>(most) + __builtin_log(static_cast<double>(sum)));
+        inverse[r] = softmax(scores + r * stride, first + r + 1, end, lse[begin + r]);
       }
       for (std::size_t r = 0; r < tiled; r += kTileRows) {
         const std::size_t depth = least(end, first + r + kTileRows);
@@ -149,12 +143,8 @@ void attention_forward(const AttentionForward& call) {
                                    sums + r * width + col, width);
         }
       }
-      for (std::size_t r = 0; r < rows; ++r) {
-        const float* from = sums + r * width;
-        float* to = out + (begin + r) * shape.out_stride;
-        Row{shape.head_dim}.each(
-            [&](auto get, auto put) { put(to, get(from) * set1(inverse[r])); });
-      }
+      write_scaled(sums, width, shape.head_dim, inverse, rows, out + begin * shape.out_stride,
+                   shape.out_stride);
     }
   }
 }

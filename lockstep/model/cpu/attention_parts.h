@@ -116,6 +116,25 @@ inline float greatest(const float* scores, std::size_t count) {
   return max_of(most);
 }
 
+// exponentials() of a row of scores. Returns what makes them probabilities, and the logarithm of
+// their sum in `lse`.
+inline float softmax(float* scores, std::size_t count, std::size_t end, float& lse) {
+  const float most = greatest(scores, count);
+  const float sum = exponentials(scores, count, end, most);
+  lse = static_cast<float>(static_cast<double>(most) + __builtin_log(static_cast<double>(sum)));
+  return 1.0f / sum;
+}
+
+// Rows of `count` numbers, each times its scale, to where they lie further apart.
+inline void write_scaled(const float* from, std::size_t width, std::size_t count,
+                         const float* scales, std::size_t rows, float* to, std::size_t stride) {
+  for (std::size_t r = 0; r < rows; ++r) {
+    const float* row = from + r * width;
+    float* out = to + r * stride;
+    Row{count}.each([&](auto get, auto put) { put(out, get(row) * set1(scales[r])); });
+  }
+}
+
 // Replaces `count` scores by probabilities and `dscores` by the gradient of the scores; zeroes what
 // follows them in the last vector.
 inline void softmax_backward(float* scores, float* dscores, std::size_t count, float lse,
@@ -133,6 +152,31 @@ inline void softmax_backward(float* scores, float* dscores, std::size_t count, f
         store(scores + i, p);
         store(dscores + i, p * (load_part(dscores + i, n, set1(0.0f)) - set1(delta)));
       });
+}
+
+// The gradients of a head's queries, which lie in rows of `width`, to where they belong.
+inline void write_dq(const AttentionBackward& call, std::size_t head, const float* dq,
+                     std::size_t width) {
+  const AttentionShape& shape = call.shape;
+  float* to = call.dq + head * shape.head_dim;
+  for (std::size_t r = 0; r < shape.queries; ++r) {
+    fetch_ahead<true>(to, shape.q_stride, r, shape.queries, shape.head_dim);
+    rotate_back(shape, r, dq + r * width, score_scale(shape.head_dim), to + r * shape.q_stride);
+  }
+}
+
+// The same of keys and values.
+inline void write_dk_dv(const AttentionBackward& call, const float* dk, const float* dv,
+                        std::size_t width) {
+  const AttentionShape& shape = call.shape;
+  for (std::size_t k = 0; k < shape.queries; ++k) {
+    fetch_ahead<true>(call.dk, shape.kv_stride, k, shape.queries, shape.head_dim);
+    fetch_ahead<true>(call.dv, shape.kv_stride, k, shape.queries, shape.head_dim);
+    rotate_back(shape, k, dk + k * width, 1.0f, call.dk + k * shape.kv_stride);
+    const float* row = dv + k * width;
+    float* to = call.dv + k * shape.kv_stride;
+    Row{shape.head_dim}.each([&](auto get, auto put) { put(to, get(row)); });
+  }
 }
 
 inline float dot(const float* a, const float* b, std::size_t count) {

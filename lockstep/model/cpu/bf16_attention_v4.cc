@@ -101,11 +101,7 @@ void forward(const AttentionForward& call) {
       for (std::size_t r = 0; r < rows; ++r) {
         float* row = scores + r * padded;
         const std::size_t count = first + r + 1;
-        const float most = greatest(row, count);
-        const float sum = exponentials(row, count, count, most);
-        inverse[r] = 1.0f / sum;
-        lse[begin + r] =
-            static_cast<float>(static_cast<double>(most) + __builtin_log(static_cast<double>(sum)));
+        inverse[r] = softmax(row, count, count, lse[begin + r]);
         const std::size_t vectors = round_up(count, kWidth);
         zero(row + vectors, round_up(end, kUnit) - vectors);
       }
@@ -125,12 +121,8 @@ void forward(const AttentionForward& call) {
                             .c_stride = width,
                             .add = false});
       }
-      for (std::size_t r = 0; r < rows; ++r) {
-        const float* from = sums + r * width;
-        float* to = out + (begin + r) * shape.out_stride;
-        Row{shape.head_dim}.each(
-            [&](auto get, auto put) { put(to, get(from) * set1(inverse[r])); });
-      }
+      write_scaled(sums, width, shape.head_dim, inverse, rows, out + begin * shape.out_stride,
+                   shape.out_stride);
     }
   }
 }
@@ -293,27 +285,15 @@ void backward(const AttentionBackward& call) {
   Products::begin();
   pack_keys(call, s);
   for (std::size_t head = 0; head < shape.group; ++head) {
-    const std::size_t offset = head * shape.head_dim;
     pack_queries(call, head, s);
     for (std::size_t key = 0; key < shape.queries; key += kKeyChunk) {
       for (std::size_t query = key; query < shape.queries; query += kQueryBlock) {
         backward_block<Products>(shape, s, query, key, call.lse + head * shape.queries);
       }
     }
-    for (std::size_t r = 0; r < shape.queries; ++r) {
-      fetch_ahead<true>(call.dq + offset, shape.q_stride, r, shape.queries, shape.head_dim);
-      rotate_back(shape, r, s.dq + r * s.width, score_scale(shape.head_dim),
-                  call.dq + r * shape.q_stride + offset);
-    }
+    write_dq(call, head, s.dq, s.width);
   }
-  for (std::size_t k = 0; k < shape.queries; ++k) {
-    fetch_ahead<true>(call.dk, shape.kv_stride, k, shape.queries, shape.head_dim);
-    fetch_ahead<true>(call.dv, shape.kv_stride, k, shape.queries, shape.head_dim);
-    rotate_back(shape, k, s.dk + k * s.width, 1.0f, call.dk + k * shape.kv_stride);
-    const float* dv = s.dv + k * s.width;
-    float* to = call.dv + k * shape.kv_stride;
-    Row{shape.head_dim}.each([&](auto get, auto put) { put(to, get(dv)); });
-  }
+  write_dk_dv(call, s.dk, s.dv, s.width);
 }
 
 }  // namespace
