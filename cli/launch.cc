@@ -272,8 +272,7 @@ class Launcher {
   }
 
   static bool ended_as_told(const Child& child) {
-    const int signal =
-        was_killed(child) ? WTERMSIG(child.status) : WEXITSTATUS(child.status) - 128;
+    const int signal = was_killed(child) ? WTERMSIG(child.status) : WEXITSTATUS(child.status) - 128;
     return signal == SIGINT || signal == SIGTERM || signal == SIGHUP;
   }
 

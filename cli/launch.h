@@ -35,12 +35,12 @@ struct LaunchOptions {
 // Returns 0 if all succeeded. When one fails the rest are ended and reaped, the last line on stderr
 // tells which rank failed first and how, and its exit code is returned (1 if a signal killed it, or
 // if only the companion failed). Who failed because of another is not the first, however early it
-// ended: a process is gone later than its connections. After a signal to ourselves: 128 + its number. No rank outlives
-// this process, however it ends.
+// ended: a process is gone later than its connections. After a signal to ourselves: 128 + its
+// number. No rank outlives this process, however it ends.
 int launch_ranks(const LaunchOptions& options);
 
-// Whether the error, in a rank of launch_ranks(), tells of another rank's failure; the launcher knows
-// by the exit code.
+// Whether the error, in a rank of launch_ranks(), tells of another rank's failure; the launcher
+// knows by the exit code.
 bool is_echo(const Error& error);
 inline constexpr int kEchoCode = 4;
 

@@ -7,8 +7,8 @@
 #include <utility>
 
 #include "lockstep/base/check.h"
-#include "lockstep/wire/wire_error.h"
 #include "lockstep/wire/bytes.h"
+#include "lockstep/wire/wire_error.h"
 
 namespace lockstep {
 namespace {

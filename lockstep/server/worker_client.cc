@@ -96,7 +96,7 @@ void WorkerClient::pulse() {
       const auto now = Clock::now();
       if (!channel_.full()) fill();
       take_control();
-      if (dismissed()) return;
+      if (channel_.ended()) return;  // what it said last is for the next call
       queue_alive(now);
       flush();
       if (!channel_.full()) check_limits("its heartbeat", now, now);
@@ -125,12 +125,6 @@ void WorkerClient::flush() {
     // What it said before it closed tells why, or that the job is done; reading comes to that.
     channel_.stop_sending();
   }
-}
-
-bool WorkerClient::dismissed() const {
-  if (channel_.gradient_is_open()) return false;
-  const auto start = channel_.start();
-  return start && start->tag == WireTag::kShutdown;
 }
 
 void WorkerClient::fill() {

@@ -40,9 +40,9 @@ struct LanePart {
 // A worker's end of the star (docs/wire_protocol.md). Every call throws the job's first cause when
 // the coordinator says so, Error{kPeerLost} when nothing was heard of it for the timeout, and
 // Error{kTimeout} after ten times that; an error is final. Sending never needs somebody to receive
-// first: what arrives meanwhile is kept. That the coordinator has gone is told by the call that comes
-// to the end of what it sent, so that its reason is not missed. Heartbeats go out on a thread of
-// their own between calls. Used by one thread.
+// first: what arrives meanwhile is kept. That the coordinator has gone is told by the call that
+// comes to the end of what it sent, so that its reason is not missed. Heartbeats go out on a thread
+// of their own between calls. Used by one thread.
 class WorkerClient {
  public:
   using Clock = Deadline::Clock;
@@ -110,8 +110,6 @@ class WorkerClient {
   void wait(const std::string& what, Clock::time_point since);
   void check_limits(const std::string& what, Clock::time_point since, Clock::time_point now);
   void flush();
-  // The job is done, and the coordinator may be gone before we have looked.
-  bool dismissed() const;
   void fill();
   // Heartbeats and halts, wherever they come.
   void take_control();

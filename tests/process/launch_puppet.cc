@@ -1,6 +1,8 @@
 // Launches itself as ranks (cli/launch.h), each of which does what it is told:
 //
-//   launch_puppet [--prefix] [--grace MS] [--stop-grace MS] [--server] ACTION...  one action per rank
+//   launch_puppet [--prefix] [--grace MS] [--stop-grace MS] [--server] ACTION...
+//
+// One action per rank:
 //
 //   ok        says hello                     exit:N    says that it is the culprit and ends with N
 //   die       kills itself                   wait      waits for ever

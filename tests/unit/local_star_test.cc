@@ -4,6 +4,7 @@
 #include <gtest/gtest.h>
 
 #include <optional>
+#include <thread>
 
 #include "tests/support/star.h"
 
@@ -95,7 +96,9 @@ TEST(LocalStar, AllThreeKinds) {
 
 // The server finds out by sending, before it has read that the worker closed.
 TEST(LocalStar, WhoIsGoneWhenAShardIsSentToItIsNamed) {
-  LocalStar star = make_local_star(server_options(2));
+  ServerOptions options = server_options(2);
+  options.settings.timeout = 1s;
+  LocalStar star = make_local_star(options);
   std::vector<std::optional<WorkerClient>> clients(2);
   expect_no_errors(run_ranks(3, [&](int rank) {
     if (rank == 2) return star.server->wait_for_workers();
@@ -107,7 +110,9 @@ TEST(LocalStar, WhoIsGoneWhenAShardIsSentToItIsNamed) {
   EXPECT_EQ(error.code(), ErrorCode::kPeerLost);
   EXPECT_EQ(error.rank(), 1);
   EXPECT_THAT(error.what(), HasSubstr("closed its connection"));
-  // The other has its shard still to read, and then why there is no more.
+  // The other computes for longer than the timeout. It has its shard still to read, and then why
+  // there is no more.
+  std::this_thread::sleep_for(2500ms);
   EXPECT_EQ(clients[0]->next_shard(), shard_of(0, 100, 2, 0));
   expect_same(error_of([&] { clients[0]->next_shard(); }), error);
 }
