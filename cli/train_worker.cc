@@ -151,14 +151,12 @@ void write_halt(const TrainOptions& options, Trainer& trainer) {
 }
 
 // Nobody goes while rank 0 still writes: who goes ends the others.
-void leave(Communicator& communicator) {
-  communicator.leave({.deadline = Deadline::after(kDiskPatience)});
-}
-void leave_after_halt(Communicator& communicator) {
+void part_after_halt(Communicator& communicator, const Error& cause) {
   try {
-    leave(communicator);
-  } catch (const Error&) {  // why the run was halted is what counts
+    communicator.barrier({.deadline = Deadline::after(kDiskPatience)});
+  } catch (const Error&) {  // somebody has gone all the same
   }
+  communicator.abort(cause.what());  // for a gradient server, which knows nothing of it yet
 }
 
 // What of the host this worker uses.
@@ -239,11 +237,15 @@ int train_worker(const TrainOptions& options, Communicator& communicator) {
     stopped = run_steps(trainer, options, plan, checkpoints);
   } catch (const Error& error) {
     if (error.code() == ErrorCode::kNonFinite) {
-      checkpoints.finish();  // all as it was before the step
-      save(options, plan, trainer);
-      write_halt(options, trainer);
+      try {
+        checkpoints.finish();  // all as it was before the step
+        save(options, plan, trainer);
+        write_halt(options, trainer);
+      } catch (const std::exception& failed) {  // why the run is halted counts more
+        log(LogLevel::kError, "the state before the halt is not saved: {}", failed.what());
+      }
     }
-    if (trainer.halt_report()) leave_after_halt(communicator);
+    if (trainer.halt_report()) part_after_halt(communicator, error);
     throw;
   }
   const std::string hash = trainer.verify();
@@ -260,7 +262,8 @@ int train_worker(const TrainOptions& options, Communicator& communicator) {
     fmt::print("weights {}\n", hash);
     std::fflush(stdout);
   }
-  leave(communicator);
+  communicator.leave(
+      {.deadline = Deadline::after(kDiskPatience)});  // nobody goes while rank 0 still writes
   return stopped == 0 ? 0 : 128 + stopped;
 }
 

@@ -71,7 +71,10 @@ void Membership::owe(int worker, const std::string& what, Time now) {
 std::optional<Error> Membership::judge(Time now) {
   const auto slept = now - std::exchange(last_look_, now);
   if (slept > timeout_ / 2) {
-    for (Worker& worker : workers_) worker.last_heard = std::min(now, worker.last_heard + slept);
+    for (Worker& worker : workers_) {
+      worker.last_heard = std::min(now, worker.last_heard + slept);
+      worker.owes_since = std::min(now, worker.owes_since + slept);
+    }
   }
   for (int i = 0; i < size(); ++i) {
     const Worker& worker = at(i);

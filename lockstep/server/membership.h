@@ -63,7 +63,7 @@ class Membership {
 
   // Whoever has died or is overdue, or that not all came in time (then of rank -1). To be called
   // at wake_at() at the latest, after all events that happened before. Time in which it was not
-  // called, far beyond that, counts as nobody's silence.
+  // called, far beyond that, counts against nobody.
   std::optional<Error> judge(Time now);
   // Whether heartbeats are to be sent; true once for each time.
   bool take_heartbeat(Time now);

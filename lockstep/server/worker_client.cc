@@ -121,7 +121,10 @@ void WorkerClient::fail(const Error& error) {
 void WorkerClient::flush() {
   try {
     channel_.flush(kTurnBytes);
-  } catch (const Error&) {
+  } catch (const Error& error) {
+    if (error.code() != ErrorCode::kChannelClosed) {
+      throw Error(ErrorCode::kPeerLost, std::string(error.message()));
+    }
     // What it said before it closed tells why, or that the job is done; reading comes to that.
     channel_.stop_sending();
   }
@@ -135,9 +138,7 @@ void WorkerClient::take_control() {
   while (!channel_.gradient_is_open()) {
     const auto start = channel_.start();
     if (!start) return;
-    const bool control = start->tag == WireTag::kAlive || start->tag == WireTag::kHeartbeat ||
-                         start->tag == WireTag::kHalt;
-    if (!control) return;
+    if (!is_control(start->tag)) return;
     const auto message = channel_.take_small();
     if (!message) return;
     if (const auto* halt = std::get_if<Halt>(&*message)) {
@@ -161,6 +162,7 @@ void WorkerClient::drive(const std::string& what, const std::function<bool()>& d
       queue_alive(Clock::now());
       flush();
       take_control();
+      if (channel_.ended()) channel_.stop_sending();  // so that all that came is read
       if (done()) return;
       if (channel_.ended()) throw Error(ErrorCode::kPeerLost, gone() + "; we wait for " + what);
       wait(what, since);

@@ -111,8 +111,11 @@ class WorkerClient {
   void check_limits(const std::string& what, Clock::time_point since, Clock::time_point now);
   void flush();
   void fill();
-  // Heartbeats and halts, wherever they come.
+  // Heartbeats and halts, wherever they come, once they are whole.
   void take_control();
+  static bool is_control(WireTag tag) {
+    return tag == WireTag::kAlive || tag == WireTag::kHeartbeat || tag == WireTag::kHalt;
+  }
   void queue_alive(Clock::time_point now);
   SmallMessage receive_small(const std::string& what);
   void send(const GradientHead& head, std::span<const float> data, const GradientFoot& foot);

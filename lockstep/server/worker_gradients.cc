@@ -45,7 +45,7 @@ void WorkerClient::send(const GradientHead& head, std::span<const float> data,
 
 bool WorkerClient::open_expected(const GradientHead& expected) {
   const auto start = channel_.start();
-  if (!start) return false;
+  if (!start || is_control(start->tag)) return false;
   const auto refuse = [&](ErrorCode code, const std::string& what) {
     throw Error(code, fmt::format("{} sent {}; we wait for {}", channel_.socket().peer(), what,
                                   describe(expected)));

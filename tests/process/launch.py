@@ -74,13 +74,13 @@ class Launch(unittest.TestCase):
     def test_a_killed_rank_is_named_before_those_that_saw_it(self):
         """The connections of a process close before it is gone: who sees that may be gone first."""
         for seen in ("exit:1", "exit:4"):
-            _, errors = self.end(self.start(seen, "last:die"), 1)
+            _, errors = self.end(self.start("--grace", "2000", seen, "last:die"), 1)
             self.assertRegex(errors.splitlines()[-1], r"rank 1 \(pid \d+\) was killed by signal 9")
 
     def test_who_tells_of_another_is_not_the_first(self):
-        _, errors = self.end(self.start("exit:4", "exit:4", "last:exit:3"), 3)
+        _, errors = self.end(self.start("--grace", "2000", "exit:4", "exit:4", "last:exit:3"), 3)
         self.assertRegex(errors.splitlines()[-1], r"rank 2 \(pid \d+\) failed first, with exit code 3: the culprit$")
-        _, errors = self.end(self.start("exit:5", "last:exit:3"), 5)
+        _, errors = self.end(self.start("--grace", "2000", "exit:5", "last:exit:3"), 5)
         self.assertRegex(errors.splitlines()[-1], r"rank 0 \(pid \d+\) failed first, with exit code 5")
         _, errors = self.end(self.start("exit:4", "ok"), 1)  # nobody else knows more
         self.assertRegex(errors.splitlines()[-1], r"rank 0 \(pid \d+\) failed first, with exit code 1")

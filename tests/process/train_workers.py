@@ -236,7 +236,10 @@ class Halt(Case):
         model = self.poisoned_model()
         options = ["--init", model, "--steps", 40, "--lr", 0, "--weight-decay", 0, "--threads", 1]
         causes = set()
-        for workers, transport in ((1, "local"), (3, "local"), (3, "tcp"), (2, "shm"), (3, "server")):
+        rows = [(1, "local"), (3, "local"), (3, "tcp"), (2, "shm"), (3, "server")]
+        if HAS_MPI and not SANITIZED:
+            rows.append((2, "mpi"))
+        for workers, transport in rows:
             out = self.folder / f"{workers}{transport}"
             said, _ = self.fails(3, *options, "--workers", workers, "--transport", transport, "--out", out)
             causes.update(re.findall(r"(step \d+: lane \d+ \(samples [\d, ]+\)) on rank", said))
@@ -244,6 +247,14 @@ class Halt(Case):
             self.assertEqual(report["what"], "gradient")
             self.assertEqual(len(report["samples"]), 2)
         self.assertEqual(len(causes), 1, causes)  # whoever has the lane
+
+        # That it cannot be saved changes nothing about why it halted.
+        full = self.folder / "full"
+        (full / "halt.json" / "in the way").mkdir(parents=True)
+        for workers in (1, 2):
+            said, _ = self.fails(3, *options, "--workers", workers, "--transport", "tcp", "--out", full)
+            self.assertIn("is not saved", said)
+            self.assertIn("lane", said.strip().splitlines()[-1])
 
         if not SANITIZED:
             # Nobody goes, and so ends the rest, before rank 0 has saved.

@@ -89,6 +89,7 @@ TEST_F(MembershipTest, SilenceIsDeath) {
 TEST_F(MembershipTest, AStopOfTheServersOwnIsNobodysSilence) {
   join("a");
   join("b");
+  membership.owe(1, "block 3 of step 7", now);
   EXPECT_FALSE(judge_after(4s));
   now += 1h;
   EXPECT_FALSE(membership.judge(now));
