@@ -32,32 +32,33 @@ std::unique_ptr<Communicator> communicator_over(std::unique_ptr<Transport> trans
                                         options.world.timeout);
 }
 
-// The workers as threads of this process. The group fails as one, so any worker's error is the
-// cause.
+// The workers as threads of this process. The group fails as one; who failed by itself, and not
+// because of another, knows why.
 int run_threads(const TrainOptions& options, int workers) {
   stop_on_signals();
   auto group = make_local_group(workers);
   std::vector<int> codes(group.size());
-  std::vector<std::exception_ptr> errors(group.size());
+  std::vector<std::exception_ptr> causes(group.size());
+  std::vector<std::exception_ptr> echoes(group.size());
   std::vector<std::thread> threads;
   for (std::size_t rank = 0; rank < group.size(); ++rank) {
     threads.emplace_back([&, rank] {
       try {
         const auto communicator = communicator_over(std::move(group[rank]), options);
-        try {
-          codes[rank] = train_worker(options, *communicator);
-        } catch (const std::exception& error) {
-          communicator->abort(error.what());  // the others may be waiting for this one
-          throw;
-        }
+        codes[rank] = train_worker(options, *communicator);
+      } catch (const Error& error) {
+        const bool echo = error.rank() >= 0 && error.rank() != static_cast<int>(rank);
+        (echo ? echoes : causes)[rank] = std::current_exception();
       } catch (...) {
-        errors[rank] = std::current_exception();
+        causes[rank] = std::current_exception();
       }
     });
   }
   for (std::thread& thread : threads) thread.join();
-  for (const std::exception_ptr& error : errors) {
-    if (error) std::rethrow_exception(error);
+  for (const auto& errors : {causes, echoes}) {
+    for (const std::exception_ptr& error : errors) {
+      if (error) std::rethrow_exception(error);
+    }
   }
   return codes[0];
 }

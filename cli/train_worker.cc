@@ -180,23 +180,17 @@ std::string data_hash(const TrainPlan& plan) {
   return to_hex(plan.training.fingerprint()) + to_hex(plan.validation.fingerprint());
 }
 
-}  // namespace
-
-std::atomic<int>& stopped_by() {
-  static std::atomic<int> signal{0};
-  return signal;
+// Why this worker fails, and not only that it has gone. What all find out alike needs no telling.
+void tell_others(Communicator& communicator, const Error& error) {
+  switch (error.code()) {
+    case ErrorCode::kInvalidArgument:
+    case ErrorCode::kNonFinite:
+    case ErrorCode::kReplicaMismatch: return;
+    default: communicator.abort(error.what());  // nothing, if the job has failed already
+  }
 }
 
-void stop_on_signals() {
-  stopped_by();  // made before a handler needs it
-  struct sigaction action {};
-  action.sa_handler = [](int signal) { stopped_by().store(signal); };
-  action.sa_flags = static_cast<int>(SA_RESETHAND) | SA_RESTART;
-  ::sigaction(SIGINT, &action, nullptr);
-  ::sigaction(SIGTERM, &action, nullptr);
-}
-
-int train_worker(const TrainOptions& options, Communicator& communicator) {
+int work(const TrainOptions& options, Communicator& communicator) {
   const int rank = communicator.rank();
   std::optional<FolderLock> lock;  // on rank 0, which writes
   SharedResume resume = share_resume_point(communicator, [&] {
@@ -232,9 +226,26 @@ int train_worker(const TrainOptions& options, Communicator& communicator) {
                  {"device", plan.gpu ? gpu_name() : "cpu"}});
   RunCheckpoints checkpoints(trainer, checkpoint_policy(options, plan, communicator, resume), run,
                              plan.data.tokenizer);
-  int stopped = 0;
   try {
-    stopped = run_steps(trainer, options, plan, checkpoints);
+    const int stopped = run_steps(trainer, options, plan, checkpoints);
+    const std::string hash = trainer.verify();
+    checkpoints.finish();
+    save(options, plan, trainer);
+    if (rank == 0) {
+      if (stopped != 0) {
+        log(LogLevel::kInfo, "stopped by signal {} after step {} of {}", stopped,
+            trainer.steps_done(), plan.how.schedule.steps);
+      }
+      if (communicator.world_size() > 1) {
+        log(LogLevel::kInfo, "the weights of all {} workers are the same",
+            communicator.world_size());
+      }
+      fmt::print("weights {}\n", hash);
+      std::fflush(stdout);
+    }
+    communicator.leave(
+        {.deadline = Deadline::after(kDiskPatience)});  // nobody goes while rank 0 still writes
+    return stopped == 0 ? 0 : 128 + stopped;
   } catch (const Error& error) {
     if (error.code() == ErrorCode::kNonFinite) {
       try {
@@ -246,25 +257,37 @@ int train_worker(const TrainOptions& options, Communicator& communicator) {
       }
     }
     if (trainer.halt_report()) part_after_halt(communicator, error);
+    tell_others(communicator, error);  // before what is under way is given up
     throw;
   }
-  const std::string hash = trainer.verify();
-  checkpoints.finish();
-  save(options, plan, trainer);
-  if (rank == 0) {
-    if (stopped != 0) {
-      log(LogLevel::kInfo, "stopped by signal {} after step {} of {}", stopped,
-          trainer.steps_done(), plan.how.schedule.steps);
-    }
-    if (communicator.world_size() > 1) {
-      log(LogLevel::kInfo, "the weights of all {} workers are the same", communicator.world_size());
-    }
-    fmt::print("weights {}\n", hash);
-    std::fflush(stdout);
+}
+
+}  // namespace
+
+std::atomic<int>& stopped_by() {
+  static std::atomic<int> signal{0};
+  return signal;
+}
+
+void stop_on_signals() {
+  stopped_by();  // made before a handler needs it
+  struct sigaction action {};
+  action.sa_handler = [](int signal) { stopped_by().store(signal); };
+  action.sa_flags = static_cast<int>(SA_RESETHAND) | SA_RESTART;
+  ::sigaction(SIGINT, &action, nullptr);
+  ::sigaction(SIGTERM, &action, nullptr);
+}
+
+int train_worker(const TrainOptions& options, Communicator& communicator) {
+  try {
+    return work(options, communicator);
+  } catch (const Error& error) {
+    tell_others(communicator, error);
+    throw;
+  } catch (const std::exception& error) {
+    communicator.abort(error.what());
+    throw;
   }
-  communicator.leave(
-      {.deadline = Deadline::after(kDiskPatience)});  // nobody goes while rank 0 still writes
-  return stopped == 0 ? 0 : 128 + stopped;
 }
 
 }  // namespace lockstep::cli

@@ -137,12 +137,15 @@ class Faults(Case):
                 self.assertRegex(last, r"rank 1\b", said)
 
     def test_a_rank_that_fails_by_itself_is_the_cause(self):
-        """Whoever hears of it may end before it does."""
-        for place, transport in itertools.product(("step", "backward"), ("tcp", "shm", "server")):
+        """Everybody hears why; who hears of it may end before it does."""
+        for place, transport in itertools.product(("step", "backward", "update"), ("tcp", "shm", "server", "local")):
             with self.subTest(place=place, transport=transport):
                 said, _ = self.fails(1, "--steps", 200, "--workers", 3, "--transport", transport, "--threads", 1,
                                      environment={"LOCKSTEP_FAULT": f"rank=1 step=3 at={place} do=fail"})
-                self.assertRegex(said.strip().splitlines()[-1], r"^error: rank 1 .*this failure was asked for$", said)
+                culprit = "I/O error: " if transport == "local" else "rank 1 .*"
+                self.assertRegex(said.strip().splitlines()[-1], rf"^error: {culprit}this failure was asked for$", said)
+                for rank in (0, 2) if transport != "local" else ():
+                    self.assertRegex(said, rf"(?m)^\[rank {rank}\] error: .*rank 1 .*this failure was asked for")
 
     def test_no_orphan(self):
         run = subprocess.Popen(command("--data", self.text, "--steps", 100000, "--workers", 2, "--transport", "tcp", "--log",
