@@ -265,10 +265,14 @@ class Launcher {
 
   static bool was_killed(const Child& child) { return WIFSIGNALED(child.status); }
 
+  static bool was_echo(const Child& child) {
+    return !was_killed(child) && WEXITSTATUS(child.status) == kEchoCode;
+  }
+
   // What its end tells of the cause. Who was killed is why others failed.
   static int weight(const Child& child) {
     if (was_killed(child)) return 2;
-    return WEXITSTATUS(child.status) == kEchoCode ? 0 : 1;
+    return was_echo(child) ? 0 : 1;
   }
 
   static bool ended_as_told(const Child& child) {
@@ -318,7 +322,7 @@ class Launcher {
             child.pid, signal, strsignal(signal));
         return 1;
       }
-      const int code = weight(child) == 0 ? 1 : WEXITSTATUS(child.status);
+      const int code = was_echo(child) ? 1 : WEXITSTATUS(child.status);
       log(LogLevel::kError, "rank {} (pid {}) failed first, with exit code {}: {}", child.rank,
           child.pid, code,
           child.lines.last_line().empty() ? "it said nothing" : child.lines.last_line());
@@ -340,9 +344,9 @@ class Launcher {
 
 }  // namespace
 
-bool is_echo(const Error& error) {
+bool is_launched_echo(const Error& error) {
   const char* own = std::getenv(kLaunchedVariable);
-  return own != nullptr && error.rank() >= 0 && error.rank() != std::atoi(own);
+  return own != nullptr && is_echo(error, std::atoi(own));
 }
 
 int launch_ranks(const LaunchOptions& options) { return Launcher(options).run(); }

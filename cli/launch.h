@@ -39,9 +39,12 @@ struct LaunchOptions {
 // number. No rank outlives this process, however it ends.
 int launch_ranks(const LaunchOptions& options);
 
-// Whether the error, in a rank of launch_ranks(), tells of another rank's failure; the launcher
-// knows by the exit code.
-bool is_echo(const Error& error);
+// Whether the error of a rank tells of another one's failure.
+inline bool is_echo(const Error& error, int own_rank) {
+  return error.rank() >= 0 && error.rank() != own_rank;
+}
+// The same in a rank of launch_ranks(), whose launcher knows it by the exit code.
+bool is_launched_echo(const Error& error);
 inline constexpr int kEchoCode = 4;
 
 // Becomes the mpirun of the MPI that this program was built with; it starts the ranks and is told

@@ -21,7 +21,7 @@ int exit_code(const Error& error) {
     case ErrorCode::kInvalidArgument: return kWrongUsage;
     case ErrorCode::kNonFinite:
     case ErrorCode::kReplicaMismatch: return kHalted;
-    default: return is_echo(error) ? kEchoCode : kFailed;
+    default: return is_launched_echo(error) ? kEchoCode : kFailed;
   }
 }
 

@@ -47,8 +47,8 @@ int run_threads(const TrainOptions& options, int workers) {
         const auto communicator = communicator_over(std::move(group[rank]), options);
         codes[rank] = train_worker(options, *communicator);
       } catch (const Error& error) {
-        const bool echo = error.rank() >= 0 && error.rank() != static_cast<int>(rank);
-        (echo ? echoes : causes)[rank] = std::current_exception();
+        auto& kind = is_echo(error, static_cast<int>(rank)) ? echoes : causes;
+        kind[rank] = std::current_exception();
       } catch (...) {
         causes[rank] = std::current_exception();
       }

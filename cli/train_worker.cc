@@ -150,6 +150,42 @@ void write_halt(const TrainOptions& options, Trainer& trainer) {
       path, path, path);
 }
 
+// All steps, and what follows them on all workers. Returns the exit code.
+int run_and_save(Trainer& trainer, const TrainOptions& options, const TrainPlan& plan,
+                 RunCheckpoints& checkpoints) {
+  Communicator& communicator = trainer.communicator();
+  const int stopped = run_steps(trainer, options, plan, checkpoints);
+  const std::string hash = trainer.verify();
+  checkpoints.finish();
+  save(options, plan, trainer);
+  if (communicator.rank() == 0) {
+    if (stopped != 0) {
+      log(LogLevel::kInfo, "stopped by signal {} after step {} of {}", stopped,
+          trainer.steps_done(), plan.how.schedule.steps);
+    }
+    if (communicator.world_size() > 1) {
+      log(LogLevel::kInfo, "the weights of all {} workers are the same", communicator.world_size());
+    }
+    fmt::print("weights {}\n", hash);
+    std::fflush(stdout);
+  }
+  communicator.leave(
+      {.deadline = Deadline::after(kDiskPatience)});  // nobody goes while rank 0 still writes
+  return stopped == 0 ? 0 : 128 + stopped;
+}
+
+// All as it was before the step. If that fails, why the run is halted still counts more.
+void save_halted(Trainer& trainer, const TrainOptions& options, const TrainPlan& plan,
+                 RunCheckpoints& checkpoints) {
+  try {
+    checkpoints.finish();
+    save(options, plan, trainer);
+    write_halt(options, trainer);
+  } catch (const std::exception& failed) {
+    log(LogLevel::kError, "the state before the halt is not saved: {}", failed.what());
+  }
+}
+
 // Nobody goes while rank 0 still writes: who goes ends the others.
 void part_after_halt(Communicator& communicator, const Error& cause) {
   try {
@@ -227,35 +263,9 @@ int work(const TrainOptions& options, Communicator& communicator) {
   RunCheckpoints checkpoints(trainer, checkpoint_policy(options, plan, communicator, resume), run,
                              plan.data.tokenizer);
   try {
-    const int stopped = run_steps(trainer, options, plan, checkpoints);
-    const std::string hash = trainer.verify();
-    checkpoints.finish();
-    save(options, plan, trainer);
-    if (rank == 0) {
-      if (stopped != 0) {
-        log(LogLevel::kInfo, "stopped by signal {} after step {} of {}", stopped,
-            trainer.steps_done(), plan.how.schedule.steps);
-      }
-      if (communicator.world_size() > 1) {
-        log(LogLevel::kInfo, "the weights of all {} workers are the same",
-            communicator.world_size());
-      }
-      fmt::print("weights {}\n", hash);
-      std::fflush(stdout);
-    }
-    communicator.leave(
-        {.deadline = Deadline::after(kDiskPatience)});  // nobody goes while rank 0 still writes
-    return stopped == 0 ? 0 : 128 + stopped;
+    return run_and_save(trainer, options, plan, checkpoints);
   } catch (const Error& error) {
-    if (error.code() == ErrorCode::kNonFinite) {
-      try {
-        checkpoints.finish();  // all as it was before the step
-        save(options, plan, trainer);
-        write_halt(options, trainer);
-      } catch (const std::exception& failed) {  // why the run is halted counts more
-        log(LogLevel::kError, "the state before the halt is not saved: {}", failed.what());
-      }
-    }
+    if (error.code() == ErrorCode::kNonFinite) save_halted(trainer, options, plan, checkpoints);
     if (trainer.halt_report()) part_after_halt(communicator, error);
     tell_others(communicator, error);  // before what is under way is given up
     throw;

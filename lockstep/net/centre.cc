@@ -158,11 +158,7 @@ void Centre::serve_guest(Guest& guest, Clock::time_point now) {
   const auto& failure = guest.link.failure();
   if (failure && failure->code() == ErrorCode::kVersionMismatch) {
     // It cannot read our messages, but its decoder finds our version in this one's header.
-    const auto refusal = frame(MessageKind::kRefusal, encode_wire_error(*failure));
-    try {
-      guest.link.socket().try_send(refusal);
-    } catch (const Error&) {  // it is gone already
-    }
+    guest.link.socket().send_if_heard(frame(MessageKind::kRefusal, encode_wire_error(*failure)));
   }
 }
 

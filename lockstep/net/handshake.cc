@@ -227,14 +227,6 @@ Message receive_message(const Socket& socket, Deadline deadline, const FailureLa
   return message;
 }
 
-// Why the peer is turned away. It may not listen, or be gone; the reason counts all the same.
-void tell(const Socket& socket, std::span<const std::byte> reason) {
-  try {
-    socket.try_send(reason);
-  } catch (const Error&) {
-  }
-}
-
 PeerIdentity run(Handshake handshake, const Socket& socket, Deadline deadline,
                  const FailureLatch* latch) {
   socket.send_all(handshake.opening(), deadline, latch);
@@ -243,13 +235,14 @@ PeerIdentity run(Handshake handshake, const Socket& socket, Deadline deadline,
     try {
       step = handshake.receive(receive_message(socket, deadline, latch));
     } catch (const Error& error) {
+      // Tell a peer of another version why it is turned away.
       if (error.code() == ErrorCode::kVersionMismatch) {
-        tell(socket, frame(MessageKind::kRefusal, encode_wire_error(error)));
+        socket.send_if_heard(frame(MessageKind::kRefusal, encode_wire_error(error)));
       }
       throw;
     }
     if (step.failure) {
-      if (!step.reply.empty()) tell(socket, step.reply);
+      socket.send_if_heard(step.reply);
       throw Error(step.failure->code(),
                   fmt::format("handshake with {}: {}", socket.peer(), step.failure->message()),
                   step.failure->rank());

@@ -8,6 +8,7 @@
 #include <string_view>
 #include <utility>
 
+#include "lockstep/net/own_pause.h"
 #include "lockstep/net/text.h"
 
 namespace lockstep {
@@ -303,10 +304,8 @@ std::string JobHealth::seen_by(int reporter, const Error& error) const {
 }
 
 void JobHealth::tick(Time now) {
-  // If we slept far longer than ever planned, it was us who were stopped: nobody else is to blame.
-  const auto slept = now - last_tick_;
-  if (slept > timeout_ / 2) {
-    for (RankState& state : ranks_) state.last_heard = std::min(now, state.last_heard + slept);
+  for (RankState& state : ranks_) {
+    state.last_heard = excuse_own_pause(state.last_heard, last_tick_, now, timeout_);
   }
   last_tick_ = now;
   if (verdict_) return;

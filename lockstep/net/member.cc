@@ -7,6 +7,7 @@
 
 #include "lockstep/net/control_messages.h"
 #include "lockstep/net/job_health.h"
+#include "lockstep/net/own_pause.h"
 #include "lockstep/net/text.h"
 #include "lockstep/wire/wire_error.h"
 
@@ -52,9 +53,8 @@ void Member::serve(std::span<const pollfd> entries) {
                          : fmt::format("is out of reach: {}", link_.failure()->message()));
     }
   }
-  // After a stop of our own, silence proves nothing; what was said meanwhile has been read above.
-  const auto slept = now - last_look_;
-  if (slept > options_.timeout / 2) last_heard_ = std::min(now, last_heard_ + slept);
+  // What was said during a pause has been read above.
+  last_heard_ = excuse_own_pause(last_heard_, last_look_, now, options_.timeout);
   last_look_ = now;
   if (connected() && !latch_.tripped() && now - last_heard_ >= options_.timeout) {
     const std::string how = fmt::format("has been silent for {}: stopped or cut off",

@@ -94,6 +94,13 @@ std::optional<std::size_t> Socket::try_send(std::span<const std::byte> bytes) co
   }
 }
 
+void Socket::send_if_heard(std::span<const std::byte> bytes) const noexcept {
+  try {
+    try_send(bytes);
+  } catch (const Error&) {
+  }
+}
+
 std::optional<std::size_t> Socket::try_recv(std::span<std::byte> bytes) const {
   if (bytes.empty()) return 0;
   while (true) {

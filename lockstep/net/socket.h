@@ -39,6 +39,8 @@ class Socket {
   // One system call that never blocks: the number of bytes moved (at least one, unless `bytes` is
   // empty), or nothing if it would have to wait.
   std::optional<std::size_t> try_send(std::span<const std::byte> bytes) const;
+  // The same for last words: the peer may not listen, or be gone already.
+  void send_if_heard(std::span<const std::byte> bytes) const noexcept;
   std::optional<std::size_t> try_recv(std::span<std::byte> bytes) const;
 
   SocketAddress local_address() const;

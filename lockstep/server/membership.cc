@@ -3,9 +3,9 @@
 #include <fmt/format.h>
 
 #include <algorithm>
-#include <utility>
 
 #include "lockstep/base/check.h"
+#include "lockstep/net/own_pause.h"
 #include "lockstep/net/text.h"
 
 namespace lockstep {
@@ -69,13 +69,11 @@ void Membership::owe(int worker, const std::string& what, Time now) {
 }
 
 std::optional<Error> Membership::judge(Time now) {
-  const auto slept = now - std::exchange(last_look_, now);
-  if (slept > timeout_ / 2) {
-    for (Worker& worker : workers_) {
-      worker.last_heard = std::min(now, worker.last_heard + slept);
-      worker.owes_since = std::min(now, worker.owes_since + slept);
-    }
+  for (Worker& worker : workers_) {
+    worker.last_heard = excuse_own_pause(worker.last_heard, last_look_, now, timeout_);
+    worker.owes_since = excuse_own_pause(worker.owes_since, last_look_, now, timeout_);
   }
+  last_look_ = now;
   for (int i = 0; i < size(); ++i) {
     const Worker& worker = at(i);
     if (!worker.present) continue;

@@ -9,6 +9,7 @@
 
 #include "lockstep/base/check.h"
 #include "lockstep/net/handshake.h"
+#include "lockstep/net/own_pause.h"
 #include "lockstep/net/text.h"
 #include "lockstep/server/membership.h"
 
@@ -203,9 +204,8 @@ void WorkerClient::wait(const std::string& what, Clock::time_point since) {
 
 void WorkerClient::check_limits(const std::string& what, Clock::time_point since,
                                 Clock::time_point now) {
-  // While nobody listened, or this process stood still, silence proves nothing.
-  const auto slept = now - std::exchange(last_look_, now);
-  if (slept > timeout_ / 2) last_heard_ = std::min(now, last_heard_ + slept);
+  last_heard_ = excuse_own_pause(last_heard_, last_look_, now, timeout_);  // or nobody listened
+  last_look_ = now;
   // Without heartbeats a coordinator that waits for other workers is silent.
   const bool patient = !ours_ && !channel_.awaits_more() && worker_id_ >= 0;
   const auto silence = patient ? timeout_ * kOverdueFactor : timeout_;

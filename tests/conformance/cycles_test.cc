@@ -38,14 +38,17 @@ struct Possessions {
   }
 };
 
-// A thread that was joined may still be listed for a moment.
+// A thread that was joined may still be listed for a moment, and nothing tells when it no longer
+// is.
 Possessions settled() {
-  for (Possessions before;;) {
+  Possessions now;
+  for (int i = 0; i < 250; ++i) {
+    const Possessions before = now;
     std::this_thread::sleep_for(20ms);
-    const Possessions now;
-    if (now.threads == before.threads) return now;
-    before = now;
+    now = Possessions();
+    if (now.threads == before.threads) break;
   }
+  return now;
 }
 
 class Cycles : public testing::TestWithParam<Place> {

@@ -173,11 +173,15 @@ def all_stop_together():
         workers = [star.worker("--elements", 100) for _ in range(2)]
         star.wait_line(star.coordinator, "^step ")
         everybody = [star.coordinator, *workers]
-        for number, seconds in ((STOP, 2.5 * TIMEOUT), (signal.SIGCONT, TIMEOUT)):
-            for each in everybody:
-                each.signal(number)
-            time.sleep(seconds)
+        for each in everybody:
+            each.signal(STOP)
+        time.sleep(2.5 * TIMEOUT)  # this is the fault
+        before = len(star.coordinator.lines)
+        for each in everybody:
+            each.signal(signal.SIGCONT)
+        star.wait(lambda: len(star.coordinator.lines) > before, "sign of life")
         star.expect(not any(each.ended_at for each in everybody), "somebody gave up")
+        star.expect(star.coordinator.lines[-1].startswith("step "), "they do not go on")
         star.coordinator.signal(signal.SIGINT)
         star.expect_end([star.coordinator], 128 + signal.SIGINT)
 

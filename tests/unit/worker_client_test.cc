@@ -1,6 +1,8 @@
 #include "lockstep/server/worker_client.h"
 
 #include <gtest/gtest.h>
+#include <linux/sockios.h>
+#include <sys/ioctl.h>
 #include <sys/socket.h>
 
 #include <thread>
@@ -23,6 +25,12 @@ struct WithCoordinatorByHand {
     client.emplace(std::move(theirs), WorkerOptions{});
   }
   void send(std::span<const std::byte> bytes) const { coordinator.send_all(bytes, soon()); }
+  void wait_until_all_is_read() const {
+    const Deadline deadline = soon();
+    for (int unread = 1; unread > 0 && !deadline.expired(); std::this_thread::yield()) {
+      ASSERT_EQ(::ioctl(coordinator.fd(), SIOCOUTQ, &unread), 0);
+    }
+  }
   Error error_of_next(std::uint64_t step) {
     std::vector<float> data(kFew);
     return error_of([&] { client->receive_averaged(step, data); });
@@ -42,7 +50,7 @@ TEST(WorkerClient, AHaltThatComesInPiecesIsHeard) {
   const auto halt = std::span(world.halt);
   world.send(halt.first(kFrameStartBytes + 2));
   std::thread later([&] {
-    std::this_thread::sleep_for(50ms);
+    world.wait_until_all_is_read();
     world.send(halt.subspan(kFrameStartBytes + 2));
   });
   EXPECT_STREQ(world.error_of_next(0).what(), world.reason.what());

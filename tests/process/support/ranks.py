@@ -83,8 +83,11 @@ class Stopwatch:
         self._begin = time.monotonic()
         self._lost_before = pulse.lost
 
+    def lost(self):
+        return pulse.lost - self._lost_before
+
     def seconds(self):
-        return time.monotonic() - self._begin - (pulse.lost - self._lost_before)
+        return time.monotonic() - self._begin - self.lost()
 
 
 class Rank:
@@ -156,7 +159,7 @@ class Job:
         self.special = special or {}
         self.inside = inside or {}
         self.changed = threading.Condition()
-        self.lost_before = pulse.lost
+        self.watch = Stopwatch()
         self.listener = None
         if master is None:
             # Ours at once, but nobody is served before rank 0 is started.
@@ -244,7 +247,7 @@ class Job:
                 self.expect(rank.error["error_code"] in code, f"rank {r}: {rank.error['error_code']}, not {code}")
             late = max(late, rank.ended_at - since)
         # Promises are made for a machine that lets its processes run.
-        lost = pulse.lost - self.lost_before
+        lost = self.watch.lost()
         self.expect(late <= limit + lost,
                     f"the last rank took {late:.2f} s, {limit:.2f} s are allowed ({lost:.2f} s were lost to others)")
         return late

@@ -7,7 +7,7 @@ import sys
 import threading
 import time
 
-from ranks import PATIENCE, SANITIZED, SLACK, Failure, die_with_parent, pulse
+from ranks import PATIENCE, SANITIZED, SLACK, Failure, Stopwatch, die_with_parent
 
 LOCKSTEP = os.environ["LOCKSTEP_BIN"]
 PUPPET = os.path.join(os.path.dirname(__file__), "puppet_worker.py")
@@ -68,7 +68,7 @@ class Star:
     def __init__(self, workers, *arguments, timeout=10, environment=None):
         self.changed = threading.Condition()
         self.processes = []
-        self.lost_before = pulse.lost
+        self.watch = Stopwatch()
         self.timeout = timeout
         command = [LOCKSTEP, "coordinator", "--bind", "127.0.0.1:0", "--workers", workers, "--timeout", timeout]
         self.coordinator = self.start("coordinator", [*command, *arguments], environment)
@@ -140,7 +140,7 @@ class Star:
         took = max(each.ended_at for each in processes) - since
         limit = self.timeout + SLACK if limit is None else limit
         # Promises are made for a machine that lets its processes run.
-        lost = pulse.lost - self.lost_before
+        lost = self.watch.lost()
         self.expect(took <= limit + lost,
                     f"the last one took {took:.2f} s, {limit:.2f} s are allowed ({lost:.2f} s were lost to others)")
         return took
