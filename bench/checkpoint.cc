@@ -14,9 +14,9 @@
 #include <vector>
 
 #include "lockstep/base/descriptor.h"
-#include "lockstep/data/atomic_file.h"
+#include "lockstep/files/atomic_file.h"
 #include "lockstep/model/layout.h"
-#include "lockstep/train/checkpoint_keeper.h"
+#include "lockstep/train/checkpoint/checkpoint_keeper.h"
 
 namespace {
 

@@ -1,8 +1,6 @@
 // Milliseconds of every algorithm that cuBLASLt proposes for the products of a training step, one
 // line per product: what model/cuda/cuda_product_choices.cc is written from.
 // usage: cuda_products [MODEL BATCH]...
-#include "lockstep/model/cuda/cuda_products.h"
-
 #include <cublasLt.h>
 #include <fmt/format.h>
 
@@ -10,9 +8,10 @@
 #include <string>
 #include <vector>
 
-#include "lockstep/base/cuda_memory.h"
+#include "lockstep/base/cuda/memory.h"
 #include "lockstep/model/config.h"
-#include "lockstep/model/cuda/cuda_passes.h"
+#include "lockstep/model/cuda/passes.h"
+#include "lockstep/model/cuda/products.h"
 
 namespace {
 

@@ -12,10 +12,10 @@
 #include "cli/launch.h"
 #include "cli/world.h"
 #include "lockstep/base/error.h"
-#include "lockstep/comm/algorithm_table.h"
-#include "lockstep/comm/local_group.h"
-#include "lockstep/comm/mpi.h"
-#include "lockstep/comm/plan_engine.h"
+#include "lockstep/comm/collectives/algorithm_table.h"
+#include "lockstep/comm/collectives/plan_engine.h"
+#include "lockstep/comm/mpi/mpi.h"
+#include "lockstep/comm/transport/local_group.h"
 
 namespace lockstep::cli {
 namespace {

@@ -8,7 +8,7 @@
 #include "cli/star.h"
 #include "cli/stop_signals.h"
 #include "lockstep/base/log.h"
-#include "lockstep/net/text.h"
+#include "lockstep/base/text.h"
 #include "lockstep/server/local_star.h"
 #include "lockstep/server/server_run.h"
 

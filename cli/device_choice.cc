@@ -7,7 +7,7 @@
 
 #include "lockstep/base/error.h"
 #include "lockstep/base/log.h"
-#include "lockstep/comm/device_exchange.h"
+#include "lockstep/comm/nccl/device_exchange.h"
 #include "lockstep/model/gpu_model.h"
 #include "lockstep/train/agreement.h"
 

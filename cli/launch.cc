@@ -25,9 +25,10 @@
 #include "lockstep/base/cores.h"
 #include "lockstep/base/deadline.h"
 #include "lockstep/base/descriptor.h"
+#include "lockstep/base/index.h"
 #include "lockstep/base/log.h"
-#include "lockstep/comm/mpi.h"
-#include "lockstep/net/socket.h"
+#include "lockstep/comm/mpi/mpi.h"
+#include "lockstep/net/socket/socket.h"
 
 extern char** environ;
 
@@ -261,7 +262,7 @@ class Launcher {
     }
   }
 
-  const Child& first_failed() const { return children_[static_cast<std::size_t>(*first_failed_)]; }
+  const Child& first_failed() const { return children_[index_of(*first_failed_)]; }
 
   static bool was_killed(const Child& child) { return WIFSIGNALED(child.status); }
 

@@ -6,7 +6,7 @@
 #include <cstdlib>
 
 #include "lockstep/base/error.h"
-#include "lockstep/net/roster.h"
+#include "lockstep/net/job/roster.h"
 
 namespace lockstep::cli {
 namespace {

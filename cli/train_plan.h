@@ -4,8 +4,8 @@
 
 #include "cli/train_options.h"
 #include "lockstep/data/samples.h"
-#include "lockstep/train/model_files.h"
-#include "lockstep/train/run_state.h"
+#include "lockstep/train/checkpoint/run_state.h"
+#include "lockstep/train/formats/model_files.h"
 #include "lockstep/train/trainer.h"
 
 namespace lockstep::cli {

@@ -12,13 +12,13 @@
 #include "lockstep/base/cores.h"
 #include "lockstep/base/error.h"
 #include "lockstep/base/log.h"
-#include "lockstep/data/atomic_file.h"
-#include "lockstep/data/folder_lock.h"
+#include "lockstep/files/atomic_file.h"
+#include "lockstep/files/folder_lock.h"
 #include "lockstep/model/gpu_model.h"
 #include "lockstep/model/weights_hash.h"
-#include "lockstep/net/host.h"
+#include "lockstep/net/socket/host.h"
 #include "lockstep/report/metrics.h"
-#include "lockstep/train/state_exchange.h"
+#include "lockstep/train/checkpoint/state_exchange.h"
 
 namespace lockstep::cli {
 namespace {

@@ -3,8 +3,8 @@
 #include <filesystem>
 
 #include "cli/commands.h"
-#include "lockstep/data/mapped_file.h"
-#include "lockstep/train/checkpoint.h"
+#include "lockstep/files/mapped_file.h"
+#include "lockstep/train/checkpoint/checkpoint.h"
 
 namespace lockstep::cli {
 namespace {

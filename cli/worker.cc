@@ -7,8 +7,8 @@
 #include "cli/star.h"
 #include "cli/stop_signals.h"
 #include "lockstep/base/log.h"
-#include "lockstep/net/host.h"
-#include "lockstep/net/text.h"
+#include "lockstep/base/text.h"
+#include "lockstep/net/socket/host.h"
 #include "lockstep/server/worker_client.h"
 
 namespace lockstep::cli {

@@ -7,9 +7,9 @@
 #include <utility>
 
 #include "lockstep/base/error.h"
-#include "lockstep/comm/mesh.h"
-#include "lockstep/comm/mpi.h"
-#include "lockstep/comm/plan_engine.h"
+#include "lockstep/comm/collectives/plan_engine.h"
+#include "lockstep/comm/mpi/mpi.h"
+#include "lockstep/comm/transport/mesh.h"
 
 namespace lockstep::cli {
 namespace {

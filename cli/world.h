@@ -6,7 +6,7 @@
 
 #include "cli/rank_environment.h"
 #include "lockstep/comm/communicator.h"
-#include "lockstep/net/job.h"
+#include "lockstep/net/job/job.h"
 
 namespace lockstep::cli {
 

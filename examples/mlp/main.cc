@@ -3,10 +3,10 @@
 //
 //   RANK=0 WORLD_SIZE=2 MASTER_ADDR=127.0.0.1 MASTER_PORT=29500 ./mlp &
 //   RANK=1 WORLD_SIZE=2 MASTER_ADDR=127.0.0.1 MASTER_PORT=29500 ./mlp
-#include <lockstep/base/blake3.h>
+#include <lockstep/base/hash/blake3.h>
 #include <lockstep/base/random.h>
-#include <lockstep/comm/mesh.h>
-#include <lockstep/comm/plan_engine.h>
+#include <lockstep/comm/collectives/plan_engine.h>
+#include <lockstep/comm/transport/mesh.h>
 #include <lockstep/train/gradient_tree.h>
 #include <lockstep/train/reducer.h>
 

@@ -5,6 +5,8 @@
 #include <algorithm>
 #include <functional>
 
+#include "lockstep/base/index.h"
+
 namespace lockstep {
 namespace {
 
@@ -117,7 +119,7 @@ std::vector<Piece> pieces_of(const std::vector<std::size_t>& counts, std::size_t
     if (counts.empty()) {
       pieces.push_back(chunk_of(total, world_size, r));
     } else {
-      pieces.push_back({begin, counts[static_cast<std::size_t>(r)]});
+      pieces.push_back({begin, counts[index_of(r)]});
       begin += pieces.back().count;
     }
   }

@@ -7,7 +7,7 @@
 
 #include "lockstep/base/canonical_tree.h"
 #include "lockstep/base/deadline.h"
-#include "lockstep/comm/plan.h"
+#include "lockstep/comm/collectives/plan.h"
 #include "lockstep/comm/types.h"
 #include "lockstep/wire/mesh_frame.h"
 

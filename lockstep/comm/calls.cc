@@ -6,7 +6,7 @@
 #include <numeric>
 
 #include "lockstep/base/error.h"
-#include "lockstep/comm/kernels.h"
+#include "lockstep/comm/kernels/kernels.h"
 
 namespace lockstep {
 namespace calls {
@@ -50,8 +50,7 @@ Call broadcast(BufferView data, int root, const CallOptions& options) {
   return call;
 }
 
-Call reduce(ConstBufferView in, BufferView out, ReduceOp op, int root,
-            const CallOptions& options) {
+Call reduce(ConstBufferView in, BufferView out, ReduceOp op, int root, const CallOptions& options) {
   Call call = make(Collective::kReduce, in, out, options);
   call.op = op;
   call.root = root;
@@ -146,8 +145,9 @@ void check_owners(const Call& call, int rank, int world_size) {
   }
   const std::size_t nodes = owned_nodes(call.owners, rank).size();
   if (call.partials.size() != nodes) {
-    refuse(call, ErrorCode::kInvalidArgument,
-           fmt::format("{} partials, but rank {} owns {} nodes", call.partials.size(), rank, nodes));
+    refuse(
+        call, ErrorCode::kInvalidArgument,
+        fmt::format("{} partials, but rank {} owns {} nodes", call.partials.size(), rank, nodes));
   }
   for (const ConstBufferView& partial : call.partials) {
     check_size(call, "a partial", partial.count(), call.total);
@@ -181,9 +181,9 @@ void complete_call(Call& call, int rank, int world_size) {
     case Collective::kReduceScatter:
       call.total = call.in.count();
       if (!call.counts.empty()) check_size(call, "the input", call.total, sum(call.counts));
-      check_size(call, "the output", call.out.count(),
-                 call.counts.empty() ? chunk_of(call.total, world_size, rank).count
-                                     : call.counts[me]);
+      check_size(
+          call, "the output", call.out.count(),
+          call.counts.empty() ? chunk_of(call.total, world_size, rank).count : call.counts[me]);
       break;
     case Collective::kAllGather:
     case Collective::kGather:

@@ -6,7 +6,7 @@
 
 #include "lockstep/comm/buffer.h"
 #include "lockstep/comm/call.h"
-#include "lockstep/net/supervisor.h"
+#include "lockstep/net/job/supervisor.h"
 
 namespace lockstep {
 

@@ -7,7 +7,7 @@
 
 #include "lockstep/base/deadline.h"
 #include "lockstep/comm/call.h"
-#include "lockstep/net/supervisor.h"
+#include "lockstep/net/job/supervisor.h"
 
 namespace lockstep {
 
@@ -15,9 +15,9 @@ namespace lockstep {
 struct WorkState {
   std::mutex mutex;
   std::condition_variable ended;
-  bool done = false;                // guarded by mutex
-  Outcome outcome;                  // guarded by mutex
-  std::optional<Error> error;       // guarded by mutex
+  bool done = false;           // guarded by mutex
+  Outcome outcome;             // guarded by mutex
+  std::optional<Error> error;  // guarded by mutex
 };
 
 // Handle of a collective under way. Move-only. Letting it go does not stop the collective, and its

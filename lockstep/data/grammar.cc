@@ -11,6 +11,7 @@
 #include <utility>
 
 #include "lockstep/base/check.h"
+#include "lockstep/base/index.h"
 #include "lockstep/base/random.h"
 
 namespace lockstep {
@@ -166,8 +167,8 @@ class Parser {
       symbol.field = from.field;
       const GrammarTable& by = table_of(from.variable);
       for (const auto& row : by.rows) {
-        fields_from = grammar_.table_named(row[static_cast<std::size_t>(from.field)]);
-        if (fields_from < 0) fail(row[static_cast<std::size_t>(from.field)], "no such table");
+        fields_from = grammar_.table_named(row[index_of(from.field)]);
+        if (fields_from < 0) fail(row[index_of(from.field)], "no such table");
       }
     }
     if (fields_from < 0) fail(name, "no such table");
@@ -207,8 +208,7 @@ class Parser {
   }
 
   const GrammarTable& table_of(int variable) const {
-    return grammar_.tables[static_cast<std::size_t>(
-        grammar_.variable_tables[static_cast<std::size_t>(variable)])];
+    return grammar_.tables[static_cast<std::size_t>(grammar_.variable_tables[index_of(variable)])];
   }
 
   std::string_view text_;
@@ -259,7 +259,7 @@ class Generator {
   }
 
   void write_rule(int index) {
-    const GrammarRule& rule = grammar_.rules[static_cast<std::size_t>(index)];
+    const GrammarRule& rule = grammar_.rules[index_of(index)];
     std::uint32_t ticket = choose(rule.total_weight);
     for (const GrammarAlternative& alternative : rule.alternatives) {
       if (ticket < alternative.weight) {
@@ -276,9 +276,9 @@ class Generator {
         symbol.table >= 0
             ? symbol.table
             : grammar_.table_named(field_of(grammar_, values_, symbol.named_by, symbol.field));
-    const auto& rows = grammar_.tables[static_cast<std::size_t>(table)].rows;
+    const auto& rows = grammar_.tables[index_of(table)].rows;
     const std::uint32_t row = choose(static_cast<std::uint32_t>(rows.size()));
-    values_[static_cast<std::size_t>(symbol.variable)] = {table, static_cast<int>(row)};
+    values_[index_of(symbol.variable)] = {table, static_cast<int>(row)};
     result_.bits += std::log2(static_cast<double>(rows.size()));
     result_.text += rows[row][0];
   }
@@ -307,10 +307,9 @@ Grammar parse_grammar(std::string_view text) { return Parser(text).parse(); }
 
 const std::string& field_of(const Grammar& grammar, const GrammarValues& values, int variable,
                             int field) {
-  const GrammarValue value = values[static_cast<std::size_t>(variable)];
+  const GrammarValue value = values[index_of(variable)];
   LOCKSTEP_CHECK(value.table >= 0);
-  return grammar.tables[static_cast<std::size_t>(value.table)]
-      .rows[static_cast<std::size_t>(value.row)][static_cast<std::size_t>(field)];
+  return grammar.tables[index_of(value.table)].rows[index_of(value.row)][index_of(field)];
 }
 
 GrammarText generate_text(const Grammar& grammar, std::uint64_t seed, std::uint64_t index) {

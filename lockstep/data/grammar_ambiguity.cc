@@ -4,6 +4,7 @@
 #include <cctype>
 #include <set>
 
+#include "lockstep/base/index.h"
 #include "lockstep/data/grammar.h"
 
 namespace lockstep {
@@ -95,7 +96,7 @@ class Checker {
 
   Beginnings rule(int index) const {
     Beginnings all;
-    for (const auto& alternative : grammar_.rules[static_cast<std::size_t>(index)].alternatives) {
+    for (const auto& alternative : grammar_.rules[index_of(index)].alternatives) {
       all.merge(beginnings(alternative.symbols));
     }
     return all;
@@ -110,7 +111,7 @@ class Checker {
     for (const GrammarTable& table : grammar_.tables) {
       if (table.fields != form) continue;
       for (const auto& row : table.rows) {
-        std::string text = row[static_cast<std::size_t>(symbol.field)];
+        std::string text = row[index_of(symbol.field)];
         if (symbol.capital) {
           text[0] = static_cast<char>(std::toupper(static_cast<unsigned char>(text[0])));
         }

@@ -1,5 +1,6 @@
 #include <cmath>
 
+#include "lockstep/base/index.h"
 #include "lockstep/data/grammar.h"
 
 namespace lockstep {
@@ -18,7 +19,7 @@ class Means {
       : grammar_(grammar), values_(grammar.variables.size()), choices_(grammar.variables.size()) {
     for (const Symbol& symbol : grammar.story) {
       if (symbol.kind == Kind::kChoice) {
-        choices_[static_cast<std::size_t>(symbol.variable)] = &symbol;
+        choices_[index_of(symbol.variable)] = &symbol;
       }
     }
   }
@@ -47,8 +48,7 @@ class Means {
         for (const GrammarTable& table : grammar_.tables) {
           if (table.fields != fields_of(symbol.variable)) continue;
           for (const auto& row : table.rows) {
-            depend_on_rule(grammar_.rule_named(row[static_cast<std::size_t>(symbol.field)]),
-                           needed);
+            depend_on_rule(grammar_.rule_named(row[index_of(symbol.field)]), needed);
           }
         }
         return;
@@ -59,21 +59,19 @@ class Means {
   }
 
   void depend_on_rule(int rule, Variables& needed) const {
-    for (const auto& alternative : grammar_.rules[static_cast<std::size_t>(rule)].alternatives) {
+    for (const auto& alternative : grammar_.rules[index_of(rule)].alternatives) {
       for (const Symbol& symbol : alternative.symbols) depend(symbol, needed);
     }
   }
 
   void need(int variable, Variables& needed) const {
-    needed[static_cast<std::size_t>(variable)] = true;
-    const int parent = choices_[static_cast<std::size_t>(variable)]->named_by;
+    needed[index_of(variable)] = true;
+    const int parent = choices_[index_of(variable)]->named_by;
     if (parent >= 0) need(parent, needed);
   }
 
   const std::vector<std::string>& fields_of(int variable) const {
-    return grammar_
-        .tables[static_cast<std::size_t>(
-            grammar_.variable_tables[static_cast<std::size_t>(variable)])]
+    return grammar_.tables[static_cast<std::size_t>(grammar_.variable_tables[index_of(variable)])]
         .fields;
   }
 
@@ -88,8 +86,7 @@ class Means {
     while (variable < needed.size() && !needed[variable]) ++variable;
     if (variable == needed.size()) return mean_of(symbol);
     const int table = table_of(*choices_[variable]);
-    const auto rows =
-        static_cast<int>(grammar_.tables[static_cast<std::size_t>(table)].rows.size());
+    const auto rows = static_cast<int>(grammar_.tables[index_of(table)].rows.size());
     GrammarMeans sum;
     for (int row = 0; row < rows; ++row) {
       values_[variable] = {table, row};
@@ -112,7 +109,7 @@ class Means {
             grammar_.rule_named(field_of(grammar_, values_, symbol.variable, symbol.field)));
       case Kind::kChoice: break;
     }
-    const auto& rows = grammar_.tables[static_cast<std::size_t>(table_of(symbol))].rows;
+    const auto& rows = grammar_.tables[index_of(table_of(symbol))].rows;
     double bytes = 0;
     for (const auto& row : rows) bytes += static_cast<double>(row[0].size());
     const auto count = static_cast<double>(rows.size());
@@ -120,7 +117,7 @@ class Means {
   }
 
   GrammarMeans mean_of_rule(int index) const {
-    const GrammarRule& rule = grammar_.rules[static_cast<std::size_t>(index)];
+    const GrammarRule& rule = grammar_.rules[index_of(index)];
     GrammarMeans sum;
     for (const GrammarAlternative& alternative : rule.alternatives) {
       const double share = static_cast<double>(alternative.weight) / rule.total_weight;

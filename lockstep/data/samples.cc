@@ -4,6 +4,7 @@
 #include <utility>
 
 #include "lockstep/base/check.h"
+#include "lockstep/base/index.h"
 
 namespace lockstep {
 
@@ -22,8 +23,8 @@ void Samples::read(std::uint64_t sample, std::span<std::int32_t> tokens,
   LOCKSTEP_CHECK(sample < count_ && tokens.size() == length && targets.size() == length);
   const std::uint64_t id = first_ + sample;
   const auto shard = std::ranges::upper_bound(ends_, id) - ends_.begin();
-  const std::uint64_t before = shard == 0 ? 0 : ends_[static_cast<std::size_t>(shard - 1)];
-  const TokenShard& from = shards_[static_cast<std::size_t>(shard)];
+  const std::uint64_t before = shard == 0 ? 0 : ends_[index_of(shard - 1)];
+  const TokenShard& from = shards_[index_of(shard)];
   const std::uint64_t begin = (id - before) * length;
   from.copy(begin, vocab_, tokens);
   from.copy(begin + 1, vocab_, targets);

@@ -4,7 +4,7 @@
 #include <span>
 #include <vector>
 
-#include "lockstep/base/blake3.h"
+#include "lockstep/base/hash/blake3.h"
 #include "lockstep/data/token_shard.h"
 
 namespace lockstep {

@@ -6,7 +6,7 @@
 #include <filesystem>
 
 #include "lockstep/base/error.h"
-#include "lockstep/data/atomic_file.h"
+#include "lockstep/files/atomic_file.h"
 
 namespace lockstep {
 namespace {

@@ -7,10 +7,10 @@
 #include <filesystem>
 
 #include "lockstep/base/error.h"
-#include "lockstep/data/mapped_file.h"
 #include "lockstep/data/shard_builder.h"
 #include "lockstep/data/stories.h"
 #include "lockstep/data/text.h"
+#include "lockstep/files/mapped_file.h"
 
 namespace lockstep {
 namespace {

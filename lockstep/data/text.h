@@ -5,7 +5,7 @@
 #include <string>
 #include <string_view>
 
-#include "lockstep/data/mapped_file.h"
+#include "lockstep/files/mapped_file.h"
 
 namespace lockstep {
 

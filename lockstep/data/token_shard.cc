@@ -8,8 +8,8 @@
 #include <utility>
 
 #include "lockstep/base/check.h"
-#include "lockstep/base/crc32c.h"
-#include "lockstep/data/mapped_file.h"
+#include "lockstep/base/hash/crc32c.h"
+#include "lockstep/files/mapped_file.h"
 #include "lockstep/wire/bytes.h"
 
 namespace lockstep {

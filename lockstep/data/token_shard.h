@@ -9,8 +9,8 @@
 #include <variant>
 #include <vector>
 
-#include "lockstep/base/blake3.h"
-#include "lockstep/data/atomic_file.h"
+#include "lockstep/base/hash/blake3.h"
+#include "lockstep/files/atomic_file.h"
 
 namespace lockstep {
 

@@ -6,6 +6,7 @@
 
 #include "lockstep/base/check.h"
 #include "lockstep/base/error.h"
+#include "lockstep/base/index.h"
 #include "lockstep/model/cpu/weights.h"
 
 namespace lockstep {
@@ -90,7 +91,7 @@ void Decoder::read(std::span<const std::int32_t> tokens) {
   const float* added = nullptr;  // to the stream by the sublayer before
   for (int i = 0; i < layout_.config().layers; ++i) {
     const auto block = weights.block(i);
-    float* cache = caches_[static_cast<std::size_t>(i)].data();
+    float* cache = caches_[index_of(i)].data();
     norm(added, block.input_norm);
     layers_.linear({count, hidden_, qkv_width}, normed_.data(), block.qkv, qkv_.data());
     for (std::size_t t = 0; t < count; ++t) {

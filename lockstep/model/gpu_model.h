@@ -9,8 +9,8 @@
 #include <string>
 #include <vector>
 
-#include "lockstep/base/blake3.h"
-#include "lockstep/base/device_stream.h"
+#include "lockstep/base/cuda/device_stream.h"
+#include "lockstep/base/hash/blake3.h"
 #include "lockstep/model/adamw.h"
 #include "lockstep/model/transformer.h"
 #include "lockstep/model/update.h"

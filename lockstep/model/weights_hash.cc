@@ -2,8 +2,8 @@
 
 #include <bit>
 
-#include "lockstep/base/blake3.h"
 #include "lockstep/base/check.h"
+#include "lockstep/base/hash/blake3.h"
 
 namespace lockstep {
 

@@ -4,7 +4,7 @@
 #include <string>
 #include <vector>
 
-#include "lockstep/base/blake3.h"
+#include "lockstep/base/hash/blake3.h"
 #include "lockstep/base/thread_pool.h"
 #include "lockstep/model/layout.h"
 

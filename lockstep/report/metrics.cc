@@ -9,7 +9,7 @@
 #include <utility>
 
 #include "lockstep/base/error.h"
-#include "lockstep/data/atomic_file.h"
+#include "lockstep/files/atomic_file.h"
 
 namespace lockstep {
 

@@ -5,7 +5,7 @@
 #include <numeric>
 
 #include "lockstep/base/check.h"
-#include "lockstep/comm/kernels.h"
+#include "lockstep/comm/kernels/kernels.h"
 
 namespace lockstep {
 namespace {

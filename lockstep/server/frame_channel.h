@@ -7,7 +7,7 @@
 #include <span>
 #include <vector>
 
-#include "lockstep/net/socket.h"
+#include "lockstep/net/socket/socket.h"
 #include "lockstep/wire/gradient_messages.h"
 
 namespace lockstep {

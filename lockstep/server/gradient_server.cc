@@ -9,8 +9,9 @@
 #include <utility>
 
 #include "lockstep/base/check.h"
+#include "lockstep/base/index.h"
 #include "lockstep/base/log.h"
-#include "lockstep/net/text.h"
+#include "lockstep/base/text.h"
 
 namespace lockstep {
 namespace {
@@ -259,8 +260,7 @@ void GradientServer::welcome(std::vector<Lobby::Candidate> candidates, Clock::ti
       notice_(fmt::format("{} joined: {} GPUs, backend {}{}", membership_.name(worker),
                           card.gpu_count, card.backend, card.ours ? "" : ", original protocol"));
     }
-    lines_[static_cast<std::size_t>(worker)].emplace(
-        Line{std::move(channel), candidate.ours, {}, {}, false});
+    lines_[index_of(worker)].emplace(Line{std::move(channel), candidate.ours, {}, {}, false});
   }
 }
 
@@ -305,7 +305,7 @@ void GradientServer::judge(Clock::time_point now) {
 }
 
 Error GradientServer::departure(int worker) const {
-  const FrameChannel& channel = lines_[static_cast<std::size_t>(worker)]->channel;
+  const FrameChannel& channel = lines_[index_of(worker)]->channel;
   const Error& end = *channel.ended();
   std::string text = end.code() == ErrorCode::kChannelClosed
                          ? fmt::format("{} closed its connection", membership_.name(worker))
@@ -317,7 +317,7 @@ Error GradientServer::departure(int worker) const {
 }
 
 void GradientServer::lose(int worker, const Error& error) {
-  auto& each = lines_[static_cast<std::size_t>(worker)];
+  auto& each = lines_[index_of(worker)];
   if (finished_ && !each->channel.wants_to_send()) {
     membership_.watch(worker, false, Clock::now());
     return each.reset();
@@ -340,19 +340,19 @@ void GradientServer::take_leave(Clock::duration patience) {
       try {
         while (channel.flush(kTurnBytes) > 0) {
         }
-        if (!channel.wants_to_send() && !told[static_cast<std::size_t>(worker)]) {
+        if (!channel.wants_to_send() && !told[index_of(worker)]) {
           ::shutdown(channel.socket().fd(), SHUT_WR);
-          told[static_cast<std::size_t>(worker)] = true;
+          told[index_of(worker)] = true;
         }
         do {
           channel.consume(channel.raw().size());
         } while (channel.fill(kTurnBytes) > 0);
       } catch (const Error&) {
-        lines_[static_cast<std::size_t>(worker)].reset();
+        lines_[index_of(worker)].reset();
         return;
       }
       if (channel.ended()) {
-        lines_[static_cast<std::size_t>(worker)].reset();
+        lines_[index_of(worker)].reset();
         return;
       }
       const short events = channel.wants_to_send() ? POLLIN | POLLOUT : POLLIN;

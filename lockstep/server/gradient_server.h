@@ -9,6 +9,7 @@
 #include <vector>
 
 #include "lockstep/base/deadline.h"
+#include "lockstep/base/index.h"
 #include "lockstep/server/frame_channel.h"
 #include "lockstep/server/lane_step.h"
 #include "lockstep/server/lobby.h"
@@ -115,11 +116,11 @@ class GradientServer {
   void take_leave(Clock::duration patience);
   bool anyone_sending() const;
   std::vector<std::string> names() const;
-  Line& line(int worker) { return *lines_[static_cast<std::size_t>(worker)]; }
+  Line& line(int worker) { return *lines_[index_of(worker)]; }
   template <typename Body>
   void for_each_line(Body&& body) {
     for (int worker = 0; worker < membership_.size(); ++worker) {
-      if (lines_[static_cast<std::size_t>(worker)]) body(worker, line(worker));
+      if (lines_[index_of(worker)]) body(worker, line(worker));
     }
   }
 

@@ -7,8 +7,9 @@
 #include <utility>
 
 #include "lockstep/base/check.h"
-#include "lockstep/comm/kernels.h"
-#include "lockstep/net/text.h"
+#include "lockstep/base/index.h"
+#include "lockstep/base/text.h"
+#include "lockstep/comm/kernels/kernels.h"
 
 namespace lockstep {
 namespace {
@@ -24,7 +25,7 @@ LaneStep::LaneStep(std::uint64_t step, std::vector<std::string> names)
     : step_(step), names_(std::move(names)), brought_(names_.size()), waiting_at_(names_.size()) {}
 
 void LaneStep::fail(ErrorCode code, int worker, const std::string& what) const {
-  throw Error(code, fmt::format("{} {}", names_[static_cast<std::size_t>(worker)], what), worker);
+  throw Error(code, fmt::format("{} {}", names_[index_of(worker)], what), worker);
 }
 
 bool LaneStep::offer(int worker, const GradientHead& head) {
@@ -39,14 +40,14 @@ bool LaneStep::offer(int worker, const GradientHead& head) {
   }
   if (!open_) open_.emplace(Open{head, worker, LaneTree(head.lanes)});
   const GradientHead& first = open_->head;
-  const std::string& opener = names_[static_cast<std::size_t>(open_->opener)];
+  const std::string& opener = names_[index_of(open_->opener)];
   if (head.lanes != first.lanes) {
     fail(ErrorCode::kSizeMismatch, worker,
          fmt::format("counts {} lanes at step {}, but {} counts {}", head.lanes, step_, opener,
                      first.lanes));
   }
   if (head.offset != first.offset) {
-    waiting_at_[static_cast<std::size_t>(worker)] = head.offset;
+    waiting_at_[index_of(worker)] = head.offset;
     return false;
   }
   if (head.count != first.count || head.tail_count != first.tail_count) {
@@ -56,7 +57,7 @@ bool LaneStep::offer(int worker, const GradientHead& head) {
                      head.count, head.tail_count, head.offset, step_, opener, first.count,
                      first.tail_count));
   }
-  waiting_at_[static_cast<std::size_t>(worker)].reset();
+  waiting_at_[index_of(worker)].reset();
   begun_ = true;
   return true;
 }
@@ -89,7 +90,7 @@ void LaneStep::add(int worker, const GradientHead& head, LaneValue value) {
       fail(ErrorCode::kSizeMismatch, worker,
            fmt::format("sent {}, of which some have come already", node_name(head)));
   }
-  brought_[static_cast<std::size_t>(worker)] = true;
+  brought_[index_of(worker)] = true;
 }
 
 void LaneStep::check_stuck() const {

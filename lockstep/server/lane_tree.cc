@@ -3,7 +3,7 @@
 #include <utility>
 
 #include "lockstep/base/check.h"
-#include "lockstep/comm/kernels.h"
+#include "lockstep/comm/kernels/kernels.h"
 
 namespace lockstep {
 namespace {

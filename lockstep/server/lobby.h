@@ -9,7 +9,7 @@
 #include <vector>
 
 #include "lockstep/base/deadline.h"
-#include "lockstep/net/handshake.h"
+#include "lockstep/net/job/handshake.h"
 #include "lockstep/server/frame_channel.h"
 
 namespace lockstep {

@@ -4,7 +4,7 @@
 
 #include <utility>
 
-#include "lockstep/net/unix_socket.h"
+#include "lockstep/net/socket/unix_socket.h"
 
 namespace lockstep {
 

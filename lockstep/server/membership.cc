@@ -5,8 +5,8 @@
 #include <algorithm>
 
 #include "lockstep/base/check.h"
-#include "lockstep/net/own_pause.h"
-#include "lockstep/net/text.h"
+#include "lockstep/base/text.h"
+#include "lockstep/net/job/own_pause.h"
 
 namespace lockstep {
 namespace {

@@ -7,6 +7,7 @@
 
 #include "lockstep/base/deadline.h"
 #include "lockstep/base/error.h"
+#include "lockstep/base/index.h"
 
 namespace lockstep {
 
@@ -80,8 +81,8 @@ class Membership {
     Time owes_since{};
   };
 
-  Worker& at(int worker) { return workers_[static_cast<std::size_t>(worker)]; }
-  const Worker& at(int worker) const { return workers_[static_cast<std::size_t>(worker)]; }
+  Worker& at(int worker) { return workers_[index_of(worker)]; }
+  const Worker& at(int worker) const { return workers_[index_of(worker)]; }
   Error missing() const;
 
   const Clock::duration timeout_;

@@ -8,6 +8,7 @@
 #include <numeric>
 
 #include "lockstep/base/check.h"
+#include "lockstep/base/index.h"
 
 namespace lockstep {
 namespace {
@@ -63,8 +64,7 @@ AverageRound::AverageRound(const RoundKey& key, Average average, std::vector<std
 }
 
 void AverageRound::fail(ErrorCode code, int worker, const std::string& what) const {
-  throw Error(code, fmt::format("{} {}", workers_[static_cast<std::size_t>(worker)].name, what),
-              worker);
+  throw Error(code, fmt::format("{} {}", workers_[index_of(worker)].name, what), worker);
 }
 
 void AverageRound::check_tag(int worker, WireTag tag) const {
@@ -95,7 +95,7 @@ void AverageRound::begin(int worker, const GradientHead& head) {
   } else {
     compare_with_first(worker, head);
   }
-  workers_[static_cast<std::size_t>(worker)].begun = true;
+  workers_[index_of(worker)].begun = true;
 }
 
 void AverageRound::check_block(int worker, const GradientHead& head) {
@@ -120,7 +120,7 @@ void AverageRound::check_block(int worker, const GradientHead& head) {
 }
 
 void AverageRound::compare_with_first(int worker, const GradientHead& head) {
-  const std::string& other = workers_[static_cast<std::size_t>(first_)].name;
+  const std::string& other = workers_[index_of(first_)].name;
   if (head.count != first_head_.count) {
     fail(ErrorCode::kSizeMismatch, worker,
          fmt::format("sent {} elements for {}, but {} sent {}", head.count, describe(key_), other,
@@ -139,7 +139,7 @@ void AverageRound::compare_with_first(int worker, const GradientHead& head) {
 }
 
 void AverageRound::set_totals(int worker, float loss, std::uint64_t correct, std::uint64_t total) {
-  Worker& each = workers_[static_cast<std::size_t>(worker)];
+  Worker& each = workers_[index_of(worker)];
   LOCKSTEP_CHECK(each.begun && !each.totals);
   if (!std::isfinite(loss)) {
     fail(ErrorCode::kNonFinite, worker,
@@ -155,7 +155,7 @@ void AverageRound::set_totals(int worker, float loss, std::uint64_t correct, std
 
 bool AverageRound::waits_for_totals(int worker) const {
   return key_.kind == RoundKind::kVector && average_ == Average::kWeighted &&
-         !workers_[static_cast<std::size_t>(worker)].totals;
+         !workers_[index_of(worker)].totals;
 }
 
 bool AverageRound::ready() const {
@@ -202,7 +202,7 @@ std::string AverageRound::element_name(std::uint64_t index) const {
 }
 
 void AverageRound::end(int worker, const GradientFoot& foot) {
-  Worker& each = workers_[static_cast<std::size_t>(worker)];
+  Worker& each = workers_[index_of(worker)];
   LOCKSTEP_CHECK(each.begun && !each.ended && done_ == *count_);
   if (key_.kind == RoundKind::kVector) {
     if (!each.totals) {

@@ -9,6 +9,7 @@
 #include <vector>
 
 #include "lockstep/base/error.h"
+#include "lockstep/base/index.h"
 #include "lockstep/server/average.h"
 #include "lockstep/wire/gradient_messages.h"
 
@@ -72,8 +73,8 @@ class AverageRound {
   // Behind a worker's last element.
   void end(int worker, const GradientFoot& foot);
 
-  bool begun(int worker) const { return workers_[static_cast<std::size_t>(worker)].begun; }
-  bool ended(int worker) const { return workers_[static_cast<std::size_t>(worker)].ended; }
+  bool begun(int worker) const { return workers_[index_of(worker)].begun; }
+  bool ended(int worker) const { return workers_[index_of(worker)].ended; }
   bool complete() const;
   // Everything but elements and time.
   RoundResult result() const;

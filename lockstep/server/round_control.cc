@@ -1,7 +1,7 @@
 #include "lockstep/server/round_control.h"
 
-#include "lockstep/base/blake3.h"
 #include "lockstep/base/check.h"
+#include "lockstep/base/hash/blake3.h"
 
 namespace lockstep {
 namespace {

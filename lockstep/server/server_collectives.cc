@@ -4,7 +4,8 @@
 #include <algorithm>
 #include <cstring>
 
-#include "lockstep/comm/kernels.h"
+#include "lockstep/base/index.h"
+#include "lockstep/comm/kernels/kernels.h"
 #include "lockstep/server/server_engine.h"
 
 namespace lockstep {
@@ -19,7 +20,7 @@ bool adds(ReduceOp op) { return op == ReduceOp::kSum || op == ReduceOp::kMean; }
 
 bool everybody_owns_a_lane(const LeafOwners& owners, int world_size) {
   std::vector<bool> owns(static_cast<std::size_t>(world_size));
-  for (const int owner : owners) owns[static_cast<std::size_t>(owner)] = true;
+  for (const int owner : owners) owns[index_of(owner)] = true;
   return std::ranges::find(owns, false) == owns.end();
 }
 
@@ -28,9 +29,8 @@ bool everybody_owns_a_lane(const LeafOwners& owners, int world_size) {
 void ServerEngine::reduce_nodes(const Running& running) {
   const Call& call = running.call;
   const bool scatters = call.collective == Collective::kReduceScatterNodes;
-  const Piece piece =
-      scatters ? pieces_of(call.counts, call.total, world_size())[static_cast<std::size_t>(rank_)]
-               : Piece{0, call.total};
+  const Piece piece = scatters ? pieces_of(call.counts, call.total, world_size())[index_of(rank_)]
+                               : Piece{0, call.total};
   const bool fast =
       adds(call.op) && (running.type() == DataType::kF32 || running.type() == DataType::kF64);
   if (!fast) {
@@ -126,9 +126,8 @@ void ServerEngine::reduce_ranks(const Running& running) {
   const std::byte* const row = call.in.data();
   const bool scatters = call.collective == Collective::kReduceScatter;
   const bool wanted = call.collective != Collective::kReduce || rank_ == call.root;
-  const Piece piece =
-      scatters ? pieces_of(call.counts, call.total, world_size())[static_cast<std::size_t>(rank_)]
-               : Piece{0, call.total};
+  const Piece piece = scatters ? pieces_of(call.counts, call.total, world_size())[index_of(rank_)]
+                               : Piece{0, call.total};
   reduce_rows(running, TreeInputs::ranks(world_size()), {&row, 1}, piece,
               wanted ? call.out.data() : nullptr);
 }
@@ -139,7 +138,7 @@ void ServerEngine::gather(const Running& running) {
   const bool wanted = call.collective == Collective::kAllGather || rank_ == call.root;
   const std::vector<Piece> pieces = pieces_of(call.counts, call.total, world_size());
   for (int from = 0; from < world_size(); ++from) {
-    const Piece piece = pieces[static_cast<std::size_t>(from)];
+    const Piece piece = pieces[index_of(from)];
     const std::size_t bytes = piece.count * running.element();
     std::byte* place = wanted ? call.out.slice(piece.begin, piece.count).data() : nullptr;
     if (from == rank_) {
@@ -155,7 +154,7 @@ void ServerEngine::scatter(const Running& running) {
   agree(running);
   const std::vector<Piece> pieces = pieces_of(call.counts, call.total, world_size());
   for (int to = 0; to < world_size(); ++to) {
-    const Piece piece = pieces[static_cast<std::size_t>(to)];
+    const Piece piece = pieces[index_of(to)];
     const std::size_t bytes = piece.count * running.element();
     std::byte* place = to == rank_ ? call.out.data() : nullptr;
     if (rank_ == call.root) {

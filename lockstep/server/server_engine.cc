@@ -7,8 +7,9 @@
 #include <cstring>
 
 #include "lockstep/base/check.h"
-#include "lockstep/comm/kernels.h"
-#include "lockstep/net/job_health.h"
+#include "lockstep/base/index.h"
+#include "lockstep/comm/kernels/kernels.h"
+#include "lockstep/net/job/job_health.h"
 #include "lockstep/server/membership.h"
 
 namespace lockstep {
@@ -123,7 +124,7 @@ void ServerEngine::introduce(const StarOptions& options) {
     rank_of_worker_.push_back(static_cast<int>(i));
     names_.push_back(fmt::format("worker {}", i));
   }
-  supervisor_.set_name(names_[static_cast<std::size_t>(worker)], worker);
+  supervisor_.set_name(names_[index_of(worker)], worker);
   Introduction own{options.rank, {}};
   std::string name = options.worker.node_id;
   if (const auto address = client_->own_address()) name += ", " + to_string(*address);
@@ -146,7 +147,7 @@ void ServerEngine::introduce(const StarOptions& options) {
     names_[static_cast<std::size_t>(rank_of_worker_[i])] =
         fmt::format("rank {} ({})", rank_of_worker_[i], texts[i]);
   }
-  rank_ = rank_of_worker_[static_cast<std::size_t>(worker)];
+  rank_ = rank_of_worker_[index_of(worker)];
   supervisor_.set_name(name_of(rank_), rank_);
 }
 
@@ -207,8 +208,7 @@ void ServerEngine::guarded(const MeshFrame& stamp, Deadline deadline, Body&& bod
 // The server counts workers as they joined, and knows sizes but not what was called.
 Error ServerEngine::in_ranks(const Error& error, const MeshFrame& stamp) const {
   const int worker = error.rank();
-  const int rank =
-      worker >= 0 && worker < world_size() ? rank_of_worker_[static_cast<std::size_t>(worker)] : -1;
+  const int rank = worker >= 0 && worker < world_size() ? rank_of_worker_[index_of(worker)] : -1;
   std::string text(error.message());
   if (error.code() == ErrorCode::kSizeMismatch || error.code() == ErrorCode::kTimeout) {
     text += fmt::format("; {} is in collective {}: {}", name_of(rank_), stamp.sequence,

@@ -5,9 +5,10 @@
 #include <string>
 #include <vector>
 
+#include "lockstep/base/index.h"
+#include "lockstep/comm/collectives/node_exchange.h"
 #include "lockstep/comm/communicator.h"
 #include "lockstep/comm/engine.h"
-#include "lockstep/comm/node_exchange.h"
 #include "lockstep/server/round_control.h"
 #include "lockstep/server/worker_client.h"
 
@@ -63,7 +64,7 @@ class ServerEngine final : public Engine {
 
   int rank() const override { return rank_; }
   int world_size() const override { return client_->total_workers(); }
-  std::string name_of(int rank) const override { return names_[static_cast<std::size_t>(rank)]; }
+  std::string name_of(int rank) const override { return names_[index_of(rank)]; }
   Supervisor& supervisor() override { return supervisor_; }
   Algorithm choose(const Call& call) const override;
   Outcome run(const Call& call, const MeshFrame& stamp, Deadline deadline) override;

@@ -4,6 +4,7 @@
 #include <algorithm>
 #include <utility>
 
+#include "lockstep/base/index.h"
 #include "lockstep/server/gradient_server.h"
 
 namespace lockstep {
@@ -136,7 +137,7 @@ bool GradientServer::advance_round() {
   std::size_t count = SIZE_MAX;
   for_each_line([&](int worker, Line& each) {
     count = std::min(count, each.channel.elements_here());
-    inputs_[static_cast<std::size_t>(worker)] = each.channel.elements();
+    inputs_[index_of(worker)] = each.channel.elements();
   });
   if (count == 0) return false;
   round_->advance(inputs_, count);

@@ -8,6 +8,7 @@
 #include <thread>
 #include <vector>
 
+#include "lockstep/base/index.h"
 #include "lockstep/server/local_star.h"
 
 namespace lockstep {
@@ -33,7 +34,7 @@ class ServerRun {
   // Where workers find it.
   const SocketAddress& address() const { return address_; }
   // To be taken once for every worker.
-  Socket end(int worker) { return std::move(ends_[static_cast<std::size_t>(worker)]); }
+  Socket end(int worker) { return std::move(ends_[index_of(worker)]); }
 
   // Waits for its end until the deadline, then stops it. Returns what went wrong; that it had to be
   // stopped is no error.

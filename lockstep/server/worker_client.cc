@@ -8,9 +8,9 @@
 #include <utility>
 
 #include "lockstep/base/check.h"
-#include "lockstep/net/handshake.h"
-#include "lockstep/net/own_pause.h"
-#include "lockstep/net/text.h"
+#include "lockstep/base/text.h"
+#include "lockstep/net/job/handshake.h"
+#include "lockstep/net/job/own_pause.h"
 #include "lockstep/server/membership.h"
 
 namespace lockstep {

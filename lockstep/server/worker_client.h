@@ -11,7 +11,7 @@
 
 #include "lockstep/base/canonical_tree.h"
 #include "lockstep/base/deadline.h"
-#include "lockstep/net/address.h"
+#include "lockstep/net/socket/address.h"
 #include "lockstep/server/frame_channel.h"
 #include "lockstep/server/settings.h"
 

@@ -5,7 +5,7 @@
 #include <string_view>
 #include <vector>
 
-#include "lockstep/base/blake3.h"
+#include "lockstep/base/hash/blake3.h"
 #include "lockstep/comm/communicator.h"
 #include "lockstep/model/layout.h"
 

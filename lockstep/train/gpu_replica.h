@@ -3,7 +3,7 @@
 #include <functional>
 #include <memory>
 
-#include "lockstep/comm/device_exchange.h"
+#include "lockstep/comm/nccl/device_exchange.h"
 #include "lockstep/model/gpu_model.h"
 #include "lockstep/train/replica.h"
 

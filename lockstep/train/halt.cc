@@ -6,8 +6,8 @@
 #include <charconv>
 #include <nlohmann/json.hpp>
 
-#include "lockstep/comm/kernels.h"
-#include "lockstep/net/text.h"
+#include "lockstep/base/text.h"
+#include "lockstep/comm/kernels/kernels.h"
 
 namespace lockstep {
 namespace {

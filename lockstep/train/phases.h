@@ -7,6 +7,8 @@
 #include <span>
 #include <string_view>
 
+#include "lockstep/base/index.h"
+
 namespace lockstep {
 
 // Where the time of a step goes.
@@ -25,8 +27,8 @@ std::string_view to_string(Phase phase);
 // Seconds, by phase.
 class PhaseTimes {
  public:
-  double& operator[](Phase phase) { return seconds_[static_cast<std::size_t>(phase)]; }
-  double operator[](Phase phase) const { return seconds_[static_cast<std::size_t>(phase)]; }
+  double& operator[](Phase phase) { return seconds_[index_of(phase)]; }
+  double operator[](Phase phase) const { return seconds_[index_of(phase)]; }
   std::span<double, kPhases> all() { return seconds_; }
   std::span<const double, kPhases> all() const { return seconds_; }
   // What a rank does by itself.

@@ -5,7 +5,7 @@
 #include "lockstep/base/canonical_tree.h"
 #include "lockstep/base/check.h"
 #include "lockstep/comm/calls.h"
-#include "lockstep/comm/kernels.h"
+#include "lockstep/comm/kernels/kernels.h"
 #include "lockstep/model/norm.h"
 #include "lockstep/train/bf16_wire.h"
 

@@ -6,7 +6,7 @@
 #include <span>
 #include <vector>
 
-#include "lockstep/base/blake3.h"
+#include "lockstep/base/hash/blake3.h"
 #include "lockstep/comm/communicator.h"
 #include "lockstep/model/adamw.h"
 #include "lockstep/model/transformer.h"

@@ -5,6 +5,7 @@
 #include <numeric>
 
 #include "lockstep/base/check.h"
+#include "lockstep/base/index.h"
 #include "lockstep/base/random.h"
 
 namespace lockstep {
@@ -25,8 +26,8 @@ std::int32_t sample_token(std::span<const float> logits, const SamplerOptions& o
   std::vector<std::int32_t> order(logits.size());
   std::iota(order.begin(), order.end(), 0);
   const auto likelier = [&](std::int32_t a, std::int32_t b) {
-    const float x = logits[static_cast<std::size_t>(a)];
-    const float y = logits[static_cast<std::size_t>(b)];
+    const float x = logits[index_of(a)];
+    const float y = logits[index_of(b)];
     return x > y || (x == y && a < b);
   };
   if (options.temperature == 0) return *std::ranges::min_element(order, likelier);

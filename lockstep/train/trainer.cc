@@ -10,10 +10,11 @@
 
 #include "lockstep/base/check.h"
 #include "lockstep/base/error.h"
+#include "lockstep/base/index.h"
 #include "lockstep/model/init.h"
 #include "lockstep/model/norm.h"
 #include "lockstep/model/weights_hash.h"
-#include "lockstep/net/host.h"
+#include "lockstep/net/socket/host.h"
 
 namespace lockstep {
 namespace {
@@ -197,7 +198,7 @@ void Trainer::read_tail(std::span<const double> tail, StepReport& report) {
     report.save = report.save || told[kSave] > 0;
     PhaseTimes times;
     std::ranges::copy(told.subspan(kFirstPhase), times.all().begin());
-    compute_seconds_[static_cast<std::size_t>(rank)] += times.compute();
+    compute_seconds_[index_of(rank)] += times.compute();
     report.phases.push_back(times);
   }
   if ((step_ + 1) % kStragglerWindow != 0) return;

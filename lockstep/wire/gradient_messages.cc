@@ -8,8 +8,8 @@
 #include <utility>
 
 #include "lockstep/base/check.h"
+#include "lockstep/base/utf8.h"
 #include "lockstep/wire/bytes.h"
-#include "lockstep/wire/utf8.h"
 
 namespace lockstep {
 namespace {

@@ -1,6 +1,6 @@
 #include "lockstep/wire/mesh_frame.h"
 
-#include "lockstep/base/crc32c.h"
+#include "lockstep/base/hash/crc32c.h"
 #include "lockstep/wire/bytes.h"
 
 namespace lockstep {

@@ -2,8 +2,8 @@
 
 #include <utility>
 
+#include "lockstep/base/utf8.h"
 #include "lockstep/wire/bytes.h"
-#include "lockstep/wire/utf8.h"
 
 namespace lockstep {
 

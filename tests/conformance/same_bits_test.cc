@@ -4,9 +4,9 @@
 
 #include <map>
 
-#include "lockstep/base/blake3.h"
+#include "lockstep/base/hash/blake3.h"
 #include "lockstep/base/random.h"
-#include "lockstep/comm/algorithm_table.h"
+#include "lockstep/comm/collectives/algorithm_table.h"
 #include "tests/support/places.h"
 
 namespace lockstep::test {

@@ -1,8 +1,9 @@
+#include "lockstep/comm/nccl/combine.h"
+
 #include <gtest/gtest.h>
 
 #include "exchange_cases.h"
 #include "gpu_cases.h"
-#include "lockstep/comm/cuda_combine.h"
 
 namespace lockstep {
 namespace {

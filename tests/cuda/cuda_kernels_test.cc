@@ -1,5 +1,3 @@
-#include "lockstep/model/cuda/cuda_kernels.h"
-
 #include <gtest/gtest.h>
 
 #include <algorithm>
@@ -8,9 +6,10 @@
 
 #include "gpu_cases.h"
 #include "lockstep/base/canonical_tree.h"
-#include "lockstep/base/cuda_memory.h"
+#include "lockstep/base/cuda/memory.h"
 #include "lockstep/base/thread_pool.h"
 #include "lockstep/model/cpu/layers.h"
+#include "lockstep/model/cuda/kernels.h"
 #include "lockstep/model/norm.h"
 #include "lockstep/model/token_index.h"
 

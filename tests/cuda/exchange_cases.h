@@ -8,9 +8,9 @@
 #include <vector>
 
 #include "lockstep/base/canonical_tree.h"
-#include "lockstep/base/cuda_memory.h"
+#include "lockstep/base/cuda/memory.h"
 #include "lockstep/base/random.h"
-#include "lockstep/comm/kernels.h"
+#include "lockstep/comm/kernels/kernels.h"
 
 namespace lockstep {
 

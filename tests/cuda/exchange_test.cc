@@ -8,7 +8,7 @@
 #include "exchange_cases.h"
 #include "gpu_cases.h"
 #include "local_device_links.h"
-#include "lockstep/comm/cuda_exchange.h"
+#include "lockstep/comm/nccl/cuda_exchange.h"
 #include "tests/support/ranks.h"
 
 namespace lockstep {

@@ -9,11 +9,11 @@
 #include <utility>
 #include <vector>
 
-#include "lockstep/base/cuda_memory.h"
+#include "lockstep/base/cuda/memory.h"
 #include "lockstep/base/deadline.h"
 #include "lockstep/base/error.h"
-#include "lockstep/comm/cuda_combine.h"
-#include "lockstep/comm/cuda_links.h"
+#include "lockstep/comm/nccl/combine.h"
+#include "lockstep/comm/nccl/device_links.h"
 
 namespace lockstep {
 

@@ -6,9 +6,9 @@
 
 #include "exchange_cases.h"
 #include "gpu_cases.h"
-#include "lockstep/comm/local_group.h"
-#include "lockstep/comm/nccl_links.h"
-#include "lockstep/comm/plan_engine.h"
+#include "lockstep/comm/collectives/plan_engine.h"
+#include "lockstep/comm/nccl/nccl_links.h"
+#include "lockstep/comm/transport/local_group.h"
 #include "tests/support/ranks.h"
 
 // NCCL takes one rank per GPU, so on one GPU it can be shown with one: what goes through it, and

@@ -4,8 +4,8 @@
 #include <variant>
 
 #include "lockstep/base/error.h"
-#include "lockstep/train/checkpoint_files.h"
-#include "lockstep/train/config_json.h"
+#include "lockstep/train/checkpoint/checkpoint_files.h"
+#include "lockstep/train/formats/config_json.h"
 
 // The first byte chooses the reader. Whatever a reader takes, it writes and reads again as the
 // same; whatever it does not take is told with an Error at most.

@@ -4,7 +4,7 @@
 #include <cstdlib>
 
 #include "lockstep/base/error.h"
-#include "lockstep/net/handshake.h"
+#include "lockstep/net/job/handshake.h"
 
 using namespace lockstep;
 

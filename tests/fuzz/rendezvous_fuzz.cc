@@ -3,11 +3,11 @@
 #include <cstdint>
 #include <cstdlib>
 
-#include "lockstep/net/control_messages.h"
-#include "lockstep/net/gathering.h"
-#include "lockstep/net/job_health.h"
-#include "lockstep/net/join_messages.h"
-#include "lockstep/net/message.h"
+#include "lockstep/net/job/gathering.h"
+#include "lockstep/net/job/job_health.h"
+#include "lockstep/wire/control_messages.h"
+#include "lockstep/wire/join_messages.h"
+#include "lockstep/wire/message.h"
 #include "lockstep/wire/wire_error.h"
 
 using namespace lockstep;

@@ -2,7 +2,7 @@
 #include <span>
 #include <variant>
 
-#include "lockstep/train/safetensors.h"
+#include "lockstep/train/formats/safetensors.h"
 
 // Whatever is taken for a safetensors file has every tensor inside it, end to end.
 extern "C" int LLVMFuzzerTestOneInput(const std::uint8_t* data, std::size_t size) {

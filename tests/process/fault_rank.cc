@@ -17,10 +17,10 @@
 
 #include "cli/rank_environment.h"
 #include "cli/world.h"
-#include "lockstep/base/blake3.h"
+#include "lockstep/base/hash/blake3.h"
 #include "lockstep/base/random.h"
-#include "lockstep/comm/mesh.h"
-#include "lockstep/comm/plan_engine.h"
+#include "lockstep/comm/collectives/plan_engine.h"
+#include "lockstep/comm/transport/mesh.h"
 #include "tests/support/collective_case.h"
 #include "tests/support/fault_transport.h"
 

@@ -5,7 +5,7 @@
 #include <random>
 #include <set>
 
-#include "lockstep/comm/algorithm_table.h"
+#include "lockstep/comm/collectives/algorithm_table.h"
 
 namespace lockstep::test {
 namespace {

@@ -8,7 +8,7 @@
 #include <numeric>
 #include <stdexcept>
 
-#include "lockstep/base/blake3.h"
+#include "lockstep/base/hash/blake3.h"
 #include "lockstep/comm/calls.h"
 #include "tests/support/guarded_memory.h"
 #include "tests/support/kernel_reference.h"

@@ -6,8 +6,8 @@
 #include <string>
 #include <vector>
 
-#include "lockstep/comm/shared_space.h"
-#include "lockstep/comm/transport.h"
+#include "lockstep/comm/transport/shared_space.h"
+#include "lockstep/comm/transport/transport.h"
 
 namespace lockstep::test {
 

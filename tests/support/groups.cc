@@ -7,7 +7,7 @@
 #include <map>
 #include <stdexcept>
 
-#include "lockstep/comm/plan_engine.h"
+#include "lockstep/comm/collectives/plan_engine.h"
 #include "tests/support/job_groups.h"
 
 namespace lockstep::test {

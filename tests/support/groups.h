@@ -12,8 +12,8 @@
 #include <vector>
 
 #include "lockstep/comm/communicator.h"
-#include "lockstep/comm/local_group.h"
-#include "lockstep/comm/transport.h"
+#include "lockstep/comm/transport/local_group.h"
+#include "lockstep/comm/transport/transport.h"
 
 namespace lockstep::test {
 

@@ -1,7 +1,7 @@
 #include "tests/support/job_groups.h"
 
-#include "lockstep/comm/mesh.h"
-#include "lockstep/net/job.h"
+#include "lockstep/comm/transport/mesh.h"
+#include "lockstep/net/job/job.h"
 #include "tests/support/groups.h"
 
 namespace lockstep::test {

@@ -3,8 +3,8 @@
 #include <memory>
 #include <optional>
 
-#include "lockstep/comm/transport.h"
-#include "lockstep/net/socket.h"
+#include "lockstep/comm/transport/transport.h"
+#include "lockstep/net/socket/socket.h"
 
 namespace lockstep::test {
 

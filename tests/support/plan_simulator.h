@@ -10,7 +10,7 @@
 #include <utility>
 #include <vector>
 
-#include "lockstep/comm/plan.h"
+#include "lockstep/comm/collectives/plan.h"
 
 namespace lockstep {
 

@@ -5,7 +5,7 @@
 #include <utility>
 #include <vector>
 
-#include "lockstep/comm/device_exchange.h"
+#include "lockstep/comm/nccl/device_exchange.h"
 #include "lockstep/model/gpu_model.h"
 #include "lockstep/model/norm.h"
 #include "lockstep/model/weights_hash.h"

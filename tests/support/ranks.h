@@ -10,9 +10,9 @@
 #include <thread>
 #include <vector>
 
-#include "lockstep/net/job.h"
-#include "lockstep/net/rendezvous.h"
-#include "lockstep/net/supervisor.h"
+#include "lockstep/net/job/job.h"
+#include "lockstep/net/job/rendezvous.h"
+#include "lockstep/net/job/supervisor.h"
 
 namespace lockstep::testing {
 

@@ -9,7 +9,7 @@
 #include <vector>
 
 #include "lockstep/base/random.h"
-#include "lockstep/net/handshake.h"
+#include "lockstep/net/job/handshake.h"
 #include "lockstep/server/gradient_server.h"
 #include "lockstep/server/worker_client.h"
 #include "lockstep/wire/bytes.h"

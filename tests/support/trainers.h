@@ -3,8 +3,8 @@
 #include <memory>
 #include <vector>
 
-#include "lockstep/comm/local_group.h"
-#include "lockstep/comm/plan_engine.h"
+#include "lockstep/comm/collectives/plan_engine.h"
+#include "lockstep/comm/transport/local_group.h"
 #include "lockstep/train/gpu_replica.h"
 #include "lockstep/train/trainer.h"
 

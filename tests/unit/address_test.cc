@@ -1,4 +1,4 @@
-#include "lockstep/net/address.h"
+#include "lockstep/net/socket/address.h"
 
 #include <gtest/gtest.h>
 

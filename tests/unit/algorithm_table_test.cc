@@ -1,4 +1,4 @@
-#include "lockstep/comm/algorithm_table.h"
+#include "lockstep/comm/collectives/algorithm_table.h"
 
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>

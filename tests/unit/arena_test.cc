@@ -1,4 +1,4 @@
-#include "lockstep/comm/arena.h"
+#include "lockstep/comm/transport/arena.h"
 
 #include <gtest/gtest.h>
 #include <sys/mman.h>

@@ -1,4 +1,4 @@
-#include "lockstep/base/blake3.h"
+#include "lockstep/base/hash/blake3.h"
 
 #include <gtest/gtest.h>
 #include <unistd.h>
@@ -13,7 +13,7 @@
 #include <string_view>
 #include <vector>
 
-#include "lockstep/base/blake3_kernel.h"
+#include "lockstep/base/hash/blake3_kernel.h"
 #include "lockstep/base/random.h"
 #include "tests/unit/blake3_vectors.h"
 

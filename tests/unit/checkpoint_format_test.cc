@@ -1,11 +1,11 @@
-#include "lockstep/train/checkpoint_format.h"
+#include "lockstep/train/checkpoint/checkpoint_format.h"
 
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
-#include "lockstep/base/blake3.h"
+#include "lockstep/base/hash/blake3.h"
 #include "lockstep/model/weights_hash.h"
-#include "lockstep/train/run_state.h"
+#include "lockstep/train/checkpoint/run_state.h"
 
 namespace lockstep {
 namespace {

@@ -1,4 +1,4 @@
-#include "lockstep/train/checkpoint_phases.h"
+#include "lockstep/train/checkpoint/checkpoint_phases.h"
 
 #include <gtest/gtest.h>
 

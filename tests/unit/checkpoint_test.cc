@@ -1,4 +1,4 @@
-#include "lockstep/train/checkpoint.h"
+#include "lockstep/train/checkpoint/checkpoint.h"
 
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
@@ -6,10 +6,10 @@
 #include <filesystem>
 #include <fstream>
 
-#include "lockstep/base/blake3.h"
 #include "lockstep/base/error.h"
+#include "lockstep/base/hash/blake3.h"
 #include "lockstep/model/weights_hash.h"
-#include "lockstep/train/model_files.h"
+#include "lockstep/train/formats/model_files.h"
 #include "tests/support/temporary_folder.h"
 #include "tests/support/training_states.h"
 

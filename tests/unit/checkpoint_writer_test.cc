@@ -1,4 +1,4 @@
-#include "lockstep/train/checkpoint_writer.h"
+#include "lockstep/train/checkpoint/checkpoint_writer.h"
 
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
@@ -7,7 +7,7 @@
 #include <latch>
 
 #include "lockstep/base/error.h"
-#include "lockstep/train/checkpoint_keeper.h"
+#include "lockstep/train/checkpoint/checkpoint_keeper.h"
 #include "tests/support/temporary_folder.h"
 #include "tests/support/training_states.h"
 

@@ -1,12 +1,12 @@
-#include "lockstep/net/control_plane.h"
+#include "lockstep/net/job/control_plane.h"
 
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
-#include "lockstep/net/control_messages.h"
-#include "lockstep/net/job.h"
-#include "lockstep/net/member.h"
-#include "lockstep/net/unix_socket.h"
+#include "lockstep/net/job/job.h"
+#include "lockstep/net/job/member.h"
+#include "lockstep/net/socket/unix_socket.h"
+#include "lockstep/wire/control_messages.h"
 #include "lockstep/wire/wire_error.h"
 #include "tests/support/ranks.h"
 

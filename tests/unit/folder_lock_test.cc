@@ -1,4 +1,4 @@
-#include "lockstep/data/folder_lock.h"
+#include "lockstep/files/folder_lock.h"
 
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>

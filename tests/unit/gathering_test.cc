@@ -1,4 +1,4 @@
-#include "lockstep/net/gathering.h"
+#include "lockstep/net/job/gathering.h"
 
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>

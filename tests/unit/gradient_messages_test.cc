@@ -6,7 +6,7 @@
 #include <fstream>
 #include <nlohmann/json.hpp>
 
-#include "lockstep/net/handshake.h"
+#include "lockstep/net/job/handshake.h"
 #include "lockstep/wire/bytes.h"
 #include "tests/support/gradient_frames.h"
 

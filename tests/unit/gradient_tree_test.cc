@@ -9,7 +9,7 @@
 #include <cstring>
 
 #include "lockstep/base/random.h"
-#include "lockstep/comm/kernels.h"
+#include "lockstep/comm/kernels/kernels.h"
 
 namespace lockstep {
 namespace {

@@ -1,10 +1,10 @@
-#include "lockstep/net/handshake.h"
+#include "lockstep/net/job/handshake.h"
 
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
-#include "lockstep/wire/wire_error.h"
 #include "lockstep/wire/bytes.h"
+#include "lockstep/wire/wire_error.h"
 #include "tests/support/ranks.h"
 
 namespace lockstep {

@@ -1,9 +1,9 @@
-#include "lockstep/net/interface.h"
+#include "lockstep/net/socket/interface.h"
 
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
-#include "lockstep/net/host.h"
+#include "lockstep/net/socket/host.h"
 #include "tests/support/ranks.h"
 
 namespace lockstep {

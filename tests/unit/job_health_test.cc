@@ -1,4 +1,4 @@
-#include "lockstep/net/job_health.h"
+#include "lockstep/net/job/job_health.h"
 
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>

@@ -1,4 +1,4 @@
-#include "lockstep/comm/kernels.h"
+#include "lockstep/comm/kernels/kernels.h"
 
 #include <fmt/format.h>
 #include <gtest/gtest.h>
@@ -11,7 +11,7 @@
 #include <vector>
 
 #include "lockstep/base/canonical_tree.h"
-#include "lockstep/comm/kernels_table.h"
+#include "lockstep/comm/kernels/table.h"
 #include "tests/support/kernel_reference.h"
 #include "tests/support/printing.h"
 

@@ -2,7 +2,7 @@
 
 #include <array>
 
-#include "lockstep/comm/transport.h"
+#include "lockstep/comm/transport/transport.h"
 
 namespace lockstep {
 namespace {

@@ -2,7 +2,7 @@
 
 #include <gtest/gtest.h>
 
-#include "lockstep/base/crc32c.h"
+#include "lockstep/base/hash/crc32c.h"
 #include "lockstep/wire/bytes.h"
 
 namespace lockstep {

@@ -1,4 +1,4 @@
-#include "lockstep/comm/mesh_transport.h"
+#include "lockstep/comm/transport/mesh_transport.h"
 
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>

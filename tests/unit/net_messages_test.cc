@@ -1,11 +1,11 @@
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
-#include "lockstep/net/control_messages.h"
-#include "lockstep/net/join_messages.h"
-#include "lockstep/net/message.h"
-#include "lockstep/wire/wire_error.h"
 #include "lockstep/wire/bytes.h"
+#include "lockstep/wire/control_messages.h"
+#include "lockstep/wire/join_messages.h"
+#include "lockstep/wire/message.h"
+#include "lockstep/wire/wire_error.h"
 #include "tests/support/ranks.h"
 
 namespace lockstep {

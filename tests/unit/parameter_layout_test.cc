@@ -3,8 +3,8 @@
 
 #include <algorithm>
 
-#include "lockstep/base/blake3.h"
 #include "lockstep/base/error.h"
+#include "lockstep/base/hash/blake3.h"
 #include "lockstep/model/layout.h"
 #include "lockstep/model/weights_hash.h"
 

@@ -1,4 +1,4 @@
-#include "lockstep/comm/plan.h"
+#include "lockstep/comm/collectives/plan.h"
 
 #include <fmt/format.h>
 #include <gtest/gtest.h>

@@ -2,8 +2,8 @@
 
 #include <gtest/gtest.h>
 
-#include "lockstep/comm/local_group.h"
-#include "lockstep/comm/plan_engine.h"
+#include "lockstep/comm/collectives/plan_engine.h"
+#include "lockstep/comm/transport/local_group.h"
 #include "lockstep/model/norm.h"
 #include "tests/support/ranks.h"
 

@@ -1,12 +1,12 @@
-#include "lockstep/net/rendezvous.h"
+#include "lockstep/net/job/rendezvous.h"
 
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
 #include <latch>
 
-#include "lockstep/net/job.h"
-#include "lockstep/net/unix_socket.h"
+#include "lockstep/net/job/job.h"
+#include "lockstep/net/socket/unix_socket.h"
 #include "lockstep/wire/bytes.h"
 #include "tests/support/ranks.h"
 

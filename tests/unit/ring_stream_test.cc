@@ -1,4 +1,4 @@
-#include "lockstep/comm/ring_stream.h"
+#include "lockstep/comm/transport/ring_stream.h"
 
 #include <gtest/gtest.h>
 

@@ -1,4 +1,4 @@
-#include "lockstep/train/safetensors.h"
+#include "lockstep/train/formats/safetensors.h"
 
 #include <fmt/format.h>
 #include <gmock/gmock.h>
@@ -12,10 +12,10 @@
 
 #include "lockstep/base/error.h"
 #include "lockstep/base/thread_pool.h"
-#include "lockstep/data/mapped_file.h"
+#include "lockstep/files/mapped_file.h"
 #include "lockstep/model/init.h"
 #include "lockstep/model/weights_hash.h"
-#include "lockstep/train/model_files.h"
+#include "lockstep/train/formats/model_files.h"
 #include "lockstep/wire/bytes.h"
 #include "tests/support/temporary_folder.h"
 

@@ -1,4 +1,4 @@
-#include "lockstep/net/socket.h"
+#include "lockstep/net/socket/socket.h"
 
 #include <fcntl.h>
 #include <gmock/gmock.h>

@@ -1,4 +1,4 @@
-#include "lockstep/train/state_exchange.h"
+#include "lockstep/train/checkpoint/state_exchange.h"
 
 #include <fmt/format.h>
 #include <gmock/gmock.h>

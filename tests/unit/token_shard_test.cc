@@ -7,8 +7,8 @@
 #include <filesystem>
 #include <fstream>
 
-#include "lockstep/base/crc32c.h"
 #include "lockstep/base/error.h"
+#include "lockstep/base/hash/crc32c.h"
 #include "lockstep/wire/bytes.h"
 #include "tests/support/temporary_folder.h"
 

@@ -10,7 +10,7 @@
 
 #include "lockstep/base/error.h"
 #include "lockstep/base/random.h"
-#include "lockstep/comm/kernels.h"
+#include "lockstep/comm/kernels/kernels.h"
 #include "lockstep/model/weights_hash.h"
 #include "lockstep/train/defaults.h"
 #include "tests/support/trainers.h"

@@ -1,11 +1,11 @@
-#include "lockstep/net/unix_socket.h"
+#include "lockstep/net/socket/unix_socket.h"
 
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 #include <sys/mman.h>
 #include <unistd.h>
 
-#include "lockstep/net/handshake.h"
+#include "lockstep/net/job/handshake.h"
 #include "tests/support/ranks.h"
 
 namespace lockstep {

@@ -1,4 +1,4 @@
-#include "lockstep/wire/utf8.h"
+#include "lockstep/base/utf8.h"
 
 #include <gtest/gtest.h>
 

@@ -7,7 +7,7 @@
 
 #include <thread>
 
-#include "lockstep/net/unix_socket.h"
+#include "lockstep/net/socket/unix_socket.h"
 #include "tests/support/star.h"
 
 namespace lockstep {

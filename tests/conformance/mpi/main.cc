@@ -11,8 +11,8 @@
 #include <random>
 #include <string_view>
 
-#include "lockstep/comm/mpi.h"
-#include "lockstep/comm/plan_engine.h"
+#include "lockstep/comm/collectives/plan_engine.h"
+#include "lockstep/comm/mpi/mpi.h"
 #include "tests/support/case_lists.h"
 
 namespace lockstep::test {

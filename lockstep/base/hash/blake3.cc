@@ -1,0 +1,155 @@
+#include "lockstep/base/hash/blake3.h"
+
+#include <algorithm>
+#include <bit>
+#include <cstring>
+
+#include "lockstep/base/hash/blake3_kernel.h"
+
+namespace lockstep {
+namespace {
+
+static_assert(std::endian::native == std::endian::little, "words are copied as they lie in memory");
+
+constexpr std::array<std::uint32_t, 8> kIv = std::to_array(kBlake3Iv);
+constexpr std::size_t kBlocksPerChunk = 16;
+// A larger subtree takes more memory and saves no time.
+constexpr std::size_t kMostChunksAtOnce = 256;
+
+}  // namespace
+
+Blake3::Blake3() : Blake3(blake3_kernels().front()) {}
+
+Blake3::Blake3(const Blake3Kernel& kernel) : Blake3(kernel, kIv, 0) {}
+
+Blake3::Blake3(const Blake3Kernel& kernel, const ChainingValue& key, std::uint32_t flags)
+    : kernel_(&kernel), key_(key), flags_(flags) {}
+
+Blake3 Blake3::keyed(std::span<const std::byte, 32> key) {
+  return keyed(key, blake3_kernels().front());
+}
+
+Blake3 Blake3::keyed(std::span<const std::byte, 32> key, const Blake3Kernel& kernel) {
+  ChainingValue words;
+  std::memcpy(words.data(), key.data(), sizeof(words));
+  return Blake3(kernel, words, kBlake3Keyed);
+}
+
+void Blake3::update(std::span<const std::byte> bytes) {
+  while (!bytes.empty()) {
+    if (buffered_ == kChunkBytes) {
+      push(hash_buffer(0));
+      ++chunks_;
+      buffered_ = 0;
+    }
+    merge_complete_subtrees();
+    const std::size_t chunks = buffered_ == 0 ? subtree_chunks(bytes.size()) : 0;
+    std::size_t taken = chunks * kChunkBytes;
+    if (chunks > 1) {
+      hash_subtree(bytes.data(), chunks);
+    } else {
+      taken = std::min(kChunkBytes - buffered_, bytes.size());
+      std::memcpy(&buffer_[buffered_], bytes.data(), taken);
+      buffered_ += taken;
+    }
+    bytes = bytes.subspan(taken);
+  }
+}
+
+// Called when more input is certain, so that what is merged here is not the root. Complete subtrees
+// are as the ones in the binary number of chunks.
+void Blake3::merge_complete_subtrees() {
+  while (subtree_count_ > static_cast<std::size_t>(std::popcount(chunks_))) {
+    const auto& right = subtrees_[subtree_count_ - 1];
+    auto& left = subtrees_[subtree_count_ - 2];
+    left = hash_parent(left, right, 0);
+    --subtree_count_;
+  }
+}
+
+// How many chunks of the next `bytes` bytes make the largest complete subtree that starts here.
+std::size_t Blake3::subtree_chunks(std::size_t bytes) const {
+  std::size_t chunks = std::min(std::bit_floor(bytes / kChunkBytes), kMostChunksAtOnce);
+  while (chunks > 1 && chunks_ % chunks != 0) chunks /= 2;
+  return chunks;
+}
+
+// Leaves both halves on the stack: if the input ends here, their parent is the root.
+void Blake3::hash_subtree(const std::byte* bytes, std::size_t chunks) {
+  std::array<ChainingValue, kMostChunksAtOnce> first, second;
+  auto* values = &first;
+  auto* children = &second;
+  kernel_->hash_row({.input = bytes,
+                     .count = chunks,
+                     .blocks = kBlocksPerChunk,
+                     .key = key_.data(),
+                     .counter = chunks_,
+                     .flags = flags_,
+                     .output = values->front().data()});
+  for (std::size_t count = chunks / 2; count > 1; count /= 2) {
+    std::swap(values, children);
+    kernel_->hash_row({.input = reinterpret_cast<const std::byte*>(children->data()),
+                       .count = count,
+                       .blocks = 1,
+                       .key = key_.data(),
+                       .counter = 0,
+                       .flags = flags_ | kBlake3Parent,
+                       .output = values->front().data()});
+  }
+  push((*values)[0]);
+  push((*values)[1]);
+  chunks_ += chunks;
+}
+
+Blake3::ChainingValue Blake3::hash_buffer(std::uint32_t root) const {
+  ChainingValue value = key_;
+  std::uint32_t flags = flags_ | kBlake3ChunkStart;
+  std::size_t at = 0;
+  for (; buffered_ - at > kBlake3BlockBytes; at += kBlake3BlockBytes) {
+    blake3_compress(value.data(), &buffer_[at], chunks_, kBlake3BlockBytes, flags);
+    flags = flags_;
+  }
+  blake3_compress(value.data(), &buffer_[at], chunks_, static_cast<std::uint32_t>(buffered_ - at),
+                  flags | kBlake3ChunkEnd | root);
+  return value;
+}
+
+Blake3::ChainingValue Blake3::hash_parent(const ChainingValue& left, const ChainingValue& right,
+                                          std::uint32_t root) const {
+  const std::array<ChainingValue, 2> children{left, right};
+  ChainingValue value = key_;
+  blake3_compress(value.data(), reinterpret_cast<const std::byte*>(children.data()), 0,
+                  kBlake3BlockBytes, flags_ | kBlake3Parent | root);
+  return value;
+}
+
+Blake3Hash Blake3::finish() const {
+  if (chunks_ == 0) return std::bit_cast<Blake3Hash>(hash_buffer(kBlake3Root));
+  // An empty buffer follows a subtree, and that left two halves.
+  std::size_t left = subtree_count_;
+  ChainingValue value = buffered_ > 0 ? hash_buffer(0) : subtrees_[--left];
+  while (left > 0) {
+    --left;
+    value = hash_parent(subtrees_[left], value, left == 0 ? kBlake3Root : 0);
+  }
+  return std::bit_cast<Blake3Hash>(value);
+}
+
+Blake3Hash blake3(std::span<const std::byte> bytes) {
+  Blake3 hasher;
+  hasher.update(bytes);
+  return hasher.finish();
+}
+
+std::string to_hex(std::span<const std::byte> bytes) {
+  constexpr char kDigits[] = "0123456789abcdef";
+  std::string text;
+  text.reserve(2 * bytes.size());
+  for (const std::byte byte : bytes) {
+    text += kDigits[std::to_integer<unsigned>(byte >> 4)];
+    text += kDigits[std::to_integer<unsigned>(byte & std::byte{15})];
+  }
+  return text;
+}
+
+}  // namespace lockstep

@@ -1,0 +1,81 @@
+#include "lockstep/comm/collectives/algorithm_table.h"
+
+#include <fmt/format.h>
+
+#include <limits>
+
+#include "lockstep/base/error.h"
+#include "lockstep/comm/collectives/shared_collectives.h"
+
+namespace lockstep {
+namespace {
+
+constexpr std::size_t kAny = std::numeric_limits<std::size_t>::max();
+
+// All-reduce over messages: the first row that fits decides. Measured on loopback TCP; see
+// docs/decisions/algorithm_table.md.
+struct Row {
+  int most_ranks;
+  std::size_t most_bytes;
+  Algorithm algorithm;
+};
+constexpr Row kAllReduce[] = {
+    {2, 16 * 1024, Algorithm::kPair},
+    {8, 2 * 1024, Algorithm::kPair},
+    {std::numeric_limits<int>::max(), 2 * 1024, Algorithm::kTree},
+    {std::numeric_limits<int>::max(), kAny, Algorithm::kDirect},
+};
+constexpr std::size_t kSmallBroadcast = 32 * 1024;
+
+Algorithm from_table(const Call& call, int world_size) {
+  const std::size_t bytes = call.total * size_of(call.out.type());
+  switch (call.collective) {
+    case Collective::kAllReduce:
+      for (const Row& row : kAllReduce) {
+        if (world_size <= row.most_ranks && bytes <= row.most_bytes) return row.algorithm;
+      }
+      return Algorithm::kDirect;
+    case Collective::kBroadcast:
+    case Collective::kReduce:
+      return bytes <= kSmallBroadcast || world_size == 2 ? Algorithm::kTree : Algorithm::kDirect;
+    default: return Algorithm::kDirect;
+  }
+}
+
+}  // namespace
+
+bool offers(Collective collective, Algorithm algorithm, bool shared_memory) {
+  switch (algorithm) {
+    case Algorithm::kAuto: return true;
+    case Algorithm::kNative: return false;
+    case Algorithm::kShared: return shared_memory && SharedCollectives::supports(collective);
+    case Algorithm::kDirect: return true;
+    case Algorithm::kPair:
+    case Algorithm::kHalvingDoubling: return collective == Collective::kAllReduce;
+    case Algorithm::kRing:
+      return collective == Collective::kAllReduce || collective == Collective::kReduceScatter ||
+             collective == Collective::kAllGather;
+    case Algorithm::kTree:
+      return collective == Collective::kAllReduce || collective == Collective::kBroadcast ||
+             collective == Collective::kReduce;
+  }
+  return false;
+}
+
+Algorithm choose_algorithm(const Call& call, int world_size, bool shared_memory) {
+  const Algorithm asked = call.options.algorithm;
+  if (asked == Algorithm::kAuto) {
+    return shared_memory && SharedCollectives::supports(call, world_size)
+               ? Algorithm::kShared
+               : from_table(call, world_size);
+  }
+  if (!offers(call.collective, asked, shared_memory) ||
+      (asked == Algorithm::kShared && !SharedCollectives::supports(call, world_size))) {
+    throw Error(ErrorCode::kInvalidArgument,
+                fmt::format("{} does not offer the algorithm {} here", to_string(call.collective),
+                            to_string(asked)));
+  }
+  return asked;
+}
+
+}  // namespace lockstep

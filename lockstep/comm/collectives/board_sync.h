@@ -1,0 +1,57 @@
+#pragma once
+
+#include <atomic>
+#include <cstdint>
+
+#include "lockstep/base/deadline.h"
+#include "lockstep/base/index.h"
+#include "lockstep/comm/transport/shared_space.h"
+#include "lockstep/comm/transport/transport.h"
+
+namespace lockstep {
+
+// Signals between the ranks of a SharedSpace: who has entered which collective, who has done which
+// round. A waiting rank spins briefly, gives way, then sleeps on a futex; it leaves at the deadline
+// or when the job fails. One thread at a time.
+class BoardSync {
+ public:
+  BoardSync(Transport& transport, SharedSpace& space, bool oversubscribed);
+
+  // Enters the next collective; afterwards slot(rank) is the one to fill.
+  void begin(const MeshFrame& stamp, Deadline deadline);
+  Board& board(int rank) const { return *boards_[index_of(rank)]; }
+  Board::Slot& slot(int rank) const { return board(rank).slots[sequence_ & 1]; }
+  std::size_t parity() const { return sequence_ & 1; }
+
+  // Shows the own slot to all, then waits for everybody's, which must carry the same stamp.
+  void exchange_slots();
+
+  void signal(std::atomic<std::uint64_t> Board::*counter, std::uint64_t value);
+  // Waits until `counter` of every rank has reached `value`.
+  void await(std::atomic<std::uint64_t> Board::*counter, std::uint64_t value);
+
+ private:
+  template <typename Ready>
+  void wait_for(int peer, const Ready& ready);
+  template <typename Ready>
+  void wait_long(int peer, const Ready& ready);
+  void store(std::atomic<std::uint64_t>& word, std::uint64_t value);
+  void fail_mismatch(int peer);
+  void fail_timeout(int peer);
+
+  Transport& transport_;
+  SharedSpace& space_;
+  Board& own_;
+  FailureLatch& latch_;
+  const int rank_;
+  const int world_size_;
+  const bool oversubscribed_;
+  std::vector<Board*> boards_;  // of all ranks, once connected
+
+  std::uint64_t sequence_ = 0;
+  MeshFrame stamp_;
+  std::uint64_t digest_ = 0;
+  Deadline deadline_ = Deadline::after({});
+};
+
+}  // namespace lockstep

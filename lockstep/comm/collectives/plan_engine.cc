@@ -1,0 +1,268 @@
+#include "lockstep/comm/collectives/plan_engine.h"
+
+#include <fmt/format.h>
+
+#include <algorithm>
+
+#include "lockstep/base/check.h"
+#include "lockstep/base/index.h"
+#include "lockstep/comm/collectives/algorithm_table.h"
+#include "lockstep/comm/kernels/kernels.h"
+
+namespace lockstep {
+namespace {
+
+Outcome look_at(BufferView result, bool check_finite) {
+  if (!check_finite) return {};
+  const std::size_t found = find_non_finite(result.type(), result.data(), result.count());
+  if (found == result.count()) return {};
+  return {found};
+}
+
+}  // namespace
+
+struct PlanEngine::Running {
+  const Call& call;
+  const MeshFrame& stamp;
+  Deadline deadline;
+
+  Algorithm algorithm() const { return static_cast<Algorithm>(stamp.algorithm); }
+  DataType type() const { return call.out.type(); }
+};
+
+PlanEngine::PlanEngine(std::unique_ptr<Transport> transport, PlanOptions options)
+    : transport_(std::move(transport)),
+      options_(options),
+      ranks_(TreeInputs::ranks(transport_->world_size())) {
+  if (SharedSpace* space = transport_->shared_space()) {
+    shared_ =
+        std::make_unique<SharedCollectives>(*transport_, *space, transport_->oversubscribed());
+  }
+}
+
+std::size_t PlanEngine::segment_bytes() const {
+  if (options_.segment_bytes != 0) return options_.segment_bytes;
+  // What is received from all peers at once should stay in a core's own cache.
+  const auto peers = static_cast<std::size_t>(std::max(1, world_size() - 1));
+  return std::clamp<std::size_t>(256 * 1024 / peers / 4096 * 4096, 16 * 1024, 256 * 1024);
+}
+
+Algorithm PlanEngine::choose(const Call& call) const {
+  return choose_algorithm(call, world_size(), shared_ != nullptr);
+}
+
+Buffer PlanEngine::allocate(std::size_t bytes) {
+  SharedSpace* space = transport_->shared_space();
+  return space != nullptr ? space->allocate(bytes) : Buffer::heap(bytes);
+}
+
+std::unique_ptr<Engine> PlanEngine::split(const std::vector<int>& members, std::uint32_t channel) {
+  return std::make_unique<PlanEngine>(transport_->split(members, channel), options_);
+}
+
+Outcome PlanEngine::run(const Call& call, const MeshFrame& stamp, Deadline deadline) {
+  const Running running{call, stamp, deadline};
+  if (running.algorithm() == Algorithm::kShared) return shared_->run(call, stamp, deadline);
+  switch (call.collective) {
+    case Collective::kAllReduce: return all_reduce(running);
+    case Collective::kReduceScatter: return reduce_scatter(running);
+    case Collective::kReduce: return reduce(running);
+    case Collective::kReduceNodes:
+    case Collective::kReduceScatterNodes: return reduce_nodes(running);
+    case Collective::kAllGather: all_gather(running); break;
+    case Collective::kBroadcast: broadcast(running); break;
+    case Collective::kGather:
+    case Collective::kScatter: scatter_or_gather(running); break;
+    case Collective::kAllToAll: all_to_all(running); break;
+    case Collective::kBarrier: barrier(running); break;
+    case Collective::kPointToPoint: LOCKSTEP_CHECK(false);  // complete_call refuses it
+  }
+  return look_at(call.out, call.options.check_finite);
+}
+
+void PlanEngine::run_plan(const Running& running, const Plan& plan, BufferView data) {
+  RoundRunner(*transport_, scratch_, segment_bytes())
+      .run(plan, data, running.call.op, running.stamp, running.deadline);
+}
+
+std::optional<std::size_t> PlanEngine::exchange(const Running& running, const TreeInputs& inputs,
+                                                std::span<const std::byte* const> rows,
+                                                std::span<const Piece> pieces, std::byte* out) {
+  NodeExchange exchange;
+  exchange.type = running.type();
+  exchange.op = running.call.op;
+  exchange.inputs = &inputs;
+  exchange.rows = rows;
+  exchange.pieces = pieces;
+  exchange.out = out;
+  exchange.segment_bytes = segment_bytes();
+  exchange.check_finite = running.call.options.check_finite;
+  return exchange.run(*transport_, scratch_, running.stamp, running.deadline);
+}
+
+void PlanEngine::gather_pieces(const Running& running, std::span<const Piece> pieces,
+                               BufferView data) {
+  const Algorithm algorithm =
+      running.algorithm() == Algorithm::kRing ? Algorithm::kRing : Algorithm::kDirect;
+  run_plan(running, plan_all_gather(algorithm, rank(), {pieces.begin(), pieces.end()}), data);
+}
+
+Outcome PlanEngine::all_reduce(const Running& running) {
+  const BufferView data = running.call.out;
+  const bool check_finite = running.call.options.check_finite;
+  const std::byte* row = data.data();
+  switch (running.algorithm()) {
+    case Algorithm::kPair: {
+      const std::vector<Piece> pieces(static_cast<std::size_t>(world_size()), {0, data.count()});
+      return {exchange(running, ranks_, {&row, 1}, pieces, data.data())};
+    }
+    case Algorithm::kDirect: {
+      const std::vector<Piece> pieces = pieces_of({}, data.count(), world_size());
+      const Piece own = pieces[index_of(rank())];
+      exchange(running, ranks_, {&row, 1}, pieces, data.slice(own.begin, own.count).data());
+      gather_pieces(running, pieces, data);
+      return look_at(data, check_finite);
+    }
+    default:
+      run_plan(running, plan_all_reduce(running.algorithm(), rank(), world_size(), data.count()),
+               data);
+      if (running.call.op == ReduceOp::kMean) {
+        finish_mean(data.type(), data.data(), data.count(), world_size());
+      }
+      return look_at(data, check_finite);
+  }
+}
+
+Outcome PlanEngine::reduce_scatter(const Running& running) {
+  const Call& call = running.call;
+  const std::vector<Piece> pieces = pieces_of(call.counts, call.total, world_size());
+  const Piece own = pieces[index_of(rank())];
+  if (running.algorithm() == Algorithm::kDirect) {
+    const std::byte* row = call.in.data();
+    return {exchange(running, ranks_, {&row, 1}, pieces, call.out.data())};
+  }
+  const BufferView work(temporary_.get(call.in.bytes()), call.in.count(), call.in.type());
+  copy_bytes(work.data(), call.in.data(), call.in.bytes());
+  run_plan(running, plan_reduce_scatter(running.algorithm(), rank(), pieces), work);
+  copy_bytes(call.out.data(), work.slice(own.begin, own.count).data(), call.out.bytes());
+  if (call.op == ReduceOp::kMean) {
+    finish_mean(call.out.type(), call.out.data(), call.out.count(), world_size());
+  }
+  return look_at(call.out, call.options.check_finite);
+}
+
+Outcome PlanEngine::reduce(const Running& running) {
+  const Call& call = running.call;
+  const bool at_root = rank() == call.root;
+  const BufferView work(temporary_.get(call.in.bytes()), call.in.count(), call.in.type());
+  if (running.algorithm() == Algorithm::kDirect) {
+    const std::vector<Piece> pieces = pieces_of({}, call.total, world_size());
+    const Piece own = pieces[index_of(rank())];
+    const std::byte* row = call.in.data();
+    std::byte* own_out = at_root ? call.out.slice(own.begin, own.count).data() : work.data();
+    exchange(running, ranks_, {&row, 1}, pieces, own_out);
+    const BufferView parts = at_root ? call.out : work.slice(0, own.count);
+    run_plan(running, plan_gather(rank(), pieces, call.root), parts);
+    return at_root ? look_at(call.out, call.options.check_finite) : Outcome{};
+  }
+  copy_bytes(work.data(), call.in.data(), call.in.bytes());
+  run_plan(running, plan_reduce(rank(), world_size(), call.total, call.root), work);
+  if (!at_root) return {};
+  copy_bytes(call.out.data(), work.data(), call.out.bytes());
+  if (call.op == ReduceOp::kMean) {
+    finish_mean(call.out.type(), call.out.data(), call.out.count(), world_size());
+  }
+  return look_at(call.out, call.options.check_finite);
+}
+
+Outcome PlanEngine::reduce_nodes(const Running& running) {
+  const Call& call = running.call;
+  const TreeInputs inputs = TreeInputs::nodes(call.owners, world_size());
+  const std::vector<Piece> pieces = pieces_of(call.counts, call.total, world_size());
+  const Piece own = pieces[index_of(rank())];
+  std::vector<const std::byte*> rows;
+  for (const ConstBufferView& partial : call.partials) rows.push_back(partial.data());
+  if (call.collective == Collective::kReduceScatterNodes) {
+    return {exchange(running, inputs, rows, pieces, call.out.data())};
+  }
+  exchange(running, inputs, rows, pieces, call.out.slice(own.begin, own.count).data());
+  gather_pieces(running, pieces, call.out);
+  return look_at(call.out, call.options.check_finite);
+}
+
+void PlanEngine::all_gather(const Running& running) {
+  const Call& call = running.call;
+  const std::vector<Piece> pieces = pieces_of(call.counts, call.total, world_size());
+  const Piece own = pieces[index_of(rank())];
+  copy_bytes(call.out.slice(own.begin, own.count).data(), call.in.data(), call.in.bytes());
+  gather_pieces(running, pieces, call.out);
+}
+
+void PlanEngine::broadcast(const Running& running) {
+  const Call& call = running.call;
+  if (running.algorithm() == Algorithm::kTree) {
+    run_plan(running, plan_broadcast(rank(), world_size(), call.total, call.root), call.out);
+    return;
+  }
+  // A piece to every rank, then everybody's pieces to everybody.
+  const std::vector<Piece> pieces = pieces_of({}, call.total, world_size());
+  const Piece own = pieces[index_of(rank())];
+  const BufferView view = rank() == call.root ? call.out : call.out.slice(own.begin, own.count);
+  run_plan(running, plan_scatter(rank(), pieces, call.root), view);
+  gather_pieces(running, pieces, call.out);
+}
+
+void PlanEngine::scatter_or_gather(const Running& running) {
+  const Call& call = running.call;
+  const std::vector<Piece> pieces = pieces_of(call.counts, call.total, world_size());
+  const Piece own = pieces[index_of(rank())];
+  const std::size_t offset = own.begin * size_of(call.out.type());
+  const bool gathers = call.collective == Collective::kGather;
+  if (rank() == call.root) {
+    if (gathers) {
+      copy_bytes(call.out.data() + offset, call.in.data(), call.in.bytes());
+    } else {
+      copy_bytes(call.out.data(), call.in.data() + offset, call.out.bytes());
+    }
+  }
+  const Plan plan =
+      gathers ? plan_gather(rank(), pieces, call.root) : plan_scatter(rank(), pieces, call.root);
+  const RoundRunner runner(*transport_, scratch_, segment_bytes());
+  for (const Round& round : plan.rounds) {
+    runner.run(round, call.in.data(), call.out.data(), call.out.type(), call.op, running.stamp,
+               running.deadline);
+  }
+}
+
+void PlanEngine::all_to_all(const Running& running) {
+  const Call& call = running.call;
+  const int n = world_size();
+  const std::vector<Piece> sent = pieces_of(call.counts, call.in.count(), n);
+  const std::vector<Piece> received = pieces_of(call.recv_counts, call.out.count(), n);
+  const auto me = static_cast<std::size_t>(rank());
+  copy_bytes(call.out.slice(received[me].begin, received[me].count).data(),
+             call.in.slice(sent[me].begin, sent[me].count).data(),
+             sent[me].count * size_of(call.in.type()));
+  Round round;
+  for (int i = 1; i < n; ++i) {
+    const int to = (rank() + i) % n;
+    const int from = (rank() + n - i) % n;
+    round.sends.push_back({to, sent[index_of(to)]});
+    round.recvs.push_back({from, received[index_of(from)], Merge::kCopy});
+  }
+  RoundRunner(*transport_, scratch_, segment_bytes())
+      .run(round, call.in.data(), call.out.data(), call.out.type(), call.op, running.stamp,
+           running.deadline);
+}
+
+// Dissemination, as Transport::barrier.
+void PlanEngine::barrier(const Running& running) {
+  const int n = world_size();
+  Plan plan;
+  for (int distance = 1; distance < n; distance *= 2) {
+    plan.rounds.push_back({{{(rank() + distance) % n, {}}}, {{(rank() + n - distance) % n, {}}}});
+  }
+  run_plan(running, plan, running.call.out);
+}
+
+}  // namespace lockstep

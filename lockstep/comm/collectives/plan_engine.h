@@ -1,0 +1,63 @@
+#pragma once
+
+#include <memory>
+
+#include "lockstep/comm/collectives/node_exchange.h"
+#include "lockstep/comm/collectives/round_runner.h"
+#include "lockstep/comm/collectives/shared_collectives.h"
+#include "lockstep/comm/engine.h"
+#include "lockstep/comm/transport/transport.h"
+
+namespace lockstep {
+
+struct PlanOptions {
+  // Messages are worked on in pieces of this size; 0 lets the world size decide. Tests make it
+  // small to reach the paths of large messages.
+  std::size_t segment_bytes = 0;
+};
+
+// Our own collectives over a Transport, through shared memory where the transport has it.
+class PlanEngine final : public Engine {
+ public:
+  explicit PlanEngine(std::unique_ptr<Transport> transport, PlanOptions options = {});
+
+  int rank() const override { return transport_->rank(); }
+  int world_size() const override { return transport_->world_size(); }
+  std::string name_of(int rank) const override { return transport_->name_of(rank); }
+  Supervisor& supervisor() override { return transport_->supervisor(); }
+  Algorithm choose(const Call& call) const override;
+  Outcome run(const Call& call, const MeshFrame& stamp, Deadline deadline) override;
+  std::unique_ptr<Engine> split(const std::vector<int>& members, std::uint32_t channel) override;
+  Buffer allocate(std::size_t bytes) override;
+  int waits_for() const override { return transport_->waits_for(); }
+
+ private:
+  struct Running;  // a call with its stamp and deadline
+
+  Outcome all_reduce(const Running& running);
+  Outcome reduce_scatter(const Running& running);
+  Outcome reduce(const Running& running);
+  Outcome reduce_nodes(const Running& running);
+  void all_gather(const Running& running);
+  void broadcast(const Running& running);
+  void scatter_or_gather(const Running& running);
+  void all_to_all(const Running& running);
+  void barrier(const Running& running);
+
+  // Combines everybody's rows into this rank's piece.
+  std::optional<std::size_t> exchange(const Running& running, const TreeInputs& inputs,
+                                      std::span<const std::byte* const> rows,
+                                      std::span<const Piece> pieces, std::byte* out);
+  void gather_pieces(const Running& running, std::span<const Piece> pieces, BufferView data);
+  void run_plan(const Running& running, const Plan& plan, BufferView data);
+  std::size_t segment_bytes() const;
+
+  const std::unique_ptr<Transport> transport_;
+  const PlanOptions options_;
+  const TreeInputs ranks_;
+  std::unique_ptr<SharedCollectives> shared_;  // null without shared memory
+  Scratch scratch_;
+  Scratch temporary_;
+};
+
+}  // namespace lockstep

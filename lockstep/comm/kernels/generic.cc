@@ -1,0 +1,3 @@
+#define LOCKSTEP_KERNEL_TABLE kKernelsGeneric
+#define LOCKSTEP_KERNEL_NAME "generic"
+#include "lockstep/comm/kernels/impl.h"

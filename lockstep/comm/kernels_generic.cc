@@ -1,3 +1,0 @@
-#define LOCKSTEP_KERNEL_TABLE kKernelsGeneric
-#define LOCKSTEP_KERNEL_NAME "generic"
-#include "lockstep/comm/kernels_impl.h"

@@ -1,3 +1,0 @@
-#define LOCKSTEP_KERNEL_TABLE kKernelsV3
-#define LOCKSTEP_KERNEL_NAME "x86-64-v3"
-#include "lockstep/comm/kernels_impl.h"

@@ -1,3 +1,0 @@
-#define LOCKSTEP_KERNEL_TABLE kKernelsV4
-#define LOCKSTEP_KERNEL_NAME "x86-64-v4"
-#include "lockstep/comm/kernels_impl.h"

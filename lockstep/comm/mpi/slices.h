@@ -1,0 +1,41 @@
+#pragma once
+
+#include <cstddef>
+#include <vector>
+
+#include "lockstep/comm/collectives/node_exchange.h"
+#include "lockstep/comm/collectives/plan.h"
+
+namespace lockstep {
+
+// One side of a collective, a vector cut into pieces, as MPI wants it: counts and displacements as
+// ints. A vector too long for that goes in rounds; round k moves *slice* k of every piece, through
+// scratch memory.
+class MpiSlices {
+ public:
+  MpiSlices(const std::byte* data, std::vector<Piece> pieces, std::size_t element)
+      : vector_(const_cast<std::byte*>(data)), pieces_(std::move(pieces)), element_(element) {}
+
+  // The whole vector, where it is.
+  void take_all();
+  // Slice `round` of every piece, side by side in `scratch`; filled if it is to be sent.
+  void take_round(std::size_t round, std::size_t slice, Scratch& scratch, bool fill);
+  // Puts what the last round received in its place.
+  void put_round();
+
+  std::byte* data() const { return data_; }
+  const int* counts() const { return counts_.data(); }
+  const int* displacements() const { return displacements_.data(); }
+
+ private:
+  std::byte* const vector_;
+  const std::vector<Piece> pieces_;
+  const std::size_t element_;
+
+  std::byte* data_ = nullptr;
+  std::vector<Piece> taken_;
+  std::vector<int> counts_;
+  std::vector<int> displacements_;
+};
+
+}  // namespace lockstep

@@ -1,0 +1,173 @@
+#include "lockstep/comm/mpi/world.h"
+
+#include <fmt/format.h>
+
+#include <algorithm>
+#include <array>
+#include <cstring>
+
+#include "lockstep/base/cores.h"
+#include "lockstep/base/hash/blake3.h"
+#include "lockstep/comm/mpi/group.h"
+#include "lockstep/net/socket/host.h"
+#include "lockstep/net/socket/interface.h"
+
+namespace lockstep {
+namespace {
+
+Blake3Hash hash_of(const HostIdentity& host) {
+  const std::string text = fmt::format("{} {}", host.boot_id, host.network_namespace);
+  return blake3(std::as_bytes(std::span(text)));
+}
+
+// How the others find rank 0, as it travels through MPI.
+struct Invitation {
+  char host[64];
+  char token[33];
+  std::uint16_t port;
+};
+
+// Where the others can reach this host.
+SocketAddress own_address(const MpiOptions& options, bool one_host) {
+  if (!options.interface.empty()) return interface_address(options.interface, AF_INET);
+  if (one_host) return SocketAddress::loopback_v4();
+  try {  // by whichever interface leads out of this host; nothing is sent there
+    return local_address_toward(*SocketAddress::parse("198.51.100.1:9"));
+  } catch (const Error& error) {
+    throw Error(
+        ErrorCode::kNoConnection,
+        fmt::format("no way out of this host; name the interface to use ({})", error.message()));
+  }
+}
+
+}  // namespace
+
+MpiWorld::MpiWorld(const MpiOptions& options) : timeout_(options.timeout) {
+  const Deadline deadline = Deadline::after(timeout_);
+  MPI_Comm_rank(MPI_COMM_WORLD, &rank_);
+  MPI_Comm_size(MPI_COMM_WORLD, &world_size_);
+  comm_ = duplicate(MPI_COMM_WORLD, nullptr, deadline);
+  compare_hosts(deadline);
+  join_job(options, deadline);
+}
+
+MpiWorld::~MpiWorld() = default;
+
+void MpiWorld::meet(MPI_Request& request, const FailureLatch* latch, Deadline deadline,
+                    const char* step) const {
+  if (await(request, {.deadline = deadline, .latch = latch})) return;
+  throw Error(ErrorCode::kTimeout,
+              fmt::format("joining the MPI world: rank {} of {} waited in vain for the others ({})",
+                          rank_, world_size_, step));
+}
+
+MPI_Comm MpiWorld::duplicate(MPI_Comm comm, const FailureLatch* latch, Deadline deadline) const {
+  MPI_Comm copy = MPI_COMM_NULL;
+  MPI_Request request = MPI_REQUEST_NULL;
+  {
+    const auto lock = mpi_lock();
+    check_mpi(MPI_Comm_idup(comm, &copy, &request), "MPI_Comm_idup");
+  }
+  meet(request, latch, deadline, "a communicator");
+  const auto lock = mpi_lock();
+  check_mpi(MPI_Comm_set_errhandler(copy, MPI_ERRORS_RETURN), "MPI_Comm_set_errhandler");
+  return copy;
+}
+
+void MpiWorld::compare_hosts(Deadline deadline) {
+  // mpirun may have bound every rank to cores of its own.
+  struct Place {
+    Blake3Hash host;
+    std::array<char, 224> cores;
+  };
+  Place own{hash_of(this_host()), {}};
+  const std::string cores = core_list(own_cores());
+  if (cores.size() < own.cores.size()) std::ranges::copy(cores, own.cores.begin());
+  std::vector<Place> all(static_cast<std::size_t>(world_size_));
+  MPI_Request request = MPI_REQUEST_NULL;
+  {
+    const auto lock = mpi_lock();
+    check_mpi(MPI_Iallgather(&own, sizeof own, MPI_BYTE, all.data(), sizeof own, MPI_BYTE, comm_,
+                             &request),
+              "MPI_Iallgather");
+  }
+  meet(request, nullptr, deadline, "names of hosts");
+  std::vector<std::string> lists;
+  for (const Place& place : all) {
+    if (place.host == own.host) lists.emplace_back(place.cores.data());
+  }
+  const int here = static_cast<int>(lists.size());
+  one_host_ = here == world_size_;
+  oversubscribed_ = here > count_cores(lists);
+}
+
+void MpiWorld::join_job(const MpiOptions& options, Deadline deadline) {
+  Invitation invitation{};
+  std::optional<Socket> listener;
+  if (rank_ == 0 && world_size_ > 1) {
+    listener = listen_tcp(own_address(options, one_host_));
+    const SocketAddress bound = listener->local_address();
+    const std::string host = bound.host();
+    const std::string token = to_string(random_member_id());
+    std::copy_n(host.data(), std::min(host.size(), sizeof invitation.host - 1), invitation.host);
+    std::copy_n(token.data(), std::min(token.size(), sizeof invitation.token - 1),
+                invitation.token);
+    invitation.port = bound.port();
+  }
+  MPI_Request request = MPI_REQUEST_NULL;
+  {
+    const auto lock = mpi_lock();
+    check_mpi(MPI_Ibcast(&invitation, sizeof invitation, MPI_BYTE, 0, comm_, &request),
+              "MPI_Ibcast");
+  }
+  meet(request, nullptr, deadline, "the address of rank 0");
+
+  JobOptions job;
+  job.rank = rank_;
+  job.world_size = world_size_;
+  job.master_host = invitation.host;
+  job.master_port = invitation.port;
+  job.token = invitation.token;
+  job.interface = options.interface;
+  job.timeout = timeout_;
+  job_ = lockstep::join_job(job, std::move(listener));
+  // Data goes through MPI alone.
+  job_.mesh_listener = Socket();
+  job_.unix_listener = Socket();
+}
+
+std::unique_ptr<MpiGroup> MpiWorld::group() {
+  const FailureLatch& latch = control().latch();
+  latch.check();
+  try {
+    const MPI_Comm comm = duplicate(comm_, &latch, Deadline::after(timeout_));
+    std::vector<int> everybody;
+    for (int r = 0; r < world_size_; ++r) everybody.push_back(r);
+    return std::make_unique<MpiGroup>(*this, comm, std::move(everybody));
+  } catch (const Error& error) {
+    control().fail(error);
+  }
+}
+
+void MpiWorld::keep_until_sent(MPI_Request request, std::unique_ptr<std::byte[]> bytes) {
+  const std::lock_guard lock(mutex_);
+  sending_.push_back({request, std::move(bytes)});
+  if (!usable()) return;
+  std::erase_if(sending_, [](Sending& sending) { return test(sending.request); });
+}
+
+void MpiWorld::leave() {
+  MPI_Request request = MPI_REQUEST_NULL;
+  {
+    const auto lock = mpi_lock();
+    check_mpi(MPI_Ibarrier(comm_, &request), "MPI_Ibarrier");
+  }
+  // The same patience as with any collective.
+  if (!await(request, {.deadline = Deadline::after(10 * timeout_), .latch = &control().latch()})) {
+    control().fail(Error(ErrorCode::kTimeout,
+                         fmt::format("{} waited in vain at exit for the others", name_of(rank_))));
+  }
+  job_.control.reset();
+}
+
+}  // namespace lockstep

@@ -1,0 +1,200 @@
+#include "lockstep/comm/nccl/cuda_exchange.h"
+
+#include <fmt/format.h>
+
+#include <algorithm>
+#include <numeric>
+
+#include "lockstep/base/error.h"
+#include "lockstep/base/index.h"
+#include "lockstep/comm/call.h"
+#include "lockstep/comm/nccl/combine.h"
+
+namespace lockstep {
+namespace {
+
+constexpr std::size_t kQuad = 4;  // chunks of an aligned piece are aligned for float4
+
+[[noreturn]] void refuse(const std::string& what) {
+  throw Error(ErrorCode::kInvalidArgument, "exchange between GPUs: " + what);
+}
+
+Piece common(Piece a, Piece b) {
+  const std::size_t begin = std::max(a.begin, b.begin);
+  const std::size_t end = std::min(a.begin + a.count, b.begin + b.count);
+  return {begin, end > begin ? end - begin : 0};
+}
+
+TreeInputs checked_inputs(const LeafOwners& owners, int world_size) {
+  for (int rank = 0; rank < world_size; ++rank) {
+    if (std::find(owners.begin(), owners.end(), rank) != owners.end()) continue;
+    refuse(fmt::format("rank {} of {} has none of the {} lanes, so no place for the sum", rank,
+                       world_size, owners.size()));
+  }
+  for (const int owner : owners) {
+    if (owner >= 0 && owner < world_size) continue;
+    refuse(fmt::format("a lane belongs to rank {}, but there are {} ranks", owner, world_size));
+  }
+  TreeInputs inputs = TreeInputs::nodes(owners, world_size);
+  if (inputs.sources.size() > cuda::kMostInputs) {
+    refuse(
+        fmt::format("{} lanes among {} ranks make {} partial sums, more than {}; with a "
+                    "power of two of lanes for each rank there is one for each",
+                    owners.size(), world_size, inputs.sources.size(), cuda::kMostInputs));
+  }
+  return inputs;
+}
+
+std::vector<Piece> checked_shards(const std::vector<std::size_t>& shards, int world_size) {
+  if (shards.empty()) return {};
+  if (shards.size() != static_cast<std::size_t>(world_size)) {
+    refuse(fmt::format("{} shards for {} ranks", shards.size(), world_size));
+  }
+  const std::size_t total = std::accumulate(shards.begin(), shards.end(), std::size_t{0});
+  return pieces_of(shards, total, world_size);
+}
+
+}  // namespace
+
+CudaExchange::CudaExchange(std::unique_ptr<DeviceLinks> links, const DeviceExchangeOptions& options,
+                           std::size_t round_elements)
+    : links_(std::move(links)),
+      rank_(links_->rank()),
+      world_size_(links_->world_size()),
+      native_(options.native),
+      shards_(checked_shards(options.shards, world_size_)),
+      elements_(options.elements),
+      inputs_(checked_inputs(options.owners, world_size_)) {
+  if (!shards_.empty()) {
+    const std::size_t total = shards_.back().begin + shards_.back().count;
+    if (elements_ != 0 && elements_ != total) {
+      refuse(fmt::format("the shards have {} elements, the vector {}", total, elements_));
+    }
+    elements_ = total;
+  }
+  const std::size_t own_rows = inputs_.rows_of[index_of(rank_)];
+  for (std::size_t row = 0; row < own_rows; ++row) {
+    own_program_.push_back({.push = true});
+    if (row > 0) own_program_.push_back({.push = false});
+  }
+  if (native_ || world_size_ == 1) return;
+
+  std::size_t rows = 0;
+  for (int rank = 0; rank < world_size_; ++rank) {
+    scratch_begin_.push_back(rows);
+    if (rank != rank_) rows += inputs_.rows_of[index_of(rank)];
+  }
+  const std::size_t share = round_elements / static_cast<std::size_t>(world_size_);
+  round_ = std::max(kQuad, share / kQuad * kQuad);
+  row_ = round_;
+  if (elements_ != 0) {
+    const std::size_t longest = chunks_of({0, elements_})[index_of(rank_)].count;
+    row_ = std::min(row_, (longest + kQuad - 1) / kQuad * kQuad);
+  }
+  scratch_ = DeviceArray<float>(rows * row_, "what other ranks' GPUs send");
+}
+
+float* CudaExchange::scratch_row(int rank, std::size_t row) const {
+  return scratch_.data() + (scratch_begin_[index_of(rank)] + row) * row_;
+}
+
+std::vector<Piece> CudaExchange::chunks_of(Piece piece) const {
+  std::vector<Piece> chunks;
+  for (int rank = 0; rank < world_size_; ++rank) {
+    if (!shards_.empty()) {
+      chunks.push_back(common(piece, shards_[index_of(rank)]));
+      continue;
+    }
+    const Piece quads = chunk_of((piece.count + kQuad - 1) / kQuad, world_size_, rank);
+    chunks.push_back(common(piece, {piece.begin + quads.begin * kQuad, quads.count * kQuad}));
+  }
+  return chunks;
+}
+
+void CudaExchange::reduce(std::span<float* const> partials, Piece piece, DeviceStream stream) {
+  links_->check();
+  const std::size_t own_rows = inputs_.rows_of[index_of(rank_)];
+  if (partials.size() != own_rows) {
+    refuse(fmt::format("rank {} owns {} nodes, but brings {} partial sums", rank_, own_rows,
+                       partials.size()));
+  }
+  if (elements_ != 0 && (piece.begin > elements_ || piece.count > elements_ - piece.begin)) {
+    refuse(fmt::format("a piece of {} elements from {} on, of a vector of {}", piece.count,
+                       piece.begin, elements_));
+  }
+  if (native_) return reduce_natively(partials, piece, stream);
+  if (world_size_ == 1) return;  // its one node is the whole tree
+
+  const std::vector<Piece> chunks = chunks_of(piece);
+  std::size_t longest = 0;
+  for (const Piece& chunk : chunks) longest = std::max(longest, chunk.count);
+  std::vector<Piece> round(chunks.size());
+  for (std::size_t begin = 0; begin < longest; begin += round_) {
+    for (std::size_t r = 0; r < chunks.size(); ++r) {
+      round[r] = common(chunks[r], {chunks[r].begin + begin, round_});
+    }
+    run_round(partials, round, stream);
+  }
+  // It overwrites what the rounds sent from the first partial, and so comes after all of them.
+  if (shards_.empty()) gather(partials[0], chunks, stream);
+}
+
+void CudaExchange::run_round(std::span<float* const> partials, const std::vector<Piece>& pieces,
+                             DeviceStream stream) {
+  const Piece own = pieces[index_of(rank_)];
+  std::vector<DeviceSend> sends;
+  std::vector<DeviceRecv> recvs;
+  for (int i = 1; i < world_size_; ++i) {
+    const int to = (rank_ + i) % world_size_;
+    const Piece theirs = pieces[index_of(to)];
+    for (const float* partial : partials) {
+      if (theirs.count > 0) sends.push_back({to, partial + theirs.begin, theirs.count});
+    }
+    const int from = (rank_ + world_size_ - i) % world_size_;
+    for (std::size_t row = 0; row < inputs_.rows_of[index_of(from)]; ++row) {
+      if (own.count > 0) recvs.push_back({from, scratch_row(from, row), own.count});
+    }
+  }
+  links_->exchange(sends, recvs, stream);
+  if (own.count == 0) return;
+  std::vector<const float*> rows;
+  for (const TreeInputs::Source& source : inputs_.sources) {
+    rows.push_back(source.rank == rank_ ? partials[source.row] + own.begin
+                                        : scratch_row(source.rank, source.row));
+  }
+  cuda::combine(inputs_.program, rows, partials[0] + own.begin, own.count, stream);
+}
+
+void CudaExchange::gather(float* values, const std::vector<Piece>& pieces, DeviceStream stream) {
+  const Piece own = pieces[index_of(rank_)];
+  std::vector<DeviceSend> sends;
+  std::vector<DeviceRecv> recvs;
+  for (int i = 1; i < world_size_; ++i) {
+    const int to = (rank_ + i) % world_size_;
+    if (own.count > 0) sends.push_back({to, values + own.begin, own.count});
+    const int from = (rank_ + world_size_ - i) % world_size_;
+    const Piece theirs = pieces[index_of(from)];
+    if (theirs.count > 0) recvs.push_back({from, values + theirs.begin, theirs.count});
+  }
+  links_->exchange(sends, recvs, stream);
+}
+
+// With shards too, everybody gets the whole sum: more than asked for, but right.
+void CudaExchange::reduce_natively(std::span<float* const> partials, Piece piece,
+                                   DeviceStream stream) {
+  if (piece.count == 0) return;
+  if (partials.size() > 1) {
+    std::vector<const float*> rows;
+    for (const float* partial : partials) rows.push_back(partial + piece.begin);
+    cuda::combine(own_program_, rows, partials[0] + piece.begin, piece.count, stream);
+  }
+  links_->all_reduce(partials[0] + piece.begin, piece.count, stream);
+}
+
+void CudaExchange::all_gather(float* values, DeviceStream stream) {
+  links_->check();
+  if (shards_.empty()) refuse("there are no shards to gather");
+  gather(values, shards_, stream);
+}
+
+}  // namespace lockstep

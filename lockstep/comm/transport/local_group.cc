@@ -1,0 +1,275 @@
+#include "lockstep/comm/transport/local_group.h"
+
+#include <fmt/format.h>
+
+#include <array>
+#include <atomic>
+#include <map>
+#include <mutex>
+#include <thread>
+
+#include "lockstep/base/cores.h"
+#include "lockstep/base/index.h"
+#include "lockstep/comm/transport/mesh_transport.h"
+#include "lockstep/comm/transport/ring_stream.h"
+#include "lockstep/comm/transport/shared_space.h"
+#include "lockstep/net/job/job_health.h"
+
+namespace lockstep {
+namespace {
+
+std::string thread_name(int rank) { return fmt::format("rank {} (thread)", rank); }
+
+// What the supervisors of all ranks share. One latch for all: threads of a process fail together,
+// and nobody has to be told.
+struct LocalJob {
+  explicit LocalJob(int world_size)
+      : books(static_cast<std::size_t>(world_size)), links(books.size()) {}
+
+  // What JobHealth makes of where everybody is, and of one rank's complaint.
+  std::optional<Error> judge(int reporter, const std::optional<Error>& seen) const {
+    std::vector<std::string> names;
+    for (std::size_t r = 0; r < books.size(); ++r)
+      names.push_back(thread_name(static_cast<int>(r)));
+    const auto now = Deadline::Clock::now();
+    JobHealth health(names, std::chrono::hours(1), now);
+    const auto tell = [&] {
+      for (std::size_t r = 0; r < books.size(); ++r) {
+        if (links[r].load() == 0) {
+          health.goodbye(static_cast<int>(r), books[r].all(), now);
+        } else {
+          health.heartbeat(static_cast<int>(r), books[r].all(), now);
+        }
+      }
+    };
+    tell();
+    if (seen) health.report(reporter, {*seen, books[index_of(reporter)].all()}, now);
+    tell();  // the answer to the questions that it may have
+    health.settle();
+    return health.verdict();
+  }
+
+  FailureLatch latch;
+  // Per rank.
+  std::vector<ProgressBook> books;
+  std::vector<std::atomic<int>> links;  // of all its groups; without any it has left the job
+};
+
+class LocalSupervisor final : public Supervisor {
+ public:
+  LocalSupervisor(std::shared_ptr<LocalJob> job, int rank) : job_(std::move(job)), rank_(rank) {}
+
+  FailureLatch& latch() override { return job_->latch; }
+  [[noreturn]] void fail(const Error& seen) override {
+    job_->latch.check();
+    const bool ask =
+        seen.code() == ErrorCode::kTimeout || seen.code() == ErrorCode::kCollectiveMismatch;
+    job_->latch.trip(ask ? job_->judge(rank_, seen).value_or(seen) : seen);
+    throw Error(*job_->latch.error());
+  }
+  void abort(const std::string& reason) override {
+    job_->latch.trip(aborted_error(thread_name(rank_), rank_, reason));
+  }
+  ProgressBook& progress_book() override { return job_->books[index_of(rank_)]; }
+  void look_around() override {
+    if (const std::optional<Error> cause = job_->judge(rank_, {})) job_->latch.trip(*cause);
+  }
+  std::atomic<int>& links() { return job_->links[index_of(rank_)]; }
+
+ private:
+  const std::shared_ptr<LocalJob> job_;
+  const int rank_;
+};
+
+// Counts the operations of a rank and makes the chosen ones go wrong.
+class FaultPlan {
+ public:
+  explicit FaultPlan(const LocalFaults& faults) : faults_(faults) {}
+
+  // Called before an operation that would move bytes; true if what it writes shall be lost.
+  bool next() {
+    const std::size_t index = count_.fetch_add(1);
+    if (faults_.fail_at == index) throw Error(ErrorCode::kIo, "injected failure");
+    if (faults_.delay_at == index) std::this_thread::sleep_for(faults_.delay);
+    return faults_.drop_at && index >= *faults_.drop_at;
+  }
+
+ private:
+  const LocalFaults faults_;
+  std::atomic<std::size_t> count_{0};
+};
+
+class FaultyStream final : public Stream {
+ public:
+  FaultyStream(std::unique_ptr<Stream> inner, std::shared_ptr<FaultPlan> plan)
+      : inner_(std::move(inner)), plan_(std::move(plan)) {}
+
+  std::size_t write_some(std::span<const std::byte> head,
+                         std::span<const std::byte> body) override {
+    if (plan_->next()) return head.size() + body.size();
+    return inner_->write_some(head, body);
+  }
+  std::size_t read_some(std::span<std::byte> head, std::span<std::byte> body) override {
+    const std::size_t moved = inner_->read_some(head, body);
+    if (moved > 0) plan_->next();
+    return moved;
+  }
+  bool prepare_wait(Direction direction, std::vector<pollfd>& fds) override {
+    return inner_->prepare_wait(direction, fds);
+  }
+  void finish_wait(Direction direction) override { inner_->finish_wait(direction); }
+
+ private:
+  const std::unique_ptr<Stream> inner_;
+  const std::shared_ptr<FaultPlan> plan_;
+};
+
+// All of the process's memory is shared, so an address is its own published number.
+class LocalSpace final : public SharedSpace {
+ public:
+  explicit LocalSpace(int world_size) {
+    for (int r = 0; r < world_size; ++r) boards_.push_back(std::make_unique<Board>());
+  }
+  void connect(Deadline) override {}
+  Board& board(int rank) override { return *boards_[index_of(rank)]; }
+  std::optional<std::uint64_t> publish(const std::byte* data, std::size_t) const override {
+    return reinterpret_cast<std::uint64_t>(data);
+  }
+  std::byte* locate(int, std::uint64_t published) const override {
+    return reinterpret_cast<std::byte*>(published);
+  }
+  Buffer allocate(std::size_t bytes) override { return Buffer::heap(bytes); }
+
+ private:
+  std::vector<std::unique_ptr<Board>> boards_;
+};
+
+// What the ranks of a group, and of the groups split from it, have in common.
+struct Group {
+  explicit Group(int n) : world_size(n), space(n) {}
+
+  const int world_size;
+  // Per rank of this group.
+  std::vector<int> job_ranks;
+  std::vector<std::shared_ptr<LocalSupervisor>> supervisors;
+  std::vector<std::shared_ptr<FaultPlan>> faults;  // null: none
+  bool shared_memory = true;
+  LocalSpace space;
+
+  // Kept here until all who share it have fetched it.
+  struct Pair {
+    std::shared_ptr<RingPair> memory;
+    std::array<std::shared_ptr<const RingBells>, 2> bells;
+  };
+  struct Child {
+    std::shared_ptr<Group> group;
+    std::size_t fetched = 0;
+  };
+  std::mutex mutex;
+  std::map<std::pair<int, int>, Pair> pairs;                             // guarded by mutex
+  std::map<std::pair<std::uint32_t, std::vector<int>>, Child> children;  // guarded by mutex
+
+  std::unique_ptr<Stream> connect(int from, int to) {
+    const std::lock_guard lock(mutex);
+    const std::pair ends(std::min(from, to), std::max(from, to));
+    const auto [place, first] = pairs.try_emplace(ends);
+    if (first)
+      place->second = {std::make_shared<RingPair>(), {make_ring_bells(), make_ring_bells()}};
+    const Pair pair = place->second;
+    if (!first) pairs.erase(place);
+    const std::size_t side = from < to ? 0 : 1;
+    auto stream = std::make_unique<RingStream>(pair.memory, static_cast<int>(side),
+                                               pair.bells[side], pair.bells[1 - side]);
+    const std::shared_ptr<FaultPlan>& plan = faults[index_of(from)];
+    if (plan == nullptr) return stream;
+    return std::make_unique<FaultyStream>(std::move(stream), plan);
+  }
+
+  std::shared_ptr<Group> child(const std::vector<int>& members, std::uint32_t channel) {
+    const std::lock_guard lock(mutex);
+    const auto [place, first] = children.try_emplace({channel, members});
+    std::shared_ptr<Group> made = place->second.group;
+    if (first) {
+      made = std::make_shared<Group>(static_cast<int>(members.size()));
+      made->shared_memory = shared_memory;
+      for (const int member : members) {
+        const auto index = static_cast<std::size_t>(member);
+        made->job_ranks.push_back(job_ranks[index]);
+        made->supervisors.push_back(supervisors[index]);
+        made->faults.push_back(faults[index]);
+      }
+      place->second.group = made;
+    }
+    if (++place->second.fetched == members.size()) children.erase(place);
+    return made;
+  }
+};
+
+class LocalLinks final : public Links {
+ public:
+  LocalLinks(std::shared_ptr<Group> group, int rank)
+      : group_(std::move(group)),
+        rank_(rank),
+        streams_(static_cast<std::size_t>(group_->world_size)),
+        oversubscribed_(group_->world_size > available_cores()),
+        spare_cores_(available_cores() >= 2 * group_->world_size) {
+    own_supervisor().links().fetch_add(1);
+  }
+  ~LocalLinks() override { own_supervisor().links().fetch_sub(1); }
+
+  Stream& to(int peer, Deadline) override {
+    const std::lock_guard lock(mutex_);
+    std::unique_ptr<Stream>& stream = streams_[index_of(peer)];
+    if (stream == nullptr) stream = group_->connect(rank_, peer);
+    return *stream;
+  }
+  std::string name_of(int rank) const override { return thread_name(job_rank(rank)); }
+  int job_rank(int rank) const override { return group_->job_ranks[index_of(rank)]; }
+  Supervisor& supervisor() override { return own_supervisor(); }
+  SharedSpace* shared_space() override { return group_->shared_memory ? &group_->space : nullptr; }
+  bool oversubscribed() const override { return oversubscribed_; }
+  bool spare_cores() const override { return spare_cores_; }
+  std::unique_ptr<Links> split(const std::vector<int>& members, int rank,
+                               std::uint32_t channel) override {
+    return std::make_unique<LocalLinks>(group_->child(members, channel), rank);
+  }
+
+ private:
+  LocalSupervisor& own_supervisor() { return *group_->supervisors[index_of(rank_)]; }
+
+  const std::shared_ptr<Group> group_;
+  const int rank_;
+  std::mutex mutex_;
+  std::vector<std::unique_ptr<Stream>> streams_;  // guarded by mutex_
+  const bool oversubscribed_;
+  const bool spare_cores_;
+};
+
+}  // namespace
+
+std::vector<std::unique_ptr<Transport>> make_local_group(int world_size,
+                                                         const LocalOptions& options) {
+  if (world_size < 1) {
+    throw Error(ErrorCode::kInvalidWorldSize,
+                fmt::format("a group needs at least one rank, not {}", world_size));
+  }
+  auto group = std::make_shared<Group>(world_size);
+  const auto job = std::make_shared<LocalJob>(world_size);
+  group->shared_memory = options.shared_memory;
+  std::vector<std::unique_ptr<Transport>> transports;
+  for (int r = 0; r < world_size; ++r) {
+    const auto index = static_cast<std::size_t>(r);
+    group->job_ranks.push_back(r);
+    group->supervisors.push_back(std::make_shared<LocalSupervisor>(job, r));
+    group->faults.push_back(index < options.faults.size()
+                                ? std::make_shared<FaultPlan>(options.faults[index])
+                                : nullptr);
+  }
+  for (int r = 0; r < world_size; ++r) {
+    transports.push_back(std::make_unique<MeshTransport>(r, world_size, 0, 0,
+                                                         std::make_unique<LocalLinks>(group, r)));
+  }
+  return transports;
+}
+
+}  // namespace lockstep

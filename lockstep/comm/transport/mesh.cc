@@ -1,0 +1,264 @@
+#include "lockstep/comm/transport/mesh.h"
+
+#include <fmt/format.h>
+
+#include <algorithm>
+#include <array>
+#include <atomic>
+#include <functional>
+#include <mutex>
+
+#include "lockstep/base/index.h"
+#include "lockstep/comm/transport/arena.h"
+#include "lockstep/comm/transport/mesh_door.h"
+#include "lockstep/comm/transport/mesh_transport.h"
+#include "lockstep/comm/transport/ring_stream.h"
+#include "lockstep/comm/transport/shared_space.h"
+#include "lockstep/comm/transport/tcp_stream.h"
+#include "lockstep/net/socket/unix_socket.h"
+
+namespace lockstep {
+namespace {
+
+// What all groups of a process have in common.
+struct Hub {
+  Hub(Job joined, Medium wanted, Deadline::Clock::duration limit)
+      : job(std::move(joined)), medium(wanted), timeout(limit), door(job) {}
+
+  Job job;
+  const Medium medium;
+  const Deadline::Clock::duration timeout;
+  MeshDoor door;
+
+  const Card& card(int job_rank) const { return job.roster[index_of(job_rank)]; }
+  const Card& own_card() const { return card(job.rank()); }
+
+  bool shares_memory_with(int job_rank) const {
+    const Card& other = card(job_rank);
+    return medium != Medium::kTcp && same_host(other.host, own_card().host) &&
+           !other.unix_name.empty() && !own_card().unix_name.empty();
+  }
+
+  // Made when the first group with shared memory needs it.
+  std::shared_ptr<Arena> arena() {
+    const std::lock_guard lock(mutex);
+    if (made == nullptr) made = Arena::create();
+    return made;
+  }
+
+  std::mutex mutex;
+  std::shared_ptr<Arena> made;  // guarded by mutex
+};
+
+// The boards of a group's ranks, and what their arenas hold, as this rank maps them.
+class MeshSpace final : public SharedSpace {
+ public:
+  // The own board is a file of its own: peers may still read it when this rank has moved on, so it
+  // must live until the last of them has let it go.
+  MeshSpace(std::shared_ptr<Arena> arena, int rank, int world_size)
+      : arena_(std::move(arena)),
+        own_board_(make_memfd("lockstep-board", sizeof(Board))),
+        boards_(static_cast<std::size_t>(world_size)),
+        arenas_(boards_.size()) {
+    boards_[index_of(rank)] = Mapping::of(own_board_, sizeof(Board));
+    open_.store(1);
+  }
+
+  std::array<int, 2> own_files() const { return {own_board_.get(), arena_->file().get()}; }
+  void add(int peer, const Descriptor& board, const Descriptor& arena) {
+    const auto index = static_cast<std::size_t>(peer);
+    boards_[index] = Mapping::of(board, sizeof(Board));
+    arenas_[index] = Mapping::of(arena, 0);
+    open_.fetch_add(1);
+  }
+  void set_connector(std::function<void(Deadline)> connector) { connector_ = std::move(connector); }
+
+  void connect(Deadline deadline) override {
+    if (open_.load(std::memory_order_acquire) < boards_.size()) [[unlikely]]
+      connector_(deadline);
+  }
+  Board& board(int rank) override {
+    return *reinterpret_cast<Board*>(boards_[index_of(rank)]->data());
+  }
+  std::optional<std::uint64_t> publish(const std::byte* data, std::size_t bytes) const override {
+    return arena_->offset_of(data, bytes);
+  }
+  std::byte* locate(int rank, std::uint64_t published) const override {
+    const auto& theirs = arenas_[index_of(rank)];
+    return (theirs != nullptr ? theirs->data() : arena_->data()) + published;
+  }
+  Buffer allocate(std::size_t bytes) override { return arena_->allocate(bytes); }
+
+ private:
+  const std::shared_ptr<Arena> arena_;
+  const Descriptor own_board_;
+  std::vector<std::shared_ptr<Mapping>> boards_;
+  std::vector<std::shared_ptr<Mapping>> arenas_;  // null for the own rank
+  std::atomic<std::size_t> open_{0};
+  std::function<void(Deadline)> connector_;
+};
+
+// Streams to the members of one group. Between two ranks the one with the higher job rank connects,
+// the other finds the connection at its door.
+class MeshLinks final : public Links {
+ public:
+  MeshLinks(std::shared_ptr<Hub> hub, std::vector<int> members, int rank, std::uint32_t channel)
+      : hub_(std::move(hub)), members_(std::move(members)), rank_(rank), channel_(channel) {
+    for (std::size_t i = 0; i < members_.size(); ++i) {
+      slots_.push_back(std::make_unique<Slot>());
+    }
+    const bool all_shared =
+        members_.size() > 1 && std::all_of(members_.begin(), members_.end(), [&](int member) {
+          return hub_->shares_memory_with(member);
+        });
+    if (all_shared) {
+      space_ = std::make_unique<MeshSpace>(hub_->arena(), rank_, static_cast<int>(members_.size()));
+      space_->set_connector([this](Deadline deadline) {
+        for (int peer = 0; peer < static_cast<int>(members_.size()); ++peer) {
+          if (peer != rank_) to(peer, deadline);
+        }
+      });
+    } else if (hub_->medium == Medium::kShared && members_.size() > 1) {
+      refuse_remote_ranks();
+    }
+    oversubscribed_ = !has_cores_for_each(hub_->job.roster, hub_->job.rank(), 1);
+    spare_cores_ = has_cores_for_each(hub_->job.roster, hub_->job.rank(), 2);
+  }
+
+  Stream& to(int peer, Deadline deadline) override {
+    Slot& slot = *slots_[index_of(peer)];
+    const std::lock_guard lock(slot.mutex);
+    if (slot.stream == nullptr) slot.stream = open(peer, deadline);
+    return *slot.stream;
+  }
+  std::string name_of(int rank) const override { return lockstep::name_of(card(rank)); }
+  int job_rank(int rank) const override { return members_[index_of(rank)]; }
+  Supervisor& supervisor() override { return *hub_->job.control; }
+  SharedSpace* shared_space() override { return space_.get(); }
+  bool oversubscribed() const override { return oversubscribed_; }
+  bool spare_cores() const override { return spare_cores_; }
+  std::unique_ptr<Links> split(const std::vector<int>& members, int rank,
+                               std::uint32_t channel) override {
+    std::vector<int> job_ranks;
+    for (const int member : members) job_ranks.push_back(job_rank(member));
+    return std::make_unique<MeshLinks>(hub_, std::move(job_ranks), rank, channel);
+  }
+
+ private:
+  struct Slot {
+    std::mutex mutex;
+    std::unique_ptr<Stream> stream;  // guarded by mutex
+  };
+
+  const Card& card(int rank) const { return hub_->card(job_rank(rank)); }
+
+  void refuse_remote_ranks() const {
+    for (std::size_t i = 0; i < members_.size(); ++i) {
+      if (hub_->shares_memory_with(members_[i])) continue;
+      throw Error(
+          ErrorCode::kNoConnection,
+          fmt::format("{} cannot share memory with {}: they are on different hosts; use the "
+                      "transport auto or tcp",
+                      lockstep::name_of(hub_->own_card()), name_of(static_cast<int>(i))),
+          members_[i]);
+    }
+  }
+
+  std::unique_ptr<Stream> open(int peer, Deadline deadline) {
+    const bool connects = hub_->job.rank() > job_rank(peer);
+    Socket socket = connects
+                        ? call(peer, deadline)
+                        : std::move(hub_->door.wait_for(job_rank(peer), channel_, deadline).socket);
+    socket.set_peer(name_of(peer), job_rank(peer));
+    if (hub_->shares_memory_with(job_rank(peer))) return share_memory(peer, socket, deadline);
+    tune_tcp(socket, hub_->timeout);
+    return std::make_unique<TcpStream>(std::move(socket), hub_->timeout);
+  }
+
+  // A rank's door is open whatever the rank itself is doing, so the timeout is time enough.
+  Socket call(int peer, Deadline deadline) {
+    const FailureLatch* latch = &hub_->job.control->latch();
+    const bool shared = hub_->shares_memory_with(job_rank(peer));
+    deadline = earlier(deadline, Deadline::after(hub_->timeout));
+    try {
+      Socket socket = shared ? connect_unix(card(peer).unix_name, deadline, latch)
+                             : connect_tcp(mesh_address_of(peer), deadline, latch);
+      client_handshake(socket, hub_->job.identity, shared ? Purpose::kShared : Purpose::kMesh,
+                       channel_, deadline, latch);
+      return socket;
+    } catch (const Error& error) {
+      latch->check();
+      const bool late = error.code() == ErrorCode::kTimeout;
+      throw Error(late ? ErrorCode::kNoConnection : error.code(),
+                  fmt::format("{}: {}", name_of(peer), error.message()), job_rank(peer));
+    }
+  }
+
+  SocketAddress mesh_address_of(int peer) const {
+    const std::optional<SocketAddress> address = SocketAddress::parse(card(peer).mesh_address);
+    if (address) return *address;
+    throw Error(ErrorCode::kUnexpectedMessage,
+                fmt::format("it gave the address '{}'", card(peer).mesh_address));
+  }
+
+  // The connecting side brings the rings; both show board and arena when the whole group shares
+  // memory.
+  std::unique_ptr<Stream> share_memory(int peer, const Socket& socket, Deadline deadline) {
+    const FailureLatch* latch = &hub_->job.control->latch();
+    const bool connects = hub_->job.rank() > job_rank(peer);
+    Descriptor file;
+    std::array<std::shared_ptr<const RingBells>, 2> bells;
+    if (connects) {
+      file = make_memfd("lockstep-rings", sizeof(RingPair));
+      bells = {make_ring_bells(), make_ring_bells()};
+      const std::array<int, 5> sent{file.get(), bells[0]->data.get(), bells[0]->room.get(),
+                                    bells[1]->data.get(), bells[1]->room.get()};
+      send_descriptors(socket, sent, deadline, latch);
+    } else {
+      std::vector<Descriptor> got = receive_descriptors(socket, 5, deadline, latch);
+      file = std::move(got[0]);
+      const auto pair = [](Descriptor& data, Descriptor& room) {
+        return std::make_shared<const RingBells>(RingBells{std::move(data), std::move(room)});
+      };
+      bells = {pair(got[1], got[2]), pair(got[3], got[4])};
+    }
+    if (space_ != nullptr) exchange_files(peer, socket, deadline);
+    const std::shared_ptr<Mapping> mapping = Mapping::of(file, sizeof(RingPair));
+    const std::shared_ptr<RingPair> rings(mapping, reinterpret_cast<RingPair*>(mapping->data()));
+    const std::size_t side = connects ? 0 : 1;
+    return std::make_unique<RingStream>(rings, static_cast<int>(side), bells[side],
+                                        bells[1 - side]);
+  }
+
+  void exchange_files(int peer, const Socket& socket, Deadline deadline) {
+    const FailureLatch* latch = &hub_->job.control->latch();
+    send_descriptors(socket, space_->own_files(), deadline, latch);
+    const std::vector<Descriptor> theirs = receive_descriptors(socket, 2, deadline, latch);
+    space_->add(peer, theirs[0], theirs[1]);
+  }
+
+  const std::shared_ptr<Hub> hub_;
+  const std::vector<int> members_;  // job ranks, in the order of the group's ranks
+  const int rank_;
+  const std::uint32_t channel_;
+  bool oversubscribed_ = false;
+  bool spare_cores_ = false;
+  std::unique_ptr<MeshSpace> space_;  // null unless the whole group shares memory
+  std::vector<std::unique_ptr<Slot>> slots_;
+};
+
+}  // namespace
+
+std::unique_ptr<Transport> make_mesh(Job job, Medium medium, Deadline::Clock::duration timeout) {
+  const int rank = job.rank();
+  const int world_size = job.world_size();
+  const std::uint32_t generation = job.identity.generation;
+  std::vector<int> members(static_cast<std::size_t>(world_size));
+  for (int r = 0; r < world_size; ++r) members[index_of(r)] = r;
+  auto hub = std::make_shared<Hub>(std::move(job), medium, timeout);
+  return std::make_unique<MeshTransport>(
+      rank, world_size, generation, 0,
+      std::make_unique<MeshLinks>(std::move(hub), std::move(members), rank, 0));
+}
+
+}  // namespace lockstep

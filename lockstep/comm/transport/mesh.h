@@ -1,0 +1,22 @@
+#pragma once
+
+#include <memory>
+
+#include "lockstep/comm/transport/transport.h"
+#include "lockstep/net/job/job.h"
+
+namespace lockstep {
+
+// What carries the bytes between two ranks of a job.
+enum class Medium : std::uint8_t {
+  kTcp,     // always sockets
+  kShared,  // always shared memory; Error{kNoConnection} if a rank is on another host
+  kAuto,    // shared memory between ranks of the same host, sockets otherwise
+};
+
+// A full mesh among the ranks of `job`; connections open on first use. When all ranks share memory
+// the transport has a SharedSpace, and collectives use it. A network that acknowledges nothing for
+// `timeout` fails the job.
+std::unique_ptr<Transport> make_mesh(Job job, Medium medium, Deadline::Clock::duration timeout);
+
+}  // namespace lockstep

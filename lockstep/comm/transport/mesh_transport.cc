@@ -1,0 +1,295 @@
+#include "lockstep/comm/transport/mesh_transport.h"
+
+#include <fmt/format.h>
+#include <sched.h>
+
+#include <algorithm>
+#include <array>
+
+#include "lockstep/base/check.h"
+#include "lockstep/base/index.h"
+#include "lockstep/comm/call.h"
+
+namespace lockstep {
+namespace {
+
+using namespace std::chrono_literals;
+
+// A waiting rank first tries again and again, which is fastest when the peer runs on another core,
+// then sleeps in poll().
+constexpr auto kSpinTime = 50us;
+// With fewer cores than ranks it gives way instead; below some 32 times, a wake-up costs more.
+constexpr unsigned kYieldsWhenOversubscribed = 64;
+
+// A busy rank notices a failure elsewhere after this many turns.
+constexpr unsigned kTurnsPerCheck = 64;
+
+// From this size on, waking a second thread for the sends pays.
+constexpr std::size_t kSendApart = 512 * 1024;
+
+// How often a sleeping rank looks after the job.
+constexpr auto kLookAround = 100ms;
+
+// Bytes of one message moved before the next one gets its turn.
+constexpr std::size_t kTurnBytes = 512 * 1024;
+
+}  // namespace
+
+struct MeshTransport::Port {
+  std::mutex mutex;            // held by the one thread that uses this direction
+  std::uint32_t messages = 0;  // guarded by mutex: how many have passed, for MeshFrame::part
+};
+
+struct MeshTransport::Active {
+  Transfer* transfer = nullptr;
+  Stream* stream = nullptr;
+  std::unique_lock<std::mutex> lock;
+  MeshFrameBytes head;
+  std::size_t head_done = 0;
+  std::uint32_t part = 0;
+
+  std::size_t size() const { return transfer->layout.bytes(); }
+  bool receiving() const { return transfer->direction == Direction::kRecv; }
+  bool complete() const { return head_done == kMeshFrameBytes && transfer->done == size(); }
+  // Waiting for the network, not for the observer.
+  bool open() const {
+    return head_done < kMeshFrameBytes || transfer->done < std::min(transfer->limit, size());
+  }
+};
+
+MeshTransport::MeshTransport(int rank, int world_size, std::uint32_t generation,
+                             std::uint32_t channel, std::unique_ptr<Links> links)
+    : rank_(rank),
+      world_size_(world_size),
+      generation_(generation),
+      channel_(channel),
+      links_(std::move(links)) {
+  for (int i = 0; i < 2 * world_size; ++i) ports_.push_back(std::make_unique<Port>());
+}
+
+MeshTransport::~MeshTransport() = default;
+
+MeshTransport::Port& MeshTransport::port(int peer, Direction direction) {
+  return *ports_[index_of(2 * peer + (direction == Direction::kRecv ? 1 : 0))];
+}
+
+void MeshTransport::run(std::span<Transfer> transfers, const MeshFrame& stamp,
+                        TransferObserver* observer, Deadline deadline) {
+  supervisor().latch().check();
+  // Sends go up from the next rank, receives down from the one before.
+  const auto distance = [&](const Active& a) {
+    const int up = (a.transfer->peer - rank_ + world_size_) % world_size_;
+    return a.receiving() ? world_size_ - up : up;
+  };
+  MeshFrame full = stamp;
+  full.generation = generation_;
+  full.channel = channel_;
+
+  // No allocation for the few transfers of small collectives, where it would be felt.
+  std::array<Active, 8> few;
+  std::vector<Active> many(transfers.size() > few.size() ? transfers.size() : 0);
+  const std::span<Active> active =
+      many.empty() ? std::span(few).first(transfers.size()) : std::span(many);
+  for (std::size_t i = 0; i < transfers.size(); ++i) {
+    check_peer(transfers[i].peer, "message");
+    active[i].transfer = &transfers[i];
+  }
+  // Locks are taken in one order on every thread.
+  std::sort(active.begin(), active.end(), [](const Active& a, const Active& b) {
+    return std::pair(a.transfer->peer, a.transfer->direction) <
+           std::pair(b.transfer->peer, b.transfer->direction);
+  });
+  for (Active& a : active) {
+    Port& p = port(a.transfer->peer, a.transfer->direction);
+    a.lock = std::unique_lock(p.mutex);
+    a.part = p.messages++;
+  }
+  try {
+    for (Active& a : active) {
+      a.stream = &links_->to(a.transfer->peer, deadline);
+      if (!a.receiving()) {
+        full.part = a.part;
+        full.payload = a.size();
+        a.head = encode(full);
+      }
+    }
+  } catch (const Error& error) {
+    supervisor().fail(error);
+  }
+
+  // Everybody starts with another peer, so that not all send to the same one at once.
+  std::sort(active.begin(), active.end(),
+            [&](const Active& a, const Active& b) { return distance(a) < distance(b); });
+  std::size_t sent_bytes = 0;
+  for (const Active& a : active) sent_bytes += a.receiving() ? 0 : a.size();
+  const bool apart = sent_bytes >= kSendApart && links_->spare_cores() &&
+                     (observer == nullptr || !observer->watches_sends());
+  if (!apart) {
+    move(active, full, observer, deadline);
+    return;
+  }
+  const auto middle = std::stable_partition(active.begin(), active.end(),
+                                            [](const Active& a) { return a.receiving(); });
+  const std::span received(active.begin(), middle);
+  const std::span sent(middle, active.end());
+  sender_.start([&] { move(sent, full, nullptr, deadline); });
+  try {
+    move(received, full, observer, deadline);
+  } catch (const Error&) {
+    // The job has failed, so the sender ends too; until then it uses our memory.
+    sender_.wait();
+    throw;
+  }
+  if (const std::optional<Error> error = sender_.wait()) throw *error;
+}
+
+void MeshTransport::move(std::span<Active> active, const MeshFrame& stamp,
+                         TransferObserver* observer, Deadline deadline) {
+  std::size_t left = active.size();
+  unsigned turns = 0;
+  unsigned idle_turns = 0;
+  auto idle_since = Deadline::Clock::time_point();
+  while (left > 0) {
+    bool moved = false;
+    for (Active& a : active) {
+      if (!a.open()) continue;
+      const bool had_head = a.head_done == kMeshFrameBytes;
+      const std::size_t before = a.transfer->done;
+      if (!advance(a)) continue;
+      moved = true;
+      if (a.receiving() && !had_head && a.head_done == kMeshFrameBytes) check_frame(a, stamp);
+      if (observer != nullptr && a.transfer->done != before) observer->advanced(*a.transfer);
+      if (a.complete()) --left;
+    }
+    if (++turns % kTurnsPerCheck == 0) {
+      supervisor().latch().check();
+      if (left > 0 && deadline.expired()) fail_timeout(active, stamp);
+    }
+    if (moved) {
+      if (idle_turns > 0) note_wait(-1);
+      idle_turns = 0;
+      continue;
+    }
+    // Otherwise the clock is read only once there is nothing to do.
+    ++idle_turns;
+    const auto now = Deadline::Clock::now();
+    if (idle_turns == 1) idle_since = now;
+    if (now >= deadline.time()) fail_timeout(active, stamp);
+    supervisor().latch().check();
+    if (links_->oversubscribed() && idle_turns <= kYieldsWhenOversubscribed) {
+      sched_yield();
+    } else if (links_->oversubscribed() || now - idle_since > kSpinTime) {
+      wait(active, deadline);
+    }
+  }
+}
+
+bool MeshTransport::advance(Active& a) {
+  Transfer& t = *a.transfer;
+  const std::size_t ready = std::min(t.limit, a.size()) - t.done;
+  std::span<std::byte> body;
+  if (ready > 0) {
+    body = t.layout.at(t.done);
+    body = body.first(std::min({body.size(), ready, kTurnBytes}));
+  }
+  const std::span head = std::span(a.head).subspan(a.head_done);
+  std::size_t moved = 0;
+  try {
+    moved = a.receiving() ? a.stream->read_some(head, body) : a.stream->write_some(head, body);
+  } catch (const Error& error) {
+    fail_transfer(a, error);
+  }
+  const std::size_t in_head = std::min(moved, head.size());
+  a.head_done += in_head;
+  t.done += moved - in_head;
+  return moved > 0;
+}
+
+void MeshTransport::fail_transfer(const Active& active, const Error& error) {
+  const int peer = active.transfer->peer;
+  supervisor().fail(
+      Error(error.code(),
+            fmt::format("{} {}: {}", active.receiving() ? "receiving from" : "sending to",
+                        name_of(peer), error.message()),
+            job_rank(peer)));
+}
+
+void MeshTransport::check_frame(Active& a, const MeshFrame& stamp) {
+  const int peer = a.transfer->peer;
+  const std::optional<MeshFrame> got = decode_mesh_frame(std::span(a.head));
+  if (!got) {
+    supervisor().fail(Error(ErrorCode::kUnexpectedMessage,
+                            fmt::format("{} sent bytes that are no frame", name_of(peer)),
+                            job_rank(peer)));
+  }
+  MeshFrame expected = stamp;
+  expected.part = a.part;
+  expected.payload = a.size();
+  if (*got == expected) return;
+
+  MeshFrame same_size = *got;
+  same_size.payload = expected.payload;
+  if (same_size == expected) {
+    supervisor().fail(
+        Error(ErrorCode::kSizeMismatch,
+              fmt::format("{} sent {} bytes where {} expected {}, in {}", name_of(peer),
+                          got->payload, name_of(rank_), expected.payload, describe(expected)),
+              job_rank(peer)));
+  }
+  supervisor().fail(Error(ErrorCode::kCollectiveMismatch,
+                          fmt::format("{} is in collective {}: {}; {} is in collective {}: {}",
+                                      name_of(peer), got->sequence, describe(*got), name_of(rank_),
+                                      expected.sequence, describe(expected)),
+                          job_rank(peer)));
+}
+
+void MeshTransport::wait(std::span<Active> active, Deadline deadline) {
+  std::vector<pollfd> fds;
+  fds.push_back({supervisor().latch().fd(), POLLIN, 0});
+  bool sleep = true;
+  for (Active& a : active) {
+    if (a.complete() || !a.open()) continue;
+    if (fds.size() == 1) note_wait(job_rank(a.transfer->peer));
+    if (!a.stream->prepare_wait(a.transfer->direction, fds)) sleep = false;
+  }
+  if (sleep && ::poll(fds.data(), fds.size(), deadline.poll_timeout(kLookAround)) == 0) {
+    supervisor().look_around();
+    for (Active& a : active) {
+      try {
+        if (!a.complete()) a.stream->check_reach();
+      } catch (const Error& error) {
+        fail_transfer(a, error);
+      }
+    }
+  }
+  for (Active& a : active) {
+    if (!a.complete() && a.open()) a.stream->finish_wait(a.transfer->direction);
+  }
+}
+
+void MeshTransport::fail_timeout(std::span<Active> active, const MeshFrame& stamp) {
+  std::string awaited;
+  int first = -1;
+  for (const Active& a : active) {
+    if (a.complete() || !a.open()) continue;
+    if (first < 0) first = job_rank(a.transfer->peer);
+    if (!awaited.empty()) awaited += ", ";
+    awaited += a.receiving() ? "data from " : "room at ";
+    awaited += name_of(a.transfer->peer);
+  }
+  supervisor().fail(
+      Error(ErrorCode::kTimeout,
+            fmt::format("{}: {} waited in vain for {}", describe(stamp), name_of(rank_), awaited),
+            first));
+}
+
+std::unique_ptr<Transport> MeshTransport::split(const std::vector<int>& members,
+                                                std::uint32_t channel) {
+  const auto me = std::find(members.begin(), members.end(), rank_);
+  LOCKSTEP_CHECK(me != members.end());
+  const int rank = static_cast<int>(me - members.begin());
+  return std::make_unique<MeshTransport>(rank, static_cast<int>(members.size()), generation_,
+                                         channel, links_->split(members, rank, channel));
+}
+
+}  // namespace lockstep

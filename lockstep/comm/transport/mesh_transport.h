@@ -1,0 +1,74 @@
+#pragma once
+
+#include <memory>
+#include <mutex>
+#include <string>
+#include <vector>
+
+#include "lockstep/comm/transport/sender.h"
+#include "lockstep/comm/transport/stream.h"
+#include "lockstep/comm/transport/transport.h"
+
+namespace lockstep {
+
+// The streams of a group, by kind of medium: threads, TCP, shared memory, MPI.
+class Links {
+ public:
+  virtual ~Links() = default;
+  // The stream to `peer`, opened on first use.
+  virtual Stream& to(int peer, Deadline deadline) = 0;
+  virtual std::string name_of(int rank) const = 0;
+  // The rank in the whole job, by which errors blame it.
+  virtual int job_rank(int rank) const = 0;
+  virtual Supervisor& supervisor() = 0;
+  virtual std::unique_ptr<Links> split(const std::vector<int>& members, int rank,
+                                       std::uint32_t channel) = 0;
+  // As in Transport.
+  virtual SharedSpace* shared_space() = 0;
+  virtual bool oversubscribed() const = 0;
+  // Whether every rank of this host has a second core to itself, for large messages.
+  virtual bool spare_cores() const = 0;
+};
+
+// Messages over streams: framing, full duplex progress over many peers, deadlines.
+class MeshTransport final : public Transport {
+ public:
+  MeshTransport(int rank, int world_size, std::uint32_t generation, std::uint32_t channel,
+                std::unique_ptr<Links> links);
+  ~MeshTransport() override;
+
+  int rank() const override { return rank_; }
+  int world_size() const override { return world_size_; }
+  std::string name_of(int rank) const override { return links_->name_of(rank); }
+  int job_rank(int rank) const override { return links_->job_rank(rank); }
+  Supervisor& supervisor() override { return links_->supervisor(); }
+  SharedSpace* shared_space() override { return links_->shared_space(); }
+  bool oversubscribed() const override { return links_->oversubscribed(); }
+  void run(std::span<Transfer> transfers, const MeshFrame& stamp, TransferObserver* observer,
+           Deadline deadline) override;
+  std::unique_ptr<Transport> split(const std::vector<int>& members, std::uint32_t channel) override;
+
+ private:
+  struct Port;    // one direction of one link
+  struct Active;  // one transfer under way
+
+  Port& port(int peer, Direction direction);
+  // Moves all of `active` to their end.
+  void move(std::span<Active> active, const MeshFrame& stamp, TransferObserver* observer,
+            Deadline deadline);
+  bool advance(Active& active);
+  void fail_transfer(const Active& active, const Error& error);
+  void check_frame(Active& active, const MeshFrame& stamp);
+  void wait(std::span<Active> active, Deadline deadline);
+  void fail_timeout(std::span<Active> active, const MeshFrame& stamp);
+
+  const int rank_;
+  const int world_size_;
+  const std::uint32_t generation_;
+  const std::uint32_t channel_;
+  const std::unique_ptr<Links> links_;
+  std::vector<std::unique_ptr<Port>> ports_;  // two per peer
+  Sender sender_;
+};
+
+}  // namespace lockstep

@@ -1,0 +1,57 @@
+#include "lockstep/comm/transport/sender.h"
+
+#include <utility>
+
+namespace lockstep {
+
+Sender::~Sender() {
+  {
+    const std::lock_guard lock(mutex_);
+    closing_ = true;
+  }
+  changed_.notify_all();
+  if (thread_.joinable()) thread_.join();
+}
+
+void Sender::start(std::function<void()> job) {
+  owner_.lock();
+  {
+    const std::lock_guard lock(mutex_);
+    job_ = std::move(job);
+    error_.reset();
+    if (!thread_.joinable()) thread_ = std::thread([this] { serve(); });
+  }
+  changed_.notify_all();
+}
+
+std::optional<Error> Sender::wait() {
+  std::optional<Error> error;
+  {
+    std::unique_lock lock(mutex_);
+    changed_.wait(lock, [&] { return !job_; });
+    error = error_;
+  }
+  owner_.unlock();
+  return error;
+}
+
+void Sender::serve() {
+  std::unique_lock lock(mutex_);
+  for (;;) {
+    changed_.wait(lock, [&] { return closing_ || job_; });
+    if (!job_) return;
+    lock.unlock();
+    std::optional<Error> error;
+    try {
+      job_();
+    } catch (const Error& caught) {
+      error = caught;
+    }
+    lock.lock();
+    error_ = error;
+    job_ = nullptr;
+    changed_.notify_all();
+  }
+}
+
+}  // namespace lockstep

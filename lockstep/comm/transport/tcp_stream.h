@@ -1,0 +1,35 @@
+#pragma once
+
+#include <mutex>
+
+#include "lockstep/base/deadline.h"
+#include "lockstep/comm/transport/stream.h"
+#include "lockstep/net/socket/socket.h"
+
+namespace lockstep {
+
+// A connected TCP socket as a Stream. The peer is out of reach when its host has acknowledged
+// nothing for `timeout` while something was under way to it. (TCP_USER_TIMEOUT would be simpler,
+// but also ends connections whose peer is alive and just does not read for a while.)
+class TcpStream final : public Stream {
+ public:
+  TcpStream(Socket socket, Deadline::Clock::duration timeout)
+      : socket_(std::move(socket)), timeout_(timeout) {}
+
+  std::size_t write_some(std::span<const std::byte> head, std::span<const std::byte> body) override;
+  std::size_t read_some(std::span<std::byte> head, std::span<std::byte> body) override;
+  bool prepare_wait(Direction direction, std::vector<pollfd>& fds) override;
+  void finish_wait(Direction) override {}
+  void check_reach() override;
+
+ private:
+  const Socket socket_;
+  const Deadline::Clock::duration timeout_;
+
+  // Readers and writers both look.
+  std::mutex mutex_;
+  std::uint64_t acknowledged_ = 0;                  // guarded by mutex_: bytes, when last looked at
+  Deadline::Clock::time_point unanswered_since_{};  // guarded by mutex_: zero if nothing is
+};
+
+}  // namespace lockstep

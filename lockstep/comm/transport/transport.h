@@ -1,0 +1,107 @@
+#pragma once
+
+#include <atomic>
+#include <cstddef>
+#include <cstdint>
+#include <memory>
+#include <span>
+#include <string>
+#include <vector>
+
+#include "lockstep/base/deadline.h"
+#include "lockstep/comm/transport/stream.h"
+#include "lockstep/net/job/supervisor.h"
+#include "lockstep/wire/mesh_frame.h"
+
+namespace lockstep {
+
+class SharedSpace;
+
+// Where the bytes of a message lie. A message has one or more *rows* of equal length (several when
+// a rank sends the partial sums of several tree nodes). Rows travel interleaved by *segment*:
+// segment 0 of every row, then segment 1 of every row, and so on, so that the receiver can combine
+// a segment as soon as it has it from everybody.
+struct Layout {
+  std::span<std::byte* const> rows;
+  std::size_t row_bytes = 0;
+  std::size_t segment_bytes = 0;  // 0: the row is one segment
+  // 0: a row is whole in memory. Otherwise its memory holds this many segments, used cyclically.
+  std::size_t window_segments = 0;
+
+  std::size_t bytes() const { return rows.size() * row_bytes; }
+  // The contiguous memory that holds the message's bytes from `offset` on, to the end of the
+  // segment. `offset` < bytes().
+  std::span<std::byte> at(std::size_t offset) const;
+};
+
+// One message to or from a peer. `limit` holds it back: bytes beyond it are not ready to be sent,
+// or have no room to be received into, until the observer raises it.
+struct Transfer {
+  int peer = 0;
+  Direction direction = Direction::kSend;
+  Layout layout;
+  std::size_t limit = 0;
+  std::size_t done = 0;
+};
+
+// Told whenever `done` of a transfer has grown; may raise limits.
+class TransferObserver {
+ public:
+  virtual ~TransferObserver() = default;
+  virtual void advanced(Transfer& transfer) = 0;
+  // Whether it must hear of sends too; otherwise they may be moved by another thread.
+  virtual bool watches_sends() const = 0;
+};
+
+// Point-to-point messages between the ranks of a group (the seeds' Backend). Every call returns by
+// its deadline, with an Error that names the peer if it must. Safe to use from several threads on
+// different peers. After a failure the group is dead: every call throws the same first cause.
+class Transport {
+ public:
+  virtual ~Transport() = default;
+
+  virtual int rank() const = 0;
+  virtual int world_size() const = 0;
+  // "rank 2 (10.0.0.3:4711)", for messages to people.
+  virtual std::string name_of(int rank) const = 0;
+  // The rank in the whole job, by which errors blame it.
+  virtual int job_rank(int rank) const = 0;
+  virtual Supervisor& supervisor() = 0;
+  // The memory that all ranks of the group share, or null.
+  virtual SharedSpace* shared_space() = 0;
+  // Whether this host has fewer cores than ranks of the job: then a waiting rank gives way at once.
+  virtual bool oversubscribed() const = 0;
+
+  // Runs all transfers at once, full duplex; at most one per peer and direction. Every message
+  // carries `stamp`; one that arrives with another stamp fails the group. `observer` may be null.
+  virtual void run(std::span<Transfer> transfers, const MeshFrame& stamp,
+                   TransferObserver* observer, Deadline deadline) = 0;
+
+  // A group of some of these ranks, with links of its own; `members` in the order of their new
+  // ranks. All members call it with the same arguments; `channel` is fresh on every one of them.
+  virtual std::unique_ptr<Transport> split(const std::vector<int>& members,
+                                           std::uint32_t channel) = 0;
+
+  void send(int to, std::span<const std::byte> data, Deadline deadline);
+  void recv(int from, std::span<std::byte> data, Deadline deadline);
+  // Sends and receives at once, so that two ranks can exchange messages of any size.
+  void exchange(int to, std::span<const std::byte> out, int from, std::span<std::byte> in,
+                Deadline deadline);
+  void barrier(Deadline deadline);
+  // The rank of the job that this one has been waiting for lately, -1 if it is busy itself. Says
+  // who holds up a collective that does not end. Callable from any thread.
+  virtual int waits_for() const { return waits_for_.load(std::memory_order_relaxed); }
+  void note_wait(int job_rank) { waits_for_.store(job_rank, std::memory_order_relaxed); }
+
+  // Ends the group on every rank at once; callable from any thread.
+  void abort(const std::string& reason) { supervisor().abort(reason); }
+
+ protected:
+  // Throws Error{kInvalidRank} or Error{kSelfSend}.
+  void check_peer(int peer, const char* operation) const;
+
+ private:
+  std::atomic<int> waits_for_{-1};
+};
+
+}  // namespace lockstep

@@ -1,0 +1,51 @@
+#include "lockstep/files/mapped_file.h"
+
+#include <fcntl.h>
+#include <fmt/format.h>
+#include <sys/mman.h>
+#include <sys/stat.h>
+
+#include <cerrno>
+#include <utility>
+
+#include "lockstep/base/descriptor.h"
+#include "lockstep/base/error.h"
+
+namespace lockstep {
+
+MappedFile::MappedFile(std::string path) : path_(std::move(path)) {
+  const Descriptor file(::open(path_.c_str(), O_RDONLY | O_CLOEXEC));
+  if (!file) throw_io("opening " + path_, errno);
+  struct stat status {};
+  if (::fstat(file.get(), &status) != 0) throw_io("reading " + path_, errno);
+  if (S_ISDIR(status.st_mode)) throw_io("reading " + path_, EISDIR);
+  if (!S_ISREG(status.st_mode)) throw_bad_file(path_, "not a regular file");
+  const auto size = static_cast<std::size_t>(status.st_size);
+  if (size == 0) return;
+  void* data = ::mmap(nullptr, size, PROT_READ, MAP_PRIVATE, file.get(), 0);
+  if (data == MAP_FAILED) throw_io("mapping " + path_, errno);
+  bytes_ = {static_cast<const std::byte*>(data), size};
+}
+
+MappedFile::MappedFile(MappedFile&& other) noexcept
+    : path_(std::move(other.path_)), bytes_(std::exchange(other.bytes_, {})) {}
+
+MappedFile& MappedFile::operator=(MappedFile&& other) noexcept {
+  std::swap(path_, other.path_);
+  std::swap(bytes_, other.bytes_);
+  return *this;
+}
+
+MappedFile::~MappedFile() {
+  if (!bytes_.empty()) ::munmap(const_cast<std::byte*>(bytes_.data()), bytes_.size());
+}
+
+void throw_bad_file(const std::string& path, const std::string& what) {
+  throw Error(ErrorCode::kIo, fmt::format("{}: {}", path, what));
+}
+
+void throw_bad_file(const std::string& path, std::size_t position, const std::string& what) {
+  throw Error(ErrorCode::kIo, fmt::format("{}: byte {}: {}", path, position, what));
+}
+
+}  // namespace lockstep

@@ -1,0 +1,300 @@
+#include "lockstep/model/cuda/model.h"
+
+#include <fmt/format.h>
+
+#include <algorithm>
+#include <cmath>
+
+#include "lockstep/base/check.h"
+#include "lockstep/base/error.h"
+#include "lockstep/model/gpu_memory.h"
+#include "lockstep/model/norm.h"
+
+namespace lockstep {
+namespace {
+
+constexpr std::size_t kPiece = 16384;         // elements that one block of AdamW updates
+constexpr std::size_t kLeastReady = 1 << 20;  // elements of a range that is told, but the last
+
+float rounded(double value) { return static_cast<float>(value); }
+
+std::vector<cuda::Piece> cut_pieces(const ParameterLayout& layout, Range range) {
+  std::vector<cuda::Piece> pieces;
+  for (const TensorSpec& tensor : layout.tensors()) {
+    const std::size_t end = std::min(range.end, tensor.range.end);
+    for (std::size_t at = std::max(range.begin, tensor.range.begin); at < end; at += kPiece) {
+      pieces.push_back(
+          {at, static_cast<std::uint32_t>(std::min(kPiece, end - at)), tensor.decay ? 1U : 0U});
+    }
+  }
+  return pieces;
+}
+
+// Throws for models that the kernels or the memory do not fit; takes a GPU for this thread.
+const GpuModelOptions& checked(const GpuModelOptions& options) {
+  const ModelConfig& model = options.model;
+  validate(model);
+  const auto refuse = [](const std::string& message) {
+    throw Error(ErrorCode::kInvalidArgument, "--device cuda " + message);
+  };
+  const int widest = options.precision == Precision::kBf16 ? 4096 : 2048;
+  if (model.hidden > widest) refuse(fmt::format("takes --hidden up to {}", widest));
+  if (model.hidden % 16 != 0) refuse("takes a --hidden that is a multiple of 16");
+  if (model.intermediate % 8 != 0) refuse("takes an --intermediate that is a multiple of 8");
+  if (model.head_dim() % 8 != 0) refuse("takes heads of a width that is a multiple of 8");
+  if (model.head_dim() > 128) refuse("takes heads of a width up to 128");
+  if (options.rows < 1 || options.context < 1 || options.context > model.context) {
+    refuse(fmt::format("cannot hold {} x {} tokens, where the model's context is {}", options.rows,
+                       options.context, model.context));
+  }
+  if (const auto reason = gpu_refusal()) refuse("finds no GPU: " + *reason);
+  int count = 0;
+  check_cuda(cudaGetDeviceCount(&count), "counting GPUs");
+  check_cuda(cudaSetDevice(options.device % count), "choosing a GPU");  // of this thread
+  std::size_t free = 0;
+  std::size_t total = 0;
+  check_cuda(cudaMemGetInfo(&free, &total), "asking for free memory");
+  if (const auto line = gpu_memory_refusal(options, free)) throw Error(ErrorCode::kIo, *line);
+  return options;
+}
+
+}  // namespace
+
+CudaModel::CudaModel(const GpuModelOptions& options)
+    : layout_(checked(options).model),
+      options_(options),
+      stream_(make_stream()),
+      parameters_(layout_.size(), "parameters"),
+      first_(options.shard.size(), "moments"),
+      second_(options.shard.size(), "moments"),
+      rounded_(options.precision == Precision::kBf16 ? layout_.size() : 0, "bf16 parameters"),
+      slots_([&] {
+        std::vector<DeviceArray<float>> slots;
+        for (std::uint32_t i = 0; i < options.slots; ++i)
+          slots.emplace_back(layout_.size(), "gradients");
+        return slots;
+      }()),
+      passes_(make_cuda_passes(layout_, {.precision = options.precision,
+                                         .rows = options.rows,
+                                         .context = options.context,
+                                         .recompute = options.recompute})),
+      staging_(slot_pointers()),
+      squares_(norm_blocks(layout_.size()), "norms"),
+      tree_scratch_(cuda::tree_scratch(squares_.size()), "norms"),
+      record_(1, "losses"),
+      bad_losses_(1, "losses"),
+      update_(1, "the optimizer"),
+      tokens_(static_cast<std::size_t>(options.rows * options.context), "tokens"),
+      targets_(tokens_.size(), "tokens"),
+      token_begin_(static_cast<std::size_t>(options.model.vocab) + 1, "tokens"),
+      token_places_(tokens_.size(), "tokens"),
+      host_squares_(squares_.size()),
+      host_update_(1),
+      done_(make_event()),
+      hasher_(layout_) {
+  const std::vector<cuda::Piece> pieces = cut_pieces(layout_, options.shard);
+  pieces_ = DeviceArray<cuda::Piece>(pieces.size(), "the optimizer");
+  copy(pieces_.data(), pieces.data(), pieces.size() * sizeof(cuda::Piece));
+  for (const DeviceArray<float>* moments : {&first_, &second_}) {
+    check_cuda(cudaMemsetAsync(moments->data(), 0, moments->size() * sizeof(float), stream_.get()),
+               "clearing moments");
+  }
+  clear_bad_losses();
+  cut_buckets();
+  bytes_ = passes_->bytes() +
+           (layout_.size() * (1 + options.slots) + 2 * options.shard.size()) * sizeof(float) +
+           rounded_.size() * sizeof(__nv_bfloat16);
+}
+
+CudaModel::~CudaModel() {
+  constexpr auto kPatience = std::chrono::seconds(10);
+  try {
+    for (const cudaStream_t stream : {stream_.get(), staging_.stream(), staging_.upload_stream()}) {
+      if (cuda_given_up()) return;
+      check_cuda(cudaEventRecord(done_.get(), stream), "ending");
+      wait_for(done_.get(), "ending", {kPatience, {}});
+    }
+  } catch (const Error&) {  // whatever it is, somebody was told of it before
+  }
+}
+
+void CudaModel::clear_bad_losses() const {
+  check_cuda(cudaMemsetAsync(bad_losses_.data(), 0, sizeof(std::uint32_t), stream_.get()),
+             "clearing a count");
+}
+
+std::vector<float*> CudaModel::slot_pointers() const {
+  std::vector<float*> pointers;
+  for (const DeviceArray<float>& slot : slots_) pointers.push_back(slot.data());
+  return pointers;
+}
+
+// The ranges in which the passes finish, joined so that none is small; the embedding is the last.
+void CudaModel::cut_buckets() {
+  const Range embedding = layout_.range(Component::kEmbedding);
+  std::vector<std::size_t> ends;
+  for (const TensorSpec& tensor : layout_.tensors()) {
+    // The rest of a product that finishes several tensors at once.
+    const bool within = tensor.component == Component::kGate ||
+                        tensor.component == Component::kQuery ||
+                        tensor.component == Component::kKey;
+    if (!within) ends.push_back(tensor.range.end);
+  }
+  std::ranges::sort(ends);
+  std::size_t begin = 0;
+  for (const std::size_t end : ends) {
+    const bool last = end == embedding.begin || end == embedding.end;
+    if (end - begin < kLeastReady && !last) continue;
+    buckets_.push_back({{begin, end}, make_event(), make_event()});
+    begin = end;
+  }
+}
+
+void CudaModel::wait(const char* operation) const {
+  check_cuda(cudaEventRecord(done_.get(), stream_.get()), operation);
+  wait_for(done_.get(), operation, patience());
+}
+
+void CudaModel::enqueue_copy(void* to, const void* from, std::size_t bytes) const {
+  check_cuda(cudaMemcpyAsync(to, from, bytes, cudaMemcpyDefault, stream_.get()), "copying");
+}
+
+void CudaModel::copy(void* to, const void* from, std::size_t bytes) const {
+  wait("computing");  // a copy of memory that is not page-locked waits without a deadline
+  enqueue_copy(to, from, bytes);
+  wait("copying");
+}
+
+void CudaModel::set_parameters(std::span<const float> values) {
+  LOCKSTEP_CHECK(values.size() == layout_.size());
+  copy(parameters_.data(), values.data(), values.size_bytes());
+  round_parameters();
+}
+
+void CudaModel::exchange_parameters(
+    const std::function<void(float* parameters, DeviceStream stream)>& exchange) {
+  // On the stream that exchanges gradients, too: an exchange has one.
+  const cudaStream_t stream = staging_.stream();
+  check_cuda(cudaEventRecord(done_.get(), stream_.get()), "sharing parameters");
+  check_cuda(cudaStreamWaitEvent(stream, done_.get()), "sharing parameters");
+  exchange(parameters_.data(), stream);
+  check_cuda(cudaEventRecord(done_.get(), stream), "sharing parameters");
+  check_cuda(cudaStreamWaitEvent(stream_.get(), done_.get()), "sharing parameters");
+  round_parameters();
+}
+
+void CudaModel::round_parameters() {
+  if (rounded_.size() == 0) return;
+  cuda::round_to(layout_.size(), parameters_.data(), rounded_.data(), stream_.get());
+}
+
+void CudaModel::get_parameters(std::span<float> values) const {
+  LOCKSTEP_CHECK(values.size() == layout_.size());
+  copy(values.data(), parameters_.data(), values.size_bytes());
+}
+
+void CudaModel::set_moments(std::span<const float> first, std::span<const float> second) {
+  LOCKSTEP_CHECK(first.size() == first_.size() && second.size() == second_.size());
+  copy(first_.data(), first.data(), first.size_bytes());
+  copy(second_.data(), second.data(), second.size_bytes());
+}
+
+void CudaModel::get_moments(std::span<float> first, std::span<float> second) const {
+  LOCKSTEP_CHECK(first.size() == first_.size() && second.size() == second_.size());
+  copy(first.data(), first_.data(), first.size_bytes());
+  copy(second.data(), second_.data(), second.size_bytes());
+}
+
+void CudaModel::get_slot(std::uint32_t slot, std::span<float> values) const {
+  LOCKSTEP_CHECK(values.size() == layout_.size());
+  staging_.join_uploads(stream_.get());
+  copy(values.data(), slots_.at(slot).data(), values.size_bytes());
+}
+
+void CudaModel::block_squares(Range range, std::span<double> sums) {
+  LOCKSTEP_CHECK(range.begin % kNormBlock == 0 && sums.size() == norm_blocks(range.size()));
+  staging_.join_uploads(stream_.get());
+  cuda::block_squares(range.size(), slots_.front().data() + range.begin, squares_.data(),
+                      stream_.get());
+  enqueue_copy(host_squares_.data(), squares_.data(), sums.size_bytes());
+  wait("computing");
+  std::copy_n(host_squares_.data(), sums.size(), sums.begin());
+}
+
+void CudaModel::update(const UpdateRequest& request) {
+  const AdamWOptions& adamw = options_.adamw;
+  const auto t = static_cast<double>(request.step + 1);
+  *host_update_.data() = {.tokens = static_cast<double>(request.tokens),
+                          .clip = request.clip,
+                          .norm = request.norm.value_or(0.0),
+                          .rate = rounded(request.learning_rate / (1.0 - std::pow(adamw.beta1, t))),
+                          .root_scale = rounded(1.0 / std::sqrt(1.0 - std::pow(adamw.beta2, t))),
+                          .keep = rounded(1.0 - request.learning_rate * adamw.weight_decay),
+                          .factor = 0,
+                          .apply = 0};
+  const bool given = request.norm.has_value();
+  staging_.join_uploads(stream_.get());
+  (given ? update_of_norm_ : update_with_norm_).run(stream_.get(), [&](bool) {
+    enqueue_update(given);
+  });
+}
+
+void CudaModel::enqueue_update(bool norm_given) {
+  const cudaStream_t stream = stream_.get();
+  const double* squares = nullptr;
+  enqueue_copy(update_.data(), host_update_.data(), sizeof(cuda::UpdateState));
+  if (!norm_given) {
+    cuda::block_squares(layout_.size(), slots_.front().data(), squares_.data(), stream);
+    squares = cuda::tree_sum(squares_.size(), squares_.data(), tree_scratch_.data(), stream);
+  }
+  cuda::decide_update(squares, bad_losses_.data(), update_.data(), stream);
+  const AdamWOptions& adamw = options_.adamw;
+  cuda::adamw({.state = update_.data(),
+               .beta1 = rounded(adamw.beta1),
+               .rest1 = rounded(1.0 - adamw.beta1),
+               .beta2 = rounded(adamw.beta2),
+               .rest2 = rounded(1.0 - adamw.beta2),
+               .eps = rounded(adamw.eps),
+               .first_element = options_.shard.begin,
+               .sum = slots_.front().data(),
+               .parameters = parameters_.data(),
+               .first = first_.data(),
+               .second = second_.data(),
+               .rounded = rounded_.size() > 0 ? rounded_.data() : nullptr},
+              pieces_.size(), pieces_.data(), stream);
+  enqueue_copy(host_update_.data(), update_.data(), sizeof(cuda::UpdateState));
+}
+
+UpdateResult CudaModel::finish_update() {
+  wait("updating");
+  return {host_update_.data()->norm, host_update_.data()->apply != 0};
+}
+
+std::vector<Blake3Hash> CudaModel::tensor_hashes() const {
+  hasher_.enqueue(parameters_.data(), stream_.get());
+  wait("hashing");
+  return hasher_.result();
+}
+
+std::optional<std::string> gpu_refusal() {
+  int count = 0;
+  const cudaError_t status = cudaGetDeviceCount(&count);
+  if (status != cudaSuccess) {
+    static_cast<void>(cudaGetLastError());
+    return cudaGetErrorString(status);
+  }
+  if (count == 0) return "there is none";
+  return std::nullopt;
+}
+
+std::string gpu_name() {
+  cudaDeviceProp device{};
+  check_cuda(cudaGetDeviceProperties(&device, 0), "asking for the GPU's name");
+  return device.name;
+}
+
+std::unique_ptr<GpuModel> make_gpu_model(const GpuModelOptions& options) {
+  return std::make_unique<CudaModel>(options);
+}
+
+}  // namespace lockstep

@@ -1,0 +1,138 @@
+#include "lockstep/net/job/control_loop.h"
+
+#include <fmt/format.h>
+#include <signal.h>
+#include <sys/eventfd.h>
+
+#include <algorithm>
+#include <cerrno>
+#include <utility>
+
+#include "lockstep/base/check.h"
+
+namespace lockstep {
+namespace {
+
+void signal_event(const Descriptor& event) {
+  const std::uint64_t one = 1;
+  LOCKSTEP_CHECK(::write(event.get(), &one, sizeof(one)) == sizeof(one));
+}
+
+// Signals are for the program's own threads.
+class SignalsBlocked {
+ public:
+  SignalsBlocked() {
+    sigset_t all;
+    ::sigfillset(&all);
+    ::pthread_sigmask(SIG_SETMASK, &all, &before_);
+  }
+  ~SignalsBlocked() { ::pthread_sigmask(SIG_SETMASK, &before_, nullptr); }
+
+ private:
+  sigset_t before_;
+};
+
+}  // namespace
+
+ControlLoop::ControlLoop(FailureLatch& latch, const ProgressBook& book,
+                         std::unique_ptr<Centre> centre)
+    : latch_(latch),
+      book_(book),
+      wake_(::eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK)),
+      centre_(std::move(centre)) {
+  if (!wake_) throw_io("eventfd", errno);
+  const SignalsBlocked blocked;
+  thread_ = std::thread([this] { run(); });
+}
+
+ControlLoop::~ControlLoop() {
+  {
+    const std::lock_guard lock(mutex_);
+    stop_ = true;
+  }
+  signal_event(wake_);
+  thread_.join();
+}
+
+void ControlLoop::attach(Link link, const MemberOptions& options) {
+  auto member =
+      std::make_unique<Member>(std::move(link), options, latch_, [this] { return book_.all(); });
+  {
+    const std::lock_guard lock(mutex_);
+    joining_ = std::move(member);
+  }
+  connected_.store(true, std::memory_order_release);
+  signal_event(wake_);
+}
+
+bool ControlLoop::report(const Error& error) {
+  if (!connected_.load(std::memory_order_acquire)) return false;
+  {
+    const std::lock_guard lock(mutex_);
+    reports_.push_back(error);
+  }
+  signal_event(wake_);
+  return true;
+}
+
+void ControlLoop::run() noexcept {
+  try {
+    while (take_orders()) poll_once();
+    const std::vector<Progress> last = book_.all();
+    if (member_) member_->leave();
+    if (centre_) centre_->leave(last);
+  } catch (const Error& error) {
+    latch_.trip(error);
+  } catch (const std::exception& error) {
+    latch_.trip(Error(ErrorCode::kIo, fmt::format("the control thread failed: {}", error.what())));
+  }
+  connected_.store(false, std::memory_order_release);
+  member_.reset();
+  centre_.reset();
+}
+
+bool ControlLoop::take_orders() {
+  std::vector<Error> reports;
+  bool stop;
+  {
+    const std::lock_guard lock(mutex_);
+    if (joining_) member_ = std::move(joining_);
+    if (member_) reports.swap(reports_);
+    stop = stop_;
+  }
+  // Without the lock: a report asks for progress, whose source may have locks of its own.
+  for (const Error& error : reports) member_->report(error);
+  return !stop;
+}
+
+void ControlLoop::poll_once() {
+  entries_.clear();
+  entries_.push_back({wake_.get(), POLLIN, 0});
+  auto wake = Deadline::Clock::time_point::max();
+  if (member_) {
+    member_->add_poll(entries_);
+    wake = std::min(wake, member_->wake_at());
+  }
+  const std::size_t members = entries_.size() - 1;
+  if (centre_) {
+    centre_->add_poll(entries_);
+    wake = std::min(wake, centre_->wake_at());
+  }
+
+  const int ready = ::poll(entries_.data(), entries_.size(), Deadline::at(wake).poll_timeout());
+  if (ready < 0 && errno != EINTR) throw_io("polling the control links", errno);
+
+  if (entries_.front().revents != 0) {
+    std::uint64_t count;
+    [[maybe_unused]] const ssize_t size = ::read(wake_.get(), &count, sizeof(count));
+  }
+  const std::span<const pollfd> rest = std::span(entries_).subspan(1);
+  if (member_) {
+    member_->serve(rest.first(members));
+    centre_left_.store(member_->centre_left(), std::memory_order_release);
+    connected_.store(member_->connected() && !member_->centre_left(), std::memory_order_release);
+  }
+  if (centre_) centre_->serve(rest.subspan(members));
+}
+
+}  // namespace lockstep

@@ -1,0 +1,44 @@
+#pragma once
+
+#include <map>
+#include <optional>
+#include <string>
+#include <vector>
+
+#include "lockstep/base/deadline.h"
+#include "lockstep/base/error.h"
+#include "lockstep/net/job/roster.h"
+
+namespace lockstep {
+
+// Decides whether the ranks that come to a rendezvous make a job. No I/O; time is passed in.
+class Gathering {
+ public:
+  using Time = Deadline::Clock::time_point;
+
+  // `version` is what every card must say; `deadline` is when the server gives up.
+  Gathering(int world_size, std::string version, Time deadline);
+
+  // A rank came; it will wait until `gives_up`. An error is for everybody: the job cannot form.
+  [[nodiscard]] std::optional<Error> add(const Card& card, Time gives_up);
+  // It went away before the others came; another process may take its place.
+  void forget(int rank);
+
+  bool complete() const { return static_cast<int>(present_.size()) == world_size_; }
+  Roster roster() const;
+  // When the first rank, or the server, gives up.
+  Time deadline() const { return deadline_; }
+  Error missing() const;
+
+ private:
+  int world_size_;
+  std::string version_;
+  Time deadline_;
+  std::map<int, Card> present_;
+  std::map<int, std::string> went_away_;  // names
+};
+
+// Ranks on several hosts cannot use each other's loopback: Error names who advertises it.
+std::optional<Error> check_reachable(const Roster& roster);
+
+}  // namespace lockstep

@@ -1,0 +1,268 @@
+#include "lockstep/net/job/handshake.h"
+
+#include <fmt/format.h>
+#include <sodium.h>
+
+#include <algorithm>
+#include <utility>
+
+#include "lockstep/base/check.h"
+#include "lockstep/wire/bytes.h"
+#include "lockstep/wire/wire_error.h"
+
+namespace lockstep {
+namespace {
+
+constexpr std::size_t kProofBytes = 32;
+static_assert(crypto_auth_hmacsha256_BYTES == kProofBytes);
+static_assert(crypto_hash_sha256_BYTES == kProofBytes);
+
+void require_sodium() {
+  static const bool ready = ::sodium_init() >= 0;
+  if (!ready) throw Error(ErrorCode::kIo, "libsodium cannot be initialised");
+}
+
+unsigned char* raw(std::byte* bytes) { return reinterpret_cast<unsigned char*>(bytes); }
+const unsigned char* raw(const std::byte* bytes) {
+  return reinterpret_cast<const unsigned char*>(bytes);
+}
+
+std::array<std::byte, 32> key_of(const std::string& token) {
+  constexpr std::string_view kContext = "lockstep token 1\n";
+  const std::string text = std::string(kContext) + token;
+  std::array<std::byte, 32> key;
+  ::crypto_hash_sha256(raw(key.data()), reinterpret_cast<const unsigned char*>(text.data()),
+                       text.size());
+  return key;
+}
+
+std::string quoted(std::string_view text) { return fmt::format("'{}'", text); }
+
+}  // namespace
+
+MemberId random_member_id() {
+  require_sodium();
+  MemberId id;
+  ::randombytes_buf(id.data(), id.size());
+  return id;
+}
+
+std::string to_string(const MemberId& id) {
+  std::string text;
+  for (const std::byte byte : id) text += fmt::format("{:02x}", std::to_integer<unsigned>(byte));
+  return text;
+}
+
+std::string_view to_string(Purpose purpose) {
+  switch (purpose) {
+    case Purpose::kRendezvous: return "rendezvous";
+    case Purpose::kMesh: return "mesh";
+    case Purpose::kShared: return "shared memory";
+    case Purpose::kServer: return "gradient server";
+  }
+  return "unknown purpose";
+}
+
+std::vector<std::byte> encode(const Hello& hello) {
+  ByteWriter writer;
+  writer.u8(static_cast<std::uint8_t>(hello.purpose));
+  writer.u8(hello.has_token ? 1 : 0);
+  writer.u16(0);
+  writer.u32(hello.generation);
+  writer.u32(hello.channel);
+  writer.i32(hello.rank);
+  writer.bytes(hello.id);
+  writer.bytes(hello.nonce);
+  writer.string(hello.job, kMaxJobName);
+  return std::move(writer).take();
+}
+
+std::optional<Hello> decode_hello(std::span<const std::byte> body) {
+  ByteReader reader(body);
+  Hello hello;
+  hello.purpose = static_cast<Purpose>(reader.u8());
+  const std::uint8_t has_token = reader.u8();
+  const std::uint16_t zero = reader.u16();
+  hello.generation = reader.u32();
+  hello.channel = reader.u32();
+  hello.rank = reader.i32();
+  std::ranges::copy(reader.bytes(hello.id.size()), hello.id.begin());
+  std::ranges::copy(reader.bytes(hello.nonce.size()), hello.nonce.begin());
+  hello.job = reader.string(kMaxJobName);
+  hello.has_token = has_token == 1;
+  if (!reader.finished() || has_token > 1 || zero != 0 || hello.rank < -1) return std::nullopt;
+  return hello;
+}
+
+Handshake::Handshake(Role role, const Identity& identity, Purpose purpose, std::uint32_t channel)
+    : role_(role) {
+  require_sodium();
+  if (identity.job.size() > kMaxJobName) {
+    throw Error(ErrorCode::kInvalidArgument,
+                fmt::format("the job's name is {} bytes long; {} are allowed", identity.job.size(),
+                            kMaxJobName));
+  }
+  key_ = key_of(identity.token);
+  own_ = {.purpose = purpose,
+          .job = identity.job,
+          .generation = identity.generation,
+          .channel = channel,
+          .id = identity.id,
+          .rank = identity.rank,
+          .has_token = !identity.token.empty(),
+          .nonce = {}};
+  ::randombytes_buf(own_.nonce.data(), own_.nonce.size());
+}
+
+std::vector<std::byte> Handshake::opening() const {
+  if (role_ == Role::kServer) return {};
+  return frame(MessageKind::kHello, encode(own_));
+}
+
+Handshake::Step Handshake::receive(const Message& message) {
+  if (message.kind == MessageKind::kRefusal) {
+    const auto refusal = decode_wire_error(message.body);
+    if (!refusal) return fail(ErrorCode::kUnexpectedMessage, "the peer sent a malformed refusal");
+    return fail(refusal->code, fmt::format("refused by the peer: {}", refusal->message));
+  }
+  if (state_ == State::kExpectHello && message.kind == MessageKind::kHello) {
+    return receive_hello(message);
+  }
+  if (state_ == State::kExpectProof && message.kind == MessageKind::kProof) {
+    return receive_proof(message);
+  }
+  return fail(ErrorCode::kUnexpectedMessage,
+              fmt::format("a {} does not belong here in a handshake", to_string(message.kind)));
+}
+
+Handshake::Step Handshake::receive_hello(const Message& message) {
+  const auto hello = decode_hello(message.body);
+  if (!hello) return refuse(ErrorCode::kUnexpectedMessage, "malformed hello");
+  peer_hello_ = *hello;
+  state_ = State::kExpectProof;
+  // The client proves itself first: a stranger learns nothing that was made with the key.
+  if (role_ == Role::kServer) return {frame(MessageKind::kHello, encode(own_)), {}};
+  return {frame(MessageKind::kProof, proof(Role::kClient)), {}};
+}
+
+Handshake::Step Handshake::receive_proof(const Message& message) {
+  const auto expected = proof(role_ == Role::kServer ? Role::kClient : Role::kServer);
+  if (message.body.size() != expected.size() ||
+      ::sodium_memcmp(message.body.data(), expected.data(), expected.size()) != 0) {
+    if (own_.has_token == peer_hello_.has_token) {
+      return refuse(ErrorCode::kAuthentication, "wrong token: the two sides have different ones");
+    }
+    const bool server_has = (role_ == Role::kServer ? own_ : peer_hello_).has_token;
+    return refuse(ErrorCode::kAuthentication,
+                  fmt::format("token missing: the {} side has none, the {} side does",
+                              server_has ? "connecting" : "listening",
+                              server_has ? "listening" : "connecting"));
+  }
+  // Only now, to a peer that holds the token, do we say what else is wrong.
+  if (auto error = compare_hellos()) return refuse(error->code(), std::string(error->message()));
+  state_ = State::kDone;
+  const bool server = role_ == Role::kServer;
+  peer_ = {peer_hello_.id, peer_hello_.rank, server ? peer_hello_.channel : own_.channel};
+  if (!server) return {};
+  return {frame(MessageKind::kProof, proof(Role::kServer)), {}};
+}
+
+std::optional<Error> Handshake::compare_hellos() const {
+  const bool server = role_ == Role::kServer;
+  const Hello& client = server ? peer_hello_ : own_;
+  const Hello& listener = server ? own_ : peer_hello_;
+  const auto differ = [](std::string_view what, const auto& theirs, const auto& ours) {
+    return Error(ErrorCode::kAuthentication,
+                 fmt::format("another {}: the connecting side has {}, the listening side {}", what,
+                             theirs, ours));
+  };
+  if (client.job != listener.job) return differ("job", quoted(client.job), quoted(listener.job));
+  if (client.generation != listener.generation) {
+    return differ("generation", client.generation, listener.generation);
+  }
+  if (client.purpose != listener.purpose) {
+    return differ("purpose", to_string(client.purpose), to_string(listener.purpose));
+  }
+  return std::nullopt;
+}
+
+Handshake::Step Handshake::refuse(ErrorCode code, std::string reason) {
+  Step step = fail(code, reason);
+  step.reply = frame(MessageKind::kRefusal, encode_wire_error(Error(code, std::move(reason))));
+  return step;
+}
+
+Handshake::Step Handshake::fail(ErrorCode code, std::string reason) {
+  state_ = State::kFailed;
+  return {{}, Error(code, std::move(reason), peer_hello_.rank)};
+}
+
+std::array<std::byte, 32> Handshake::proof(Role role) const {
+  const bool server = role_ == Role::kServer;
+  ByteWriter transcript;
+  transcript.u8(static_cast<std::uint8_t>(role));
+  transcript.u16(kProtocolVersion);
+  transcript.bytes(encode(server ? peer_hello_ : own_));
+  transcript.bytes(encode(server ? own_ : peer_hello_));
+  std::array<std::byte, 32> mac;
+  ::crypto_auth_hmacsha256(raw(mac.data()), raw(transcript.written().data()),
+                           transcript.written().size(), raw(key_.data()));
+  return mac;
+}
+
+const PeerIdentity& Handshake::peer() const {
+  LOCKSTEP_CHECK(done());
+  return peer_;
+}
+
+namespace {
+
+// Reads exactly one message, so that what follows the handshake stays in the socket.
+Message receive_message(const Socket& socket, Deadline deadline, const FailureLatch* latch) {
+  std::array<std::byte, kMessageHeaderBytes> bytes;
+  socket.recv_all(bytes, deadline, latch);
+  const MessageHeader header = parse_header(bytes, kMaxHandshakeBody, socket.peer());
+  Message message{header.kind, std::vector<std::byte>(header.length)};
+  socket.recv_all(message.body, deadline, latch);
+  return message;
+}
+
+PeerIdentity run(Handshake handshake, const Socket& socket, Deadline deadline,
+                 const FailureLatch* latch) {
+  socket.send_all(handshake.opening(), deadline, latch);
+  while (!handshake.done()) {
+    Handshake::Step step;
+    try {
+      step = handshake.receive(receive_message(socket, deadline, latch));
+    } catch (const Error& error) {
+      // Tell a peer of another version why it is turned away.
+      if (error.code() == ErrorCode::kVersionMismatch) {
+        socket.send_if_heard(frame(MessageKind::kRefusal, encode_wire_error(error)));
+      }
+      throw;
+    }
+    if (step.failure) {
+      socket.send_if_heard(step.reply);
+      throw Error(step.failure->code(),
+                  fmt::format("handshake with {}: {}", socket.peer(), step.failure->message()),
+                  step.failure->rank());
+    }
+    socket.send_all(step.reply, deadline, latch);
+  }
+  return handshake.peer();
+}
+
+}  // namespace
+
+PeerIdentity client_handshake(const Socket& socket, const Identity& identity, Purpose purpose,
+                              std::uint32_t channel, Deadline deadline, const FailureLatch* latch) {
+  return run(Handshake(Handshake::Role::kClient, identity, purpose, channel), socket, deadline,
+             latch);
+}
+
+PeerIdentity server_handshake(const Socket& socket, const Identity& identity, Purpose purpose,
+                              Deadline deadline, const FailureLatch* latch) {
+  return run(Handshake(Handshake::Role::kServer, identity, purpose), socket, deadline, latch);
+}
+
+}  // namespace lockstep

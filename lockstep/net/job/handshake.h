@@ -1,0 +1,117 @@
+#pragma once
+
+#include <array>
+#include <cstddef>
+#include <cstdint>
+#include <optional>
+#include <string>
+#include <vector>
+
+#include "lockstep/net/socket/socket.h"
+#include "lockstep/wire/message.h"
+
+namespace lockstep {
+
+// Every connection opens with one handshake (docs/mesh_protocol.md). Client and server send a hello
+// each: who they are, what they want, a fresh nonce. Then each proves that it holds the job's token
+// with a keyed hash over both hellos and its own role; the token itself never travels. This
+// authenticates the opening of a connection and encrypts nothing.
+
+// Names a process for as long as it lives.
+using MemberId = std::array<std::byte, 16>;
+MemberId random_member_id();
+std::string to_string(const MemberId& id);  // 32 hex digits
+
+// What a connection is for. Values are part of the protocol.
+enum class Purpose : std::uint8_t { kRendezvous = 1, kMesh = 2, kShared = 3, kServer = 4 };
+std::string_view to_string(Purpose purpose);
+
+// Who this process is on all its connections. An empty token is a key like any other: both sides
+// must have it.
+struct Identity {
+  std::string job;
+  std::uint32_t generation = 0;
+  MemberId id{};
+  int rank = -1;  // -1: no rank, such as a launcher
+  std::string token;
+};
+
+inline constexpr std::size_t kMaxJobName = 255;
+inline constexpr std::size_t kMaxHandshakeBody = 8192;  // of any of its messages
+
+struct PeerIdentity {
+  MemberId id{};
+  int rank = -1;
+  std::uint32_t channel = 0;
+
+  bool operator==(const PeerIdentity&) const = default;
+};
+
+// What each side says first. The proofs cover all of it.
+struct Hello {
+  Purpose purpose{};
+  std::string job;
+  std::uint32_t generation = 0;
+  std::uint32_t channel = 0;
+  MemberId id{};
+  std::int32_t rank = -1;
+  bool has_token = false;  // only to tell a missing token from a wrong one
+  std::array<std::byte, 32> nonce{};
+
+  bool operator==(const Hello&) const = default;
+};
+std::vector<std::byte> encode(const Hello& hello);
+std::optional<Hello> decode_hello(std::span<const std::byte> body);
+
+// The exchange as a state machine without I/O, for event loops. Feed it every message received.
+class Handshake {
+ public:
+  enum class Role : std::uint8_t { kClient = 1, kServer = 2 };
+
+  // `channel` is what the client asks for; a server takes it from the peer.
+  Handshake(Role role, const Identity& identity, Purpose purpose, std::uint32_t channel = 0);
+
+  // What a client sends to begin; empty for a server.
+  std::vector<std::byte> opening() const;
+
+  // `reply` is to be sent in any case: when a peer is refused it holds the reason. `failure` ends
+  // the connection.
+  struct Step {
+    std::vector<std::byte> reply;
+    std::optional<Error> failure;
+  };
+  Step receive(const Message& message);
+
+  bool done() const { return state_ == State::kDone; }
+  const PeerIdentity& peer() const;  // once done
+
+ private:
+  enum class State : std::uint8_t { kExpectHello, kExpectProof, kDone, kFailed };
+
+  Step receive_hello(const Message& message);
+  Step receive_proof(const Message& message);
+  Step refuse(ErrorCode code, std::string reason);
+  Step fail(ErrorCode code, std::string reason);
+  std::optional<Error> compare_hellos() const;
+  std::array<std::byte, 32> proof(Role role) const;
+
+  // Constant after construction.
+  Role role_;
+  Hello own_;
+  std::array<std::byte, 32> key_;
+
+  State state_ = State::kExpectHello;
+  Hello peer_hello_;
+  PeerIdentity peer_;
+};
+
+// The same, blocking, on a connected socket. Nothing is read beyond the handshake.
+// Error{kAuthentication}: wrong or missing token, another job, generation or purpose.
+// Error{kVersionMismatch}: another protocol version.
+PeerIdentity client_handshake(const Socket& socket, const Identity& identity, Purpose purpose,
+                              std::uint32_t channel, Deadline deadline,
+                              const FailureLatch* latch = nullptr);
+PeerIdentity server_handshake(const Socket& socket, const Identity& identity, Purpose purpose,
+                              Deadline deadline, const FailureLatch* latch = nullptr);
+
+}  // namespace lockstep

@@ -1,0 +1,55 @@
+#pragma once
+
+#include <chrono>
+#include <cstdint>
+#include <memory>
+#include <optional>
+#include <string>
+
+#include "lockstep/base/version.h"
+#include "lockstep/net/job/control_plane.h"
+#include "lockstep/net/job/handshake.h"
+#include "lockstep/net/job/roster.h"
+#include "lockstep/net/socket/socket.h"
+
+namespace lockstep {
+
+struct JobOptions {
+  int rank = 0;
+  int world_size = 1;
+  // Where the rendezvous is: served by rank 0, unless `served_elsewhere` (a launcher serves it).
+  std::string master_host = "127.0.0.1";
+  std::uint16_t master_port = 0;
+  bool served_elsewhere = false;
+
+  std::string version{lockstep::version()};  // of the program; all ranks must say the same
+  std::string job = "lockstep";
+  std::uint32_t generation = 0;
+  std::string token;      // empty: loopback only
+  std::string interface;  // empty: the one that leads to the rendezvous
+  Deadline::Clock::duration timeout = std::chrono::seconds(30);
+};
+
+// A rank's place in a running job: who the others are, how to reach them, who watches over it.
+struct Job {
+  Identity identity;
+  Roster roster;
+  Socket mesh_listener;                   // at roster[rank].mesh_address
+  Socket unix_listener;                   // at roster[rank].unix_name
+  std::unique_ptr<ControlPlane> control;  // last: says goodbye before the listeners close
+
+  int rank() const { return identity.rank; }
+  int world_size() const { return static_cast<int>(roster.size()); }
+};
+
+// Opens this rank's listeners, joins the rendezvous and returns once all ranks are there, or throws
+// an Error that names who is missing or wrong. Takes at most `timeout`. Rank 0 serves the
+// rendezvous at master_host:master_port, or on `listener` where it is already open (master_port is
+// then ignored). World size 1 opens no socket at all.
+Job join_job(const JobOptions& options, std::optional<Socket> listener = std::nullopt);
+
+// The listener that rank 0 serves on: bound to master_host:master_port, on all interfaces where
+// master_host is a name or an address of another device (then a token is needed).
+Socket listen_for_rendezvous(const JobOptions& options);
+
+}  // namespace lockstep

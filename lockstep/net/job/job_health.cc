@@ -1,0 +1,343 @@
+#include "lockstep/net/job/job_health.h"
+
+#include <fmt/format.h>
+
+#include <algorithm>
+#include <map>
+#include <set>
+#include <string_view>
+#include <utility>
+
+#include "lockstep/base/text.h"
+#include "lockstep/net/job/own_pause.h"
+
+namespace lockstep {
+namespace {
+
+using std::chrono::milliseconds;
+
+// Reports that say "I lost that rank", which may be the echo of another failure.
+bool is_accusation(ErrorCode code) {
+  return code == ErrorCode::kPeerLost || code == ErrorCode::kChannelClosed ||
+         code == ErrorCode::kNoConnection || code == ErrorCode::kIo || code == ErrorCode::kTimeout;
+}
+
+bool is_inside(const std::vector<Progress>& progress) {
+  return std::ranges::any_of(progress, [](const Progress& entry) { return entry.inside; });
+}
+
+std::string describe(const Progress& progress) {
+  return fmt::format("collective {} ({})", progress.sequence, progress.description);
+}
+
+}  // namespace
+
+Error aborted_error(const std::string& name, int rank, std::string_view reason) {
+  return Error(ErrorCode::kAborted, fmt::format("{} aborted: {}", name, reason), rank);
+}
+
+JobHealth::JobHealth(std::vector<std::string> names, Clock::duration timeout, Time now)
+    : timeout_(timeout), last_tick_(now) {
+  for (std::string& name : names) {
+    RankState state;
+    state.name = std::move(name);
+    state.last_heard = now;
+    ranks_.push_back(std::move(state));
+  }
+}
+
+void JobHealth::decide(ErrorCode code, std::string message, int rank) {
+  if (!verdict_) verdict_ = Error(code, std::move(message), rank);
+}
+
+void JobHealth::hear(int rank, std::vector<Progress> progress, Time now) {
+  ranks_[rank].last_heard = now;
+  ranks_[rank].progress = std::move(progress);
+  check_mismatch(rank, now);
+}
+
+void JobHealth::heartbeat(int rank, std::vector<Progress> progress, Time now) {
+  hear(rank, std::move(progress), now);
+  check_departed();
+}
+
+void JobHealth::goodbye(int rank, std::vector<Progress> progress, Time now) {
+  hear(rank, std::move(progress), now);
+  ranks_[rank].departed = true;
+  check_departed();
+}
+
+void JobHealth::closed(int rank, Time) {
+  RankState& state = ranks_[rank];
+  if (state.departed) return;
+  state.departed = true;
+  if (state.suspicion) return;  // it told us why it would go
+  decide(ErrorCode::kPeerLost, fmt::format("{} died: its connection closed", state.name), rank);
+}
+
+void JobHealth::report(int rank, const Report& report, Time now) {
+  hear(rank, report.progress, now);
+  const Error& error = report.error;
+  if (error.code() == ErrorCode::kAborted) {
+    if (!verdict_) verdict_ = aborted_error(ranks_[rank].name, rank, error.message());
+    return;
+  }
+  if (error.code() == ErrorCode::kTimeout && is_inside(report.progress)) {
+    if (!overdue_) overdue_ = Overdue{rank, error};
+    ask_around(now);
+    return;
+  }
+  if (error.code() == ErrorCode::kCollectiveMismatch) {
+    // All will tell what they called; the reporter saw but two of them.
+    const int fault = valid(error.rank()) ? error.rank() : rank;
+    if (!mismatch_) mismatch_ = Error(error.code(), seen_by(rank, error), fault);
+    ask_around(now);
+    return;
+  }
+  if (is_accusation(error.code()) && valid(error.rank()) && error.rank() != rank) {
+    suspect(rank, error, now);
+    return;
+  }
+  decide(error.code(), seen_by(rank, error), valid(error.rank()) ? error.rank() : rank);
+}
+
+void JobHealth::suspect(int reporter, const Error& error, Time now) {
+  if (ranks_[reporter].suspicion) return;
+  ranks_[reporter].suspicion = error;
+  accusers_.push_back(reporter);
+  if (accusers_.size() == 1) {
+    grace_ends_ = now + std::min<Clock::duration>(timeout_ / 10, milliseconds(300));
+  }
+  // Nothing better will come from an accused that left without a complaint of its own.
+  const RankState& accused = ranks_[error.rank()];
+  if (accused.departed && !accused.suspicion) resolve_suspicion();
+}
+
+// Follows the accusations from the first to a rank that accuses nobody: there it began.
+void JobHealth::resolve_suspicion() {
+  int reporter = accusers_.front();
+  std::vector<bool> visited(ranks_.size());
+  while (true) {
+    visited[reporter] = true;
+    const int accused = ranks_[reporter].suspicion->rank();
+    if (!ranks_[accused].suspicion || visited[accused]) break;
+    reporter = accused;
+  }
+  const int accused = ranks_[reporter].suspicion->rank();
+  if (ranks_[accused].suspicion) reporter = accusers_.front();  // a circle: the first word counts
+  const Error& error = *ranks_[reporter].suspicion;
+  const int rank = error.rank();
+  if (ranks_[rank].departed) {
+    decide(ErrorCode::kPeerLost, fmt::format("{} has left the job", ranks_[rank].name), rank);
+  } else if (error.code() == ErrorCode::kTimeout) {
+    decide(ErrorCode::kTimeout, seen_by(reporter, error), rank);  // alive, but it did not come
+  } else {
+    decide(ErrorCode::kPeerLost,
+           fmt::format("{} is out of reach: {} (seen by {})", ranks_[rank].name, error.message(),
+                       ranks_[reporter].name),
+           rank);
+  }
+}
+
+void JobHealth::ask_around(Time now) {
+  if (question_) return;
+  question_ = Question{now, now + std::min<Clock::duration>(timeout_ / 5, milliseconds(500))};
+  ping_ = true;
+}
+
+bool JobHealth::all_answered() const {
+  return std::ranges::all_of(ranks_, [&](const RankState& state) {
+    return state.departed || state.last_heard > question_->asked;
+  });
+}
+
+void JobHealth::check_mismatch(int rank, Time now) {
+  if (mismatch_) return;
+  for (const Progress& own : ranks_[rank].progress) {
+    if (const auto error = find_mismatch(own.channel, own.sequence)) {
+      // The rest of the ranks will tell who is the odd one out.
+      mismatch_ = error;
+      ask_around(now);
+      return;
+    }
+  }
+}
+
+std::optional<Error> JobHealth::find_mismatch(std::uint32_t channel, std::uint64_t sequence) const {
+  if (sequence == 0) return std::nullopt;
+  std::map<std::string_view, std::vector<int>> callers;
+  for (int rank = 0; rank < static_cast<int>(ranks_.size()); ++rank) {
+    if (const Progress* entry = find_progress(rank, channel, sequence)) {
+      callers[entry->description].push_back(rank);
+    }
+  }
+  if (callers.size() < 2) return std::nullopt;
+  // The fewest are to blame; between equals, the higher ranks.
+  const auto weight = [](const auto& group) {
+    return std::pair(group.second.size(), -group.second.front());
+  };
+  const auto [few, many] = std::ranges::minmax_element(callers, {}, weight);
+  const int fault = few->second.front();
+  return Error(ErrorCode::kCollectiveMismatch,
+               fmt::format("{} called {}, {} called {}, as collective {}", ranks_[fault].name,
+                           few->first, ranks_[many->second.front()].name, many->first, sequence),
+               fault);
+}
+
+// Where the ranks parted: all that follows is its consequence.
+std::optional<Error> JobHealth::first_mismatch() const {
+  std::set<std::pair<std::uint64_t, std::uint32_t>> places;  // by sequence
+  for (const RankState& state : ranks_) {
+    for (const Progress& at : state.progress) places.emplace(at.sequence, at.channel);
+  }
+  for (const auto& [sequence, channel] : places) {
+    if (const auto error = find_mismatch(channel, sequence)) return error;
+  }
+  return std::nullopt;
+}
+
+// A rank inside a collective that somebody left the job without entering waits in vain.
+void JobHealth::check_departed() {
+  for (int gone = 0; gone < static_cast<int>(ranks_.size()); ++gone) {
+    if (!ranks_[gone].departed) continue;
+    for (const RankState& waiting : ranks_) {
+      for (const Progress& at : waiting.progress) {
+        const Progress* last = find_progress(gone, at.channel);
+        if (waiting.departed || !at.inside || last == nullptr || last->sequence >= at.sequence) {
+          continue;
+        }
+        decide(ErrorCode::kPeerLost,
+               fmt::format("{} has left the job after collective {}; {} waits for it in {}",
+                           ranks_[gone].name, last->sequence, waiting.name, describe(at)),
+               gone);
+        return;
+      }
+    }
+  }
+}
+
+void JobHealth::resolve_question() {
+  question_.reset();
+  if (mismatch_) {
+    verdict_ = first_mismatch().value_or(*mismatch_);
+    return;
+  }
+  const auto& [reporter, error] = *overdue_;
+  for (const Progress& at : ranks_[reporter].progress) {
+    if (at.inside && (name_absent(reporter, at, error) || name_idle(reporter, at, error))) return;
+  }
+  decide(ErrorCode::kTimeout, seen_by(reporter, error),
+         valid(error.rank()) ? error.rank() : reporter);
+}
+
+bool JobHealth::name_absent(int reporter, const Progress& at, const Error& error) {
+  std::vector<int> absent;
+  std::uint64_t lowest = at.sequence;
+  for (int rank = 0; rank < static_cast<int>(ranks_.size()); ++rank) {
+    const Progress* seen = find_progress(rank, at.channel);
+    if (seen == nullptr || seen->sequence > lowest || seen->sequence >= at.sequence) continue;
+    if (seen->sequence < lowest) absent.clear();
+    lowest = seen->sequence;
+    absent.push_back(rank);
+  }
+  // A rank that the reporter waited for and that never used this channel.
+  if (absent.empty() && valid(error.rank()) && error.rank() != reporter &&
+      find_progress(error.rank(), at.channel) == nullptr) {
+    absent.push_back(error.rank());
+    lowest = 0;
+  }
+  if (absent.empty()) return false;
+
+  std::vector<std::string> names;
+  for (const int rank : absent) {
+    names.push_back(ranks_[rank].name + (ranks_[rank].departed ? ", which has left the job," : ""));
+  }
+  decide(ErrorCode::kTimeout,
+         fmt::format("{} {} not entered {}; last seen {}", list_of(names, ", "),
+                     absent.size() == 1 ? "has" : "have", describe(at),
+                     lowest == 0 ? "before the first" : fmt::format("after collective {}", lowest)),
+         absent.front());
+  return true;
+}
+
+// All have come and yet it does not end: follows who waits for whom to one who waits for nobody.
+bool JobHealth::name_idle(int reporter, const Progress& at, const Error& error) {
+  std::vector<bool> visited(ranks_.size());
+  visited[reporter] = true;
+  int rank = error.rank();
+  while (valid(rank) && !visited[rank]) {
+    visited[rank] = true;
+    const Progress* seen = find_progress(rank, at.channel);
+    if (seen == nullptr || !seen->inside || !valid(seen->waits_for)) {
+      decide(ErrorCode::kTimeout,
+             fmt::format("{} {} {}, and the others wait for it", ranks_[rank].name,
+                         seen == nullptr ? "has not entered" : "does not go on in", describe(at)),
+             rank);
+      return true;
+    }
+    rank = seen->waits_for;
+  }
+  return false;
+}
+
+const Progress* JobHealth::find_progress(int rank, std::uint32_t channel) const {
+  const auto& progress = ranks_[rank].progress;
+  const auto entry = std::ranges::find(progress, channel, &Progress::channel);
+  return entry == progress.end() ? nullptr : &*entry;
+}
+
+const Progress* JobHealth::find_progress(int rank, std::uint32_t channel,
+                                         std::uint64_t sequence) const {
+  const auto& progress = ranks_[rank].progress;
+  const auto entry = std::ranges::find_if(progress, [&](const Progress& at) {
+    return at.channel == channel && at.sequence == sequence;
+  });
+  return entry == progress.end() ? nullptr : &*entry;
+}
+
+std::string JobHealth::seen_by(int reporter, const Error& error) const {
+  const std::string& who = ranks_[reporter].name;
+  if (!valid(error.rank()) || error.rank() == reporter) {
+    return fmt::format("{}: {}", who, error.message());
+  }
+  return fmt::format("{}: {} (seen by {})", ranks_[error.rank()].name, error.message(), who);
+}
+
+void JobHealth::tick(Time now) {
+  for (RankState& state : ranks_) {
+    state.last_heard = excuse_own_pause(state.last_heard, last_tick_, now, timeout_);
+  }
+  last_tick_ = now;
+  if (verdict_) return;
+
+  if (!accusers_.empty() && now >= grace_ends_) resolve_suspicion();
+  if (!verdict_ && question_ && (all_answered() || now >= question_->until)) resolve_question();
+  for (int rank = 0; rank < static_cast<int>(ranks_.size()); ++rank) {
+    const RankState& state = ranks_[rank];
+    if (state.departed || now - state.last_heard < timeout_) continue;
+    decide(ErrorCode::kPeerLost,
+           fmt::format("{} has been silent for {}: stopped or cut off", state.name,
+                       format_duration(timeout_)),
+           rank);
+  }
+}
+
+void JobHealth::settle() {
+  if (!verdict_ && question_) resolve_question();
+  if (!verdict_ && !accusers_.empty()) resolve_suspicion();
+}
+
+JobHealth::Time JobHealth::wake_at() const {
+  if (verdict_) return Time::max();
+  Time wake = last_tick_ + timeout_ / 5;
+  for (const RankState& state : ranks_) {
+    if (!state.departed) wake = std::min(wake, state.last_heard + timeout_);
+  }
+  if (!accusers_.empty()) wake = std::min(wake, grace_ends_);
+  if (question_) wake = std::min(wake, question_->until);
+  return wake;
+}
+
+bool JobHealth::take_ping() { return std::exchange(ping_, false); }
+
+}  // namespace lockstep

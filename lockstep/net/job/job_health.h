@@ -1,0 +1,95 @@
+#pragma once
+
+#include <optional>
+#include <string>
+#include <vector>
+
+#include "lockstep/base/deadline.h"
+#include "lockstep/base/error.h"
+#include "lockstep/net/job/supervisor.h"
+#include "lockstep/wire/control_messages.h"
+
+namespace lockstep {
+
+// Finds the one cause of a job's failure from what the centre hears. Events and the time go in, a
+// verdict comes out; no I/O. The first cause wins and later events change nothing.
+//
+// The hard part is the cascade: when a rank fails it closes its connections, and its neighbours
+// report *it*. So a report that accuses another rank waits a short grace for better evidence: that
+// a rank died, or that the accused itself accuses somebody else.
+class JobHealth {
+ public:
+  using Clock = Deadline::Clock;
+  using Time = Clock::time_point;
+
+  // `names[r]` is how messages call rank r. Silence for `timeout` means dead.
+  JobHealth(std::vector<std::string> names, Clock::duration timeout, Time now);
+
+  void heartbeat(int rank, std::vector<Progress> progress, Time now);
+  void report(int rank, const Report& report, Time now);
+  // It leaves in good order; its closing is no death.
+  void goodbye(int rank, std::vector<Progress> progress, Time now);
+  void closed(int rank, Time now);
+  // To be called at wake_at() at the latest, after all events that happened before.
+  void tick(Time now);
+  // Decides now what is still open: the centre leaves.
+  void settle();
+
+  Time wake_at() const;
+  // Whether every rank is to be asked for its progress; true once for each request.
+  bool take_ping();
+  const std::optional<Error>& verdict() const { return verdict_; }
+
+ private:
+  struct RankState {
+    std::string name;
+    Time last_heard;
+    bool departed = false;
+    std::vector<Progress> progress;
+    std::optional<Error> suspicion;  // whom it accused first
+  };
+  // Heartbeats may be old: before blaming anybody, all ranks are asked where they are now.
+  struct Question {
+    Time asked;
+    Time until;
+  };
+  struct Overdue {  // a collective's deadline passed at a rank
+    int reporter;
+    Error error;
+  };
+
+  void decide(ErrorCode code, std::string message, int rank);
+  void hear(int rank, std::vector<Progress> progress, Time now);
+  void ask_around(Time now);
+  bool all_answered() const;
+  void check_mismatch(int rank, Time now);
+  std::optional<Error> find_mismatch(std::uint32_t channel, std::uint64_t sequence) const;
+  std::optional<Error> first_mismatch() const;
+  void check_departed();
+  void suspect(int reporter, const Error& error, Time now);
+  void resolve_suspicion();
+  void resolve_question();
+  bool name_absent(int reporter, const Progress& at, const Error& error);
+  bool name_idle(int reporter, const Progress& at, const Error& error);
+  // What it entered last on a channel, and a certain collective if it is among those it told.
+  const Progress* find_progress(int rank, std::uint32_t channel) const;
+  const Progress* find_progress(int rank, std::uint32_t channel, std::uint64_t sequence) const;
+  bool valid(int rank) const { return rank >= 0 && rank < static_cast<int>(ranks_.size()); }
+  std::string seen_by(int reporter, const Error& error) const;
+
+  const Clock::duration timeout_;
+  std::vector<RankState> ranks_;
+  Time last_tick_;
+  std::vector<int> accusers_;  // in the order of their reports
+  Time grace_ends_{};
+  std::optional<Question> question_;
+  std::optional<Overdue> overdue_;  // with a question
+  std::optional<Error> mismatch_;   // with a question: the first view of it
+  bool ping_ = false;
+  std::optional<Error> verdict_;
+};
+
+// The same words on the rank that aborts and on all that hear of it.
+Error aborted_error(const std::string& name, int rank, std::string_view reason);
+
+}  // namespace lockstep

@@ -1,0 +1,58 @@
+#pragma once
+
+#include <cstddef>
+#include <deque>
+#include <memory>
+#include <optional>
+#include <vector>
+
+#include "lockstep/net/socket/socket.h"
+#include "lockstep/wire/message.h"
+
+namespace lockstep {
+
+// Messages over a socket for an event loop: whatever goes wrong is kept in failure() and is seen
+// after everything that arrived before it. Used by one thread.
+class Link {
+ public:
+  // Bodies over `most` bytes are refused.
+  Link(Socket socket, std::size_t most) : socket_(std::move(socket)), most_(most) {}
+
+  // To be sent by flush(). Shared, so that one message can go to many.
+  using Bytes = std::shared_ptr<const std::vector<std::byte>>;
+  void queue(Bytes bytes);
+  void queue(MessageKind kind, std::span<const std::byte> body);
+
+  // Move what can be moved without waiting.
+  void flush();
+  void pump();
+  // The next message that has arrived, if any.
+  std::optional<Message> next();
+
+  // Set once: the peer closed, the connection broke or what it sent is not ours.
+  const std::optional<Error>& failure() const { return failure_; }
+  bool wants_to_send() const { return !queue_.empty() && !failure_; }
+
+  // The same, waiting; they throw the failure.
+  void send(MessageKind kind, std::span<const std::byte> body, Deadline deadline);
+  Message receive(Deadline deadline);
+
+  void set_limit(std::size_t most) { most_ = most; }
+  Socket& socket() { return socket_; }
+  const Socket& socket() const { return socket_; }
+
+ private:
+  void fail(const Error& error);
+
+  Socket socket_;
+  std::size_t most_;
+  MessageBuffer received_;
+  std::deque<Bytes> queue_;
+  std::size_t queued_bytes_ = 0;
+  std::size_t sent_of_front_ = 0;
+  bool ended_ = false;  // nothing more will be read
+  std::optional<Error> end_;
+  std::optional<Error> failure_;
+};
+
+}  // namespace lockstep

@@ -1,0 +1,55 @@
+#include "lockstep/net/job/roster.h"
+
+#include <fmt/format.h>
+
+#include "lockstep/base/cores.h"
+#include "lockstep/base/error.h"
+#include "lockstep/base/index.h"
+#include "lockstep/base/text.h"
+
+namespace lockstep {
+
+std::string name_of(const Card& card) {
+  return fmt::format("rank {} ({}, pid {})", card.rank, card.host.hostname, card.pid);
+}
+
+void require_member(const Roster& roster, const PeerIdentity& peer) {
+  if (peer.rank < 0 || peer.rank >= static_cast<int>(roster.size())) {
+    throw Error(ErrorCode::kAuthentication,
+                fmt::format("a process connected as rank {}; the job has {} ranks", peer.rank,
+                            roster.size()));
+  }
+  if (roster[peer.rank].id != peer.id) {
+    throw Error(ErrorCode::kAuthentication,
+                fmt::format("a process connected as rank {} that is not {}", peer.rank,
+                            name_of(roster[peer.rank])),
+                peer.rank);
+  }
+}
+
+bool has_cores_for_each(const Roster& roster, int rank, int cores) {
+  int ranks_here = 0;
+  std::vector<std::string> lists;
+  for (const Card& card : roster) {
+    if (!same_host(card.host, roster[index_of(rank)].host)) continue;
+    ++ranks_here;
+    lists.push_back(card.cores);
+  }
+  return count_cores(lists) >= cores * ranks_here;
+}
+
+std::string fingerprint_warning(const Roster& roster) {
+  std::vector<std::string> others;
+  for (const Card& card : roster) {
+    if (card.fingerprint != roster.front().fingerprint) {
+      others.push_back(fmt::format("{}: {}", name_of(card), card.fingerprint));
+    }
+  }
+  if (others.empty()) return {};
+  return fmt::format(
+      "ranks run on different platforms, so bits may differ between world sizes: "
+      "{}: {}; {}",
+      name_of(roster.front()), roster.front().fingerprint, list_of(others, "; "));
+}
+
+}  // namespace lockstep

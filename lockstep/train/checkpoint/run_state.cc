@@ -1,0 +1,216 @@
+#include "lockstep/train/checkpoint/run_state.h"
+
+#include <fmt/format.h>
+#include <gnu/libc-version.h>
+
+#include "lockstep/base/version.h"
+#include "lockstep/model/cpu/kernels.h"
+#include "lockstep/train/formats/json_reader.h"
+
+namespace lockstep {
+namespace {
+
+constexpr std::string_view kStateFormat = "lockstep trainer state";
+constexpr std::uint64_t kStateVersion = 1;
+constexpr std::uint64_t kMostSize = 1 << 30;
+constexpr auto kMostStep = static_cast<std::uint64_t>(INT64_MAX);
+
+Json json_of(const ModelConfig& model) {
+  return {{"vocab", model.vocab},       {"hidden", model.hidden},
+          {"layers", model.layers},     {"heads", model.heads},
+          {"kv_heads", model.kv_heads}, {"intermediate", model.intermediate},
+          {"context", model.context},   {"rope_theta", model.rope_theta},
+          {"norm_eps", model.norm_eps}, {"tie_embeddings", model.tie_embeddings}};
+}
+
+Json json_of(const AdamWOptions& adamw) {
+  return {{"name", "adamw"},
+          {"beta1", adamw.beta1},
+          {"beta2", adamw.beta2},
+          {"eps", adamw.eps},
+          {"weight_decay", adamw.weight_decay}};
+}
+
+Json json_of(const Schedule& schedule) {
+  return {{"name", to_string(schedule.decay)},
+          {"peak", schedule.peak},
+          {"floor", schedule.floor},
+          {"warmup", schedule.warmup},
+          {"steps", schedule.steps}};
+}
+
+Json json_of(const RunState& state) {
+  const RunSettings& settings = state.settings;
+  Json skipped = Json::array();
+  for (const SkippedLane& lane : state.skipped_lanes) skipped.push_back({lane.step, lane.lane});
+  return {
+      {"format", kStateFormat},
+      {"version", kStateVersion},
+      {"versions",
+       {{"lockstep", state.versions.lockstep},
+        {"c_library", state.versions.c_library},
+        {"instruction_set", state.versions.instruction_set}}},
+      {"step", state.step},
+      {"seed", settings.seed},
+      {"data",
+       {{"samples", state.data.samples},
+        {"fingerprint", state.data.fingerprint},
+        {"position", static_cast<std::uint64_t>(state.step) * settings.global_batch}}},
+      {"skipped_lanes", skipped},
+      {"global_batch", settings.global_batch},
+      {"micro_batch", settings.micro_batch},
+      {"precision", to_string(settings.precision)},
+      {"clip", settings.clip},
+      {"reduction", settings.reduction},
+      {"wire_dtype", settings.wire_dtype},
+      {"model", json_of(settings.model)},
+      {"optimizer", json_of(settings.adamw)},
+      {"schedule", json_of(settings.schedule)},
+  };
+}
+
+// Reads the object under `key` with `read`, whose problem becomes that of `reader`.
+template <typename Read>
+void read_object(JsonReader& reader, const char* key, Read&& read) {
+  const Json* json = reader.value(key);
+  if (json == nullptr) return;
+  JsonReader inner(*json);
+  read(inner);
+  if (inner.problem()) reader.fail(fmt::format("{}: {}", key, *inner.problem()));
+}
+
+void read_model(JsonReader& reader, ModelConfig& model) {
+  const auto size = [&](const char* key) { return static_cast<int>(reader.whole(key, kMostSize)); };
+  model.vocab = size("vocab");
+  model.hidden = size("hidden");
+  model.layers = size("layers");
+  model.heads = size("heads");
+  model.kv_heads = size("kv_heads");
+  model.intermediate = size("intermediate");
+  model.context = size("context");
+  model.rope_theta = reader.number_f32("rope_theta");
+  model.norm_eps = reader.number_f32("norm_eps");
+  model.tie_embeddings = reader.flag("tie_embeddings");
+}
+
+void read_schedule(JsonReader& reader, Schedule& schedule) {
+  const std::string name = reader.text("name");
+  if (const auto decay = parse_decay(name)) {
+    schedule.decay = *decay;
+  } else {
+    reader.fail(fmt::format("'{}' is no schedule", name));
+  }
+  schedule.peak = reader.number("peak");
+  schedule.floor = reader.number("floor");
+  schedule.warmup = static_cast<std::int64_t>(reader.whole("warmup", kMostStep));
+  schedule.steps = static_cast<std::int64_t>(reader.whole("steps", kMostStep));
+}
+
+void read_skipped(JsonReader& reader, std::vector<SkippedLane>& lanes) {
+  for (const Json& entry : reader.list("skipped_lanes")) {
+    if (!entry.is_array() || entry.size() != 2 || !entry[0].is_number_unsigned() ||
+        !entry[1].is_number_unsigned() || entry[0].get<std::uint64_t>() > kMostStep ||
+        entry[1].get<std::uint64_t>() > UINT32_MAX) {
+      reader.fail("a skipped lane is not [step, lane]");
+      return;
+    }
+    lanes.push_back({entry[0].get<std::int64_t>(), entry[1].get<std::uint32_t>()});
+  }
+}
+
+void read_settings(JsonReader& reader, RunSettings& settings) {
+  settings.seed = reader.whole("seed");
+  settings.global_batch = reader.whole("global_batch", kMostSize);
+  settings.micro_batch = reader.whole("micro_batch", kMostSize);
+  const std::string precision = reader.text("precision");
+  settings.precision = precision == "bf16" ? Precision::kBf16 : Precision::kF32;
+  if (precision != to_string(settings.precision)) {
+    reader.fail(fmt::format("'{}' is no precision", precision));
+  }
+  settings.clip = reader.number("clip");
+  settings.reduction = reader.text("reduction");
+  settings.wire_dtype = reader.text("wire_dtype");
+  read_object(reader, "model", [&](JsonReader& inner) { read_model(inner, settings.model); });
+  read_object(reader, "optimizer", [&](JsonReader& inner) {
+    if (inner.text("name") != "adamw") inner.fail("not adamw");
+    settings.adamw.beta1 = inner.number("beta1");
+    settings.adamw.beta2 = inner.number("beta2");
+    settings.adamw.eps = inner.number("eps");
+    settings.adamw.weight_decay = inner.number("weight_decay");
+  });
+  read_object(reader, "schedule",
+              [&](JsonReader& inner) { read_schedule(inner, settings.schedule); });
+}
+
+}  // namespace
+
+Versions these_versions() {
+  return {std::string(version()), ::gnu_get_libc_version(), std::string(best_model_kernels().name)};
+}
+
+std::string to_json(const RunState& state) { return json_of(state).dump(1) + "\n"; }
+
+std::variant<RunState, FormatProblem> parse_run_state(std::string_view text) {
+  const Json json = Json::parse(text, nullptr, false);
+  JsonReader reader(json);
+  if (reader.problem()) return FormatProblem{*reader.problem()};
+  if (reader.text("format") != kStateFormat) return FormatProblem{"not a trainer's state"};
+  if (reader.whole("version") != kStateVersion) {
+    return FormatProblem{fmt::format("another version, and this program reads {}", kStateVersion)};
+  }
+  RunState state;
+  state.step = static_cast<std::int64_t>(reader.whole("step", kMostStep));
+  read_settings(reader, state.settings);
+  read_skipped(reader, state.skipped_lanes);
+  read_object(reader, "versions", [&](JsonReader& inner) {
+    state.versions = {inner.text("lockstep"), inner.text("c_library"),
+                      inner.text("instruction_set")};
+  });
+  read_object(reader, "data", [&](JsonReader& inner) {
+    state.data = {inner.whole("samples"), inner.text("fingerprint")};
+    const auto position = static_cast<std::uint64_t>(state.step) * state.settings.global_batch;
+    if (inner.whole("position") != position) inner.fail("'position' is not step x global_batch");
+  });
+  if (reader.problem()) return FormatProblem{*reader.problem()};
+  return state;
+}
+
+Differences compare(const RunState& saved, const RunState& now) {
+  Differences differences;
+  const auto check = [](std::vector<std::string>& into, std::string_view name, const auto& before,
+                        const auto& after) {
+    if (before != after) into.push_back(fmt::format("{} is {}, and was {}", name, after, before));
+  };
+  auto& no = differences.forbidden;
+  const Json model_before = json_of(saved.settings.model);
+  const Json model_after = json_of(now.settings.model);
+  for (const auto& [key, value] : model_before.items()) {
+    check(no, key, value.dump(), model_after[key].dump());
+  }
+  check(no, "seed", saved.settings.seed, now.settings.seed);
+  check(no, "global-batch", saved.settings.global_batch, now.settings.global_batch);
+  check(no, "micro-batch", saved.settings.micro_batch, now.settings.micro_batch);
+  check(no, "precision", to_string(saved.settings.precision), to_string(now.settings.precision));
+  check(no, "the number of samples", saved.data.samples, now.data.samples);
+  if (saved.data.samples == now.data.samples && saved.data != now.data) {
+    no.emplace_back("the data are not the same");
+  }
+
+  auto& yes = differences.noted;
+  const Schedule& before = saved.settings.schedule;
+  const Schedule& after = now.settings.schedule;
+  check(yes, "steps", before.steps, after.steps);
+  check(yes, "schedule", to_string(before.decay), to_string(after.decay));
+  check(yes, "lr", before.peak, after.peak);
+  check(yes, "warmup", before.warmup, after.warmup);
+  check(yes, "clip", saved.settings.clip, now.settings.clip);
+  check(yes, "weight-decay", saved.settings.adamw.weight_decay, now.settings.adamw.weight_decay);
+  check(yes, "reduction", saved.settings.reduction, now.settings.reduction);
+  check(yes, "wire-dtype", saved.settings.wire_dtype, now.settings.wire_dtype);
+  check(yes, "the version", saved.versions.lockstep, now.versions.lockstep);
+  check(yes, "the C library", saved.versions.c_library, now.versions.c_library);
+  check(yes, "the instruction set", saved.versions.instruction_set, now.versions.instruction_set);
+  return differences;
+}
+
+}  // namespace lockstep

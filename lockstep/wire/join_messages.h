@@ -1,0 +1,54 @@
+#pragma once
+
+#include <chrono>
+#include <cstddef>
+#include <cstdint>
+#include <optional>
+#include <span>
+#include <string>
+#include <vector>
+
+#include "lockstep/net/job/roster.h"
+
+namespace lockstep {
+
+// Rendezvous messages; docs/mesh_protocol.md specifies the bytes. Decoders return nothing for bytes
+// that are malformed, out of bounds or left over.
+
+inline constexpr std::uint32_t kMaxCardText = 255;  // each text of a card
+inline constexpr std::size_t kMaxJoinBody = 4096;
+inline constexpr std::size_t kMaxRosterBody = std::size_t{32} << 20;
+
+// A rank asks to be let in. `patience` is how long it will wait for the others.
+struct Join {
+  Card card;
+  std::chrono::milliseconds patience{};
+
+  bool operator==(const Join&) const = default;
+};
+
+// Who serves the rendezvous and stands at the centre of the star.
+struct CentreCard {
+  int rank = -1;  // -1: no rank, a launcher
+  std::string hostname;
+  std::int32_t pid = 0;
+
+  bool operator==(const CentreCard&) const = default;
+};
+// "rank 0 (node1, pid 12)" or "the rendezvous host (node1, pid 12)"
+std::string name_of(const CentreCard& centre);
+
+// The answer to all ranks once they are there.
+struct RosterMessage {
+  CentreCard centre;
+  Roster roster;
+
+  bool operator==(const RosterMessage&) const = default;
+};
+
+std::vector<std::byte> encode(const Join& join);
+std::vector<std::byte> encode(const RosterMessage& message);
+std::optional<Join> decode_join(std::span<const std::byte> body);
+std::optional<RosterMessage> decode_roster(std::span<const std::byte> body);
+
+}  // namespace lockstep
