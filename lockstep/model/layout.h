@@ -7,6 +7,7 @@
 #include <string_view>
 #include <vector>
 
+#include "lockstep/base/range.h"
 #include "lockstep/model/config.h"
 
 namespace lockstep {
@@ -31,15 +32,6 @@ constexpr int kBlockComponents = 9;
 // "w_q", "w_k", "w_v", "w_o", "gate", "up", "down", "input_norm", "post_attn_norm", "lm_head",
 // "final_norm", "embedding".
 std::string_view to_string(Component component);
-
-// Elements [begin, end) of a flat buffer.
-struct Range {
-  std::size_t begin = 0;
-  std::size_t end = 0;
-
-  std::size_t size() const { return end - begin; }
-  bool operator==(const Range&) const = default;
-};
 
 struct TensorSpec {
   std::string name;  // Hugging Face's, e.g. "model.layers.0.self_attn.q_proj.weight"
