@@ -214,7 +214,8 @@ int run(Options& options, const std::vector<std::string>& arguments) {
 
 }  // namespace
 
-void add_bench_allreduce(CLI::App& bench, const std::vector<std::string>& arguments, Job& job) {
+void add_bench_allreduce(CLI::App& bench, const std::vector<std::string>& arguments,
+                         Action& action) {
   CLI::App& command = *bench.add_subcommand("allreduce", "Time an all-reduce (sum) between ranks.");
   command.footer(kExplanation);
   const auto options = std::make_shared<Options>();
@@ -263,8 +264,8 @@ void add_bench_allreduce(CLI::App& bench, const std::vector<std::string>& argume
   command.add_flag("--serve", options->serve,
                    "Measure what standard input asks for, one \"BYTES SECONDS\" a line; the ranks "
                    "sleep in between");
-  command.callback([options, &arguments, &job] {
-    job = [options, &arguments] { return run(*options, arguments); };
+  command.callback([options, &arguments, &action] {
+    action = [options, &arguments] { return run(*options, arguments); };
   });
 }
 

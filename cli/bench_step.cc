@@ -137,7 +137,7 @@ int run(const Options& options) {
 
 }  // namespace
 
-void add_bench_step(CLI::App& bench, Job& job) {
+void add_bench_step(CLI::App& bench, Action& action) {
   CLI::App& command =
       *bench.add_subcommand("step", "Time a training step of one worker, without communication.");
   command.footer(kExplanation);
@@ -186,7 +186,7 @@ void add_bench_step(CLI::App& bench, Job& job) {
   command.add_flag("--json", options->json, "A JSON object instead of text");
   command.add_flag("--serve", options->serve,
                    "Measure what standard input asks for, a number of seconds a line");
-  command.callback([options, &job] { job = [options] { return run(*options); }; });
+  command.callback([options, &action] { action = [options] { return run(*options); }; });
 }
 
 }  // namespace lockstep::cli

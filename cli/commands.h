@@ -7,21 +7,22 @@
 
 namespace lockstep::cli {
 
-// The job the command line asked for; returns the exit code. Parsing only chooses it, main runs it
+// What the command line asked for; returns the exit code. Parsing only chooses it, main runs it
 // once the whole line is known to be right, so that wrong usage never starts anything.
-using Job = std::function<int()>;
+using Action = std::function<int()>;
 
 // One function per subcommand, each in a file of its own: adds the subcommand with its options to
-// `app` and, when it is chosen, sets `job`. `arguments` are the program's own, for commands that
+// `app` and, when it is chosen, sets `action`. `arguments` are the program's own, for commands that
 // start themselves again as ranks. All outlive the parse.
-void add_train(CLI::App& app, const std::vector<std::string>& arguments, Job& job);
-void add_data(CLI::App& app, Job& job);
-void add_generate(CLI::App& app, Job& job);
-void add_verify(CLI::App& app, Job& job);
-void add_bench(CLI::App& app, const std::vector<std::string>& arguments, Job& job);
-void add_coordinator(CLI::App& app, Job& job);
-void add_worker(CLI::App& app, Job& job);
-void add_bench_allreduce(CLI::App& bench, const std::vector<std::string>& arguments, Job& job);
-void add_bench_step(CLI::App& bench, Job& job);
+void add_train(CLI::App& app, const std::vector<std::string>& arguments, Action& action);
+void add_data(CLI::App& app, Action& action);
+void add_generate(CLI::App& app, Action& action);
+void add_verify(CLI::App& app, Action& action);
+void add_bench(CLI::App& app, const std::vector<std::string>& arguments, Action& action);
+void add_coordinator(CLI::App& app, Action& action);
+void add_worker(CLI::App& app, Action& action);
+void add_bench_allreduce(CLI::App& bench, const std::vector<std::string>& arguments,
+                         Action& action);
+void add_bench_step(CLI::App& bench, Action& action);
 
 }  // namespace lockstep::cli

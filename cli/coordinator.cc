@@ -222,7 +222,7 @@ int run(Options& options) {
 
 }  // namespace
 
-void add_coordinator(CLI::App& app, Job& job) {
+void add_coordinator(CLI::App& app, Action& action) {
   CLI::App& command =
       *app.add_subcommand("coordinator", "Average gradients for workers: the middle of a star.");
   command.footer(kExplanation);
@@ -269,7 +269,7 @@ void add_coordinator(CLI::App& app, Job& job) {
     command.get_option(name)->excludes(local);
   }
   add_synthetic_options(command, options->synthetic);
-  command.callback([options, &job] { job = [options] { return run(*options); }; });
+  command.callback([options, &action] { action = [options] { return run(*options); }; });
 }
 
 }  // namespace lockstep::cli

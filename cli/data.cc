@@ -155,7 +155,7 @@ int run(const Options& options) {
 
 }  // namespace
 
-void add_data(CLI::App& app, Job& job) {
+void add_data(CLI::App& app, Action& action) {
   CLI::App& command =
       *app.add_subcommand("data", "Turn text into token shards; make the built-in corpus.");
   command.footer(kExplanation);
@@ -178,7 +178,7 @@ void add_data(CLI::App& app, Job& job) {
       ->option_text("N [100000000]");
   command.add_flag("--print", options->print, "Print the stories");
   command.add_flag("--check", options->check, "Read the given shards and say what they hold");
-  command.callback([options, &job] { job = [options] { return run(*options); }; });
+  command.callback([options, &action] { action = [options] { return run(*options); }; });
 }
 
 }  // namespace lockstep::cli

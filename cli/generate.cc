@@ -82,7 +82,7 @@ int run(const Options& options) {
 
 }  // namespace
 
-void add_generate(CLI::App& app, Job& job) {
+void add_generate(CLI::App& app, Action& action) {
   CLI::App& command = *app.add_subcommand("generate", "Write text with a trained model.");
   command.footer(kExplanation);
   const auto options = std::make_shared<Options>();
@@ -111,7 +111,7 @@ void add_generate(CLI::App& app, Job& job) {
   command.add_option("--threads", options->threads, "Compute threads")
       ->check(CLI::Range(1, 1024))
       ->option_text("N [all cores]");
-  command.callback([options, &job] { job = [options] { return run(*options); }; });
+  command.callback([options, &action] { action = [options] { return run(*options); }; });
 }
 
 }  // namespace lockstep::cli

@@ -28,26 +28,26 @@ int exit_code(const Error& error) {
 int run(int argc, char** argv) {
   CLI::App app{"Data-parallel training of transformer language models.", "lockstep"};
   app.set_version_flag("--version", fmt::format("lockstep {}", version()));
-  Job job;
+  Action action;
   const std::vector<std::string> arguments(argv + 1, argv + argc);
-  add_train(app, arguments, job);
-  add_data(app, job);
-  add_generate(app, job);
-  add_verify(app, job);
-  add_bench(app, arguments, job);
-  add_coordinator(app, job);
-  add_worker(app, job);
+  add_train(app, arguments, action);
+  add_data(app, action);
+  add_generate(app, action);
+  add_verify(app, action);
+  add_bench(app, arguments, action);
+  add_coordinator(app, action);
+  add_worker(app, action);
 
   try {
     app.parse(argc, argv);
   } catch (const CLI::ParseError& error) {
     return app.exit(error) == 0 ? 0 : kWrongUsage;  // --help and --version arrive here too
   }
-  if (!job) {  // not require_subcommand(): that would hide which argument was wrong
+  if (!action) {  // not require_subcommand(): that would hide which argument was wrong
     std::fputs("a subcommand is required; --help lists them\n", stderr);
     return kWrongUsage;
   }
-  return job();
+  return action();
 }
 
 }  // namespace

@@ -173,13 +173,13 @@ int run(TrainOptions& options, const std::vector<std::string>& arguments) {
 
 }  // namespace
 
-void add_train(CLI::App& app, const std::vector<std::string>& arguments, Job& job) {
+void add_train(CLI::App& app, const std::vector<std::string>& arguments, Action& action) {
   CLI::App& command = *app.add_subcommand("train", "Train a language model.");
   const auto options = std::make_shared<TrainOptions>();
   add_train_options(command, *options);
-  command.callback([options, &command, &arguments, &job] {
+  command.callback([options, &command, &arguments, &action] {
     apply_options_file(command, options->config);
-    job = [options, &arguments] { return run(*options, arguments); };
+    action = [options, &arguments] { return run(*options, arguments); };
   });
 }
 

@@ -51,7 +51,7 @@ int run(const std::string& folder) {
 
 }  // namespace
 
-void add_verify(CLI::App& app, Job& job) {
+void add_verify(CLI::App& app, Action& action) {
   CLI::App& command =
       *app.add_subcommand("verify", "Check that a checkpoint is as it was written.");
   command.footer(kExplanation);
@@ -59,7 +59,7 @@ void add_verify(CLI::App& app, Job& job) {
   command.add_option("checkpoint", *folder, "The checkpoint, or a folder of checkpoints")
       ->required()
       ->option_text("DIR");
-  command.callback([folder, &job] { job = [folder] { return run(*folder); }; });
+  command.callback([folder, &action] { action = [folder] { return run(*folder); }; });
 }
 
 }  // namespace lockstep::cli

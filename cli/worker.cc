@@ -85,7 +85,7 @@ int run(Options& options) {
 
 }  // namespace
 
-void add_worker(CLI::App& app, Job& job) {
+void add_worker(CLI::App& app, Action& action) {
   CLI::App& command = *app.add_subcommand("worker", "Work for a coordinator.");
   command.footer(kExplanation);
   const auto options = std::make_shared<Options>();
@@ -114,7 +114,7 @@ void add_worker(CLI::App& app, Job& job) {
       ->needs(seed_protocol)
       ->option_text("NAME [vector]");
   add_synthetic_options(command, options->synthetic);
-  command.callback([options, &job] { job = [options] { return run(*options); }; });
+  command.callback([options, &action] { action = [options] { return run(*options); }; });
 }
 
 }  // namespace lockstep::cli

@@ -58,7 +58,7 @@ std::unique_ptr<Communicator> join_world(const WorldOptions& options,
   job_options.token = options.token;
   job_options.interface = options.interface;
   job_options.timeout = options.timeout;
-  lockstep::Job job = join_job(job_options, take_listener(environment));
+  JoinedJob job = join_job(job_options, take_listener(environment));
   auto mesh = make_mesh(std::move(job), medium_of(options.transport), options.timeout);
   return std::make_unique<Communicator>(std::make_unique<PlanEngine>(std::move(mesh)),
                                         options.timeout);

@@ -110,7 +110,7 @@ void do_fault(const std::string& fault, std::uint16_t rendezvous_port) {
 }
 
 // A member of the job whose connections carry no collective.
-[[noreturn]] void be_fake(const Job& job, const std::string& how, Deadline deadline) {
+[[noreturn]] void be_fake(const JoinedJob& job, const std::string& how, Deadline deadline) {
   MeshFrame frame;
   frame.kind = static_cast<std::uint8_t>(Collective::kBroadcast);
   frame.sequence = 77;
@@ -161,7 +161,7 @@ void run(const Options& options) {
   if (!options.token_file.empty()) where.token = cli::read_token_file(options.token_file);
   std::optional<Socket> listener;
   if (environment->listener) listener.emplace(Descriptor(*environment->listener), "rendezvous");
-  Job job = join_job(where, std::move(listener));
+  JoinedJob job = join_job(where, std::move(listener));
   Json addresses = Json::array();
   for (const Card& card : job.roster) addresses.push_back(card.mesh_address);
   say("joined", {{"mesh", addresses}});

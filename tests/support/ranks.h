@@ -83,7 +83,7 @@ struct LoopbackJob {
     options.timeout = timeout;
     return options;
   }
-  Job join(int rank) {
+  JoinedJob join(int rank) {
     if (rank == 0) return join_job(options(0), std::move(listener));
     return join_job(options(rank));
   }
@@ -97,8 +97,8 @@ struct LoopbackJob {
     return RendezvousServer(std::move(listener), centre);
   }
   // All ranks join, on threads; they must succeed.
-  std::vector<Job> join_all() {
-    std::vector<Job> jobs(world_size);
+  std::vector<JoinedJob> join_all() {
+    std::vector<JoinedJob> jobs(world_size);
     const auto errors = run_ranks(world_size, [&](int rank) { jobs[rank] = join(rank); });
     for (const auto& error : errors) EXPECT_FALSE(error) << error->what();
     return jobs;

@@ -32,12 +32,12 @@ struct WithRankByHand {
   }
 
   LoopbackJob setup;
-  std::vector<Job> jobs;
+  std::vector<JoinedJob> jobs;
   std::optional<RankByHand> last;
 };
 
-void expect_all(std::vector<Job>& jobs, ErrorCode code, int rank, const std::string& text) {
-  for (Job& job : jobs) {
+void expect_all(std::vector<JoinedJob>& jobs, ErrorCode code, int rank, const std::string& text) {
+  for (JoinedJob& job : jobs) {
     const Error error = wait_for_failure(job.control->latch());
     EXPECT_EQ(error.code(), code) << error.what();
     EXPECT_EQ(error.rank(), rank) << error.what();
@@ -65,7 +65,7 @@ TEST(ControlPlane, ALivingJobStaysAlive) {
   // Several timeouts long, nobody may be declared dead.
   pollfd entry{jobs[1].control->latch().fd(), POLLIN, 0};
   EXPECT_EQ(::poll(&entry, 1, 3000), 0);
-  for (Job& job : jobs) EXPECT_FALSE(job.control->latch().tripped());
+  for (JoinedJob& job : jobs) EXPECT_FALSE(job.control->latch().tripped());
 }
 
 TEST(ControlPlane, AMalformedMessageIsBlamedOnItsSender) {
@@ -127,7 +127,7 @@ TEST(ControlPlane, LeavingInOrderHarmsNobodyUntilSomebodyWaits) {
   LoopbackJob setup(3);
   auto jobs = setup.join_all();
   jobs.pop_back();
-  for (Job& job : jobs) EXPECT_FALSE(job.control->latch().tripped());
+  for (JoinedJob& job : jobs) EXPECT_FALSE(job.control->latch().tripped());
   const Error error =
       error_of([&] { jobs[1].control->fail(Error(ErrorCode::kChannelClosed, "closed", 2)); });
   EXPECT_EQ(error.rank(), 2);
@@ -161,7 +161,7 @@ TEST(ControlPlane, ACentreThatLeftWhileOthersWaitForItIsNamed) {
   };
   jobs[0].control->progress_book().add(&setup, at(4, false));
   jobs[0].control->progress_book().remove(&setup);
-  jobs[0] = Job();
+  jobs[0] = JoinedJob();
   jobs.erase(jobs.begin());
   jobs[0].control->progress_book().add(&setup, at(5, true));
   expect_all(jobs, ErrorCode::kPeerLost, 0, "has left the job after collective 4");
@@ -183,7 +183,7 @@ TEST(ControlPlane, DifferentCollectivesAreFoundByHeartbeats) {
 
 TEST(ControlPlane, AnOverdueCollectiveNamesTheAbsentRank) {
   WithRankByHand world(3, 10s);
-  for (Job& job : world.jobs) {
+  for (JoinedJob& job : world.jobs) {
     job.control->progress_book().add(&world, [] {
       return std::vector{Progress{0, 17, true, "all_reduce"}};
     });
@@ -238,7 +238,7 @@ struct WithCentreByHand {
   Error failure() { return wait_for_failure(job.control->latch()); }
 
   std::optional<Link> link;
-  Job job;
+  JoinedJob job;
 };
 
 TEST(ControlPlane, ASilentCentreIsNamed) {
@@ -291,7 +291,7 @@ TEST(ControlPlane, APingIsAnsweredWithProgress) {
 TEST(ControlPlane, ALauncherAtTheCentreRelaysVerdicts) {
   LoopbackJob setup(3);
   const RendezvousServer server = setup.serve();
-  std::vector<Job> jobs(3);
+  std::vector<JoinedJob> jobs(3);
   run_ranks(3, [&](int rank) {
     JobOptions options = setup.options(rank);
     options.served_elsewhere = true;

@@ -27,8 +27,8 @@ INSTANTIATE_TEST_SUITE_P(Rendezvous, Families, ::testing::Values(AF_INET, AF_INE
 
 TEST_P(Families, GivesAllTheSameRosterWithAddressesThatAnswer) {
   LoopbackJob setup(4, 10s, loopback());
-  const std::vector<Job> jobs = setup.join_all();
-  for (const Job& job : jobs) {
+  const std::vector<JoinedJob> jobs = setup.join_all();
+  for (const JoinedJob& job : jobs) {
     EXPECT_EQ(job.roster, jobs[0].roster);
     EXPECT_EQ(job.world_size(), 4);
   }
@@ -65,7 +65,7 @@ TEST_P(Families, AnyStartOrderWorks) {
 
 TEST(Rendezvous, WorldOfOneOpensNoSocket) {
   JobOptions options;
-  Job job = join_job(options);
+  JoinedJob job = join_job(options);
   EXPECT_EQ(job.world_size(), 1);
   EXPECT_FALSE(job.mesh_listener);
   EXPECT_FALSE(job.unix_listener);
@@ -158,7 +158,7 @@ TEST(Rendezvous, TellsAllOfAnotherVersion) {
 
 TEST(Rendezvous, TurnsAWrongTokenAwayAndGoesOn) {
   LoopbackJob setup(2);
-  std::vector<Job> jobs(2);
+  std::vector<JoinedJob> jobs(2);
   const auto errors = run_ranks(4, [&](int rank) {
     if (rank < 2) {
       jobs[rank] = setup.join(rank);
@@ -179,12 +179,12 @@ TEST(Rendezvous, TurnsAWrongTokenAwayAndGoesOn) {
 
 TEST(Rendezvous, TurnsAnotherJobOrGenerationAway) {
   LoopbackJob setup(2);
-  std::vector<Job> jobs(2);
+  std::vector<JoinedJob> jobs(2);
   const auto errors = run_ranks(4, [&](int rank) {
     JobOptions options = setup.options(rank < 2 ? rank : 1);
     if (rank == 2) options.job = "another";
     if (rank == 3) options.generation = 8;
-    Job job = rank == 0 ? join_job(options, std::move(setup.listener)) : join_job(options);
+    JoinedJob job = rank == 0 ? join_job(options, std::move(setup.listener)) : join_job(options);
     jobs[rank] = std::move(job);
   });
   EXPECT_FALSE(errors[0]) << errors[0]->what();
@@ -196,11 +196,11 @@ TEST(Rendezvous, TurnsAnotherJobOrGenerationAway) {
 
 TEST(Rendezvous, TellsALatecomerThatTheJobIsComplete) {
   LoopbackJob setup(2);
-  const std::vector<Job> jobs = setup.join_all();
+  const std::vector<JoinedJob> jobs = setup.join_all();
   const Error error = error_of([&] { join_job(setup.options(1)); });
   EXPECT_EQ(error.code(), ErrorCode::kInvalidRank);
   EXPECT_THAT(error.what(), HasSubstr("runs already with all its 2 ranks"));
-  for (const Job& job : jobs) EXPECT_FALSE(job.control->latch().tripped());
+  for (const JoinedJob& job : jobs) EXPECT_FALSE(job.control->latch().tripped());
 }
 
 TEST(Rendezvous, SilentAndGarbageConnectionsDisturbNobody) {
@@ -242,7 +242,7 @@ TEST(Rendezvous, ASlowStrangerIsDroppedAfterItsTime) {
 
 TEST(Rendezvous, ARankThatLeavesWhileWaitingMakesRoomForAnother) {
   LoopbackJob setup(3);
-  std::vector<Job> jobs(3);
+  std::vector<JoinedJob> jobs(3);
   std::latch gone(1);
   const auto errors = run_ranks(4, [&](int rank) {
     if (rank < 3) {
@@ -258,7 +258,7 @@ TEST(Rendezvous, ARankThatLeavesWhileWaitingMakesRoomForAnother) {
 
 TEST(Rendezvous, ACardThatIsNotTheHandshakesIsRefused) {
   LoopbackJob setup(2);
-  std::vector<Job> jobs(2);
+  std::vector<JoinedJob> jobs(2);
   const auto errors = run_ranks(3, [&](int rank) {
     if (rank < 2) {
       jobs[rank] = setup.join(rank);

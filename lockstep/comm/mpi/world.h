@@ -62,7 +62,7 @@ class MpiWorld {
   MPI_Comm comm_ = MPI_COMM_NULL;  // ours alone
   bool one_host_ = true;
   bool oversubscribed_ = false;
-  Job job_;
+  JoinedJob job_;
 
   std::mutex mutex_;
   std::vector<Sending> sending_;  // guarded by mutex_

@@ -22,10 +22,10 @@ namespace {
 
 // What all groups of a process have in common.
 struct Hub {
-  Hub(Job joined, Medium wanted, Deadline::Clock::duration limit)
+  Hub(JoinedJob joined, Medium wanted, Deadline::Clock::duration limit)
       : job(std::move(joined)), medium(wanted), timeout(limit), door(job) {}
 
-  Job job;
+  JoinedJob job;
   const Medium medium;
   const Deadline::Clock::duration timeout;
   MeshDoor door;
@@ -249,7 +249,8 @@ class MeshLinks final : public Links {
 
 }  // namespace
 
-std::unique_ptr<Transport> make_mesh(Job job, Medium medium, Deadline::Clock::duration timeout) {
+std::unique_ptr<Transport> make_mesh(JoinedJob job, Medium medium,
+                                     Deadline::Clock::duration timeout) {
   const int rank = job.rank();
   const int world_size = job.world_size();
   const std::uint32_t generation = job.identity.generation;

@@ -17,6 +17,7 @@ enum class Medium : std::uint8_t {
 // A full mesh among the ranks of `job`; connections open on first use. When all ranks share memory
 // the transport has a SharedSpace, and collectives use it. A network that acknowledges nothing for
 // `timeout` fails the job.
-std::unique_ptr<Transport> make_mesh(Job job, Medium medium, Deadline::Clock::duration timeout);
+std::unique_ptr<Transport> make_mesh(JoinedJob job, Medium medium,
+                                     Deadline::Clock::duration timeout);
 
 }  // namespace lockstep

@@ -33,7 +33,7 @@ struct MeshDoor::Visitor {
   Deadline deadline;
 };
 
-MeshDoor::MeshDoor(Job& job) : job_(job), stop_(::eventfd(0, EFD_NONBLOCK | EFD_CLOEXEC)) {
+MeshDoor::MeshDoor(JoinedJob& job) : job_(job), stop_(::eventfd(0, EFD_NONBLOCK | EFD_CLOEXEC)) {
   if (!stop_) throw_io("eventfd", errno);
   thread_ = std::thread([this] { serve(); });
 }

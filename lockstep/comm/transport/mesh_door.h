@@ -16,7 +16,7 @@ namespace lockstep {
 // each until it is fetched.
 class MeshDoor {
  public:
-  explicit MeshDoor(Job& job);
+  explicit MeshDoor(JoinedJob& job);
   ~MeshDoor();
   MeshDoor(const MeshDoor&) = delete;
   MeshDoor& operator=(const MeshDoor&) = delete;
@@ -38,7 +38,7 @@ class MeshDoor {
   bool attend(Visitor& visitor);
   void deliver(Visitor& visitor);
 
-  Job& job_;
+  JoinedJob& job_;
   Descriptor stop_;
   std::mutex mutex_;
   std::condition_variable arrived_;

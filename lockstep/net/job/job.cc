@@ -73,7 +73,8 @@ Card make_card(const JobOptions& options, const MemberId& id) {
   return card;
 }
 
-void open_listeners(Job& job, Card& card, const JobOptions& options, const SocketAddress& local) {
+void open_listeners(JoinedJob& job, Card& card, const JobOptions& options,
+                    const SocketAddress& local) {
   const SocketAddress address = mesh_address(options, local);
   require_token_for(address, options.token);
   job.mesh_listener = listen_tcp(address);
@@ -101,10 +102,10 @@ Socket listen_for_rendezvous(const JobOptions& options) {
   }
 }
 
-Job join_job(const JobOptions& options, std::optional<Socket> listener) {
+JoinedJob join_job(const JobOptions& options, std::optional<Socket> listener) {
   validate(options);
   const Deadline deadline = Deadline::after(options.timeout);
-  Job job;
+  JoinedJob job;
   job.identity = {options.job, options.generation, random_member_id(), options.rank, options.token};
   Card card = make_card(options, job.identity.id);
   if (options.world_size == 1) {

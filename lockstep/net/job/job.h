@@ -31,7 +31,7 @@ struct JobOptions {
 };
 
 // A rank's place in a running job: who the others are, how to reach them, who watches over it.
-struct Job {
+struct JoinedJob {
   Identity identity;
   Roster roster;
   Socket mesh_listener;                   // at roster[rank].mesh_address
@@ -46,7 +46,7 @@ struct Job {
 // an Error that names who is missing or wrong. Takes at most `timeout`. Rank 0 serves the
 // rendezvous at master_host:master_port, or on `listener` where it is already open (master_port is
 // then ignored). World size 1 opens no socket at all.
-Job join_job(const JobOptions& options, std::optional<Socket> listener = std::nullopt);
+JoinedJob join_job(const JobOptions& options, std::optional<Socket> listener = std::nullopt);
 
 // The listener that rank 0 serves on: bound to master_host:master_port, on all interfaces where
 // master_host is a name or an address of another device (then a token is needed).
