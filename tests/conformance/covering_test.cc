@@ -7,7 +7,7 @@
 #include "tests/support/case_lists.h"
 #include "tests/support/places.h"
 
-namespace lockstep::test {
+namespace lockstep::test::covering_test {
 namespace {
 
 class Covering : public testing::TestWithParam<Place> {};
@@ -34,4 +34,4 @@ INSTANTIATE_TEST_SUITE_P(Also, Covering,
                          place_name);
 
 }  // namespace
-}  // namespace lockstep::test
+}  // namespace lockstep::test::covering_test

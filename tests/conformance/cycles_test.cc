@@ -9,7 +9,7 @@
 #include "tests/support/build_kind.h"
 #include "tests/support/places.h"
 
-namespace lockstep::test {
+namespace lockstep::test::cycles_test {
 namespace {
 
 using namespace std::chrono_literals;
@@ -94,4 +94,4 @@ INSTANTIATE_TEST_SUITE_P(
     place_name);
 
 }  // namespace
-}  // namespace lockstep::test
+}  // namespace lockstep::test::cycles_test

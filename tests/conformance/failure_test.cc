@@ -10,7 +10,7 @@
 #include "tests/support/build_kind.h"
 #include "tests/support/places.h"
 
-namespace lockstep::test {
+namespace lockstep::test::failure_test {
 namespace {
 
 using namespace std::chrono_literals;
@@ -258,4 +258,4 @@ INSTANTIATE_TEST_SUITE_P(All, Failure,
                          place_name);
 
 }  // namespace
-}  // namespace lockstep::test
+}  // namespace lockstep::test::failure_test

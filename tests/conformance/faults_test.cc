@@ -6,7 +6,7 @@
 #include "tests/support/build_kind.h"
 #include "tests/support/groups.h"
 
-namespace lockstep::test {
+namespace lockstep::test::faults_test {
 namespace {
 
 using namespace std::chrono_literals;
@@ -22,7 +22,7 @@ struct Ended {
 
 // An all-reduce with a fault at one rank; checks the result where there is one.
 Ended run_with(int rank, const LocalFaults& faults, Algorithm algorithm,
-             std::chrono::nanoseconds deadline) {
+               std::chrono::nanoseconds deadline) {
   GroupOptions options;
   options.medium = GroupMedium::kLocalMessages;
   options.world_size = kRanks;
@@ -110,4 +110,4 @@ INSTANTIATE_TEST_SUITE_P(Local, Faults,
                          });
 
 }  // namespace
-}  // namespace lockstep::test
+}  // namespace lockstep::test::faults_test

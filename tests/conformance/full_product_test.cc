@@ -8,7 +8,7 @@
 #include "tests/support/case_lists.h"
 #include "tests/support/places.h"
 
-namespace lockstep::test {
+namespace lockstep::test::full_product_test {
 namespace {
 
 class FullProduct : public testing::TestWithParam<Place> {
@@ -33,4 +33,4 @@ INSTANTIATE_TEST_SUITE_P(All, FullProduct,
                          testing::ValuesIn(places({GroupMedium::kLocal}, kWorldSizes)), place_name);
 
 }  // namespace
-}  // namespace lockstep::test
+}  // namespace lockstep::test::full_product_test

@@ -5,7 +5,7 @@
 #include "tests/support/places.h"
 #include "tests/support/printing.h"
 
-namespace lockstep::test {
+namespace lockstep::test::gigabyte_test {
 namespace {
 
 using namespace std::chrono_literals;
@@ -44,4 +44,4 @@ INSTANTIATE_TEST_SUITE_P(All, Gigabyte,
                          place_name);
 
 }  // namespace
-}  // namespace lockstep::test
+}  // namespace lockstep::test::gigabyte_test

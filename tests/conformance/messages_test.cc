@@ -9,7 +9,7 @@
 #include "tests/support/build_kind.h"
 #include "tests/support/places.h"
 
-namespace lockstep::test {
+namespace lockstep::test::messages_test {
 namespace {
 
 using namespace std::chrono_literals;
@@ -256,4 +256,4 @@ TEST(MessagesAlone, AWorldOfOneHasNobodyToTalkTo) {
 }
 
 }  // namespace
-}  // namespace lockstep::test
+}  // namespace lockstep::test::messages_test

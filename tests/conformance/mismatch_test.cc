@@ -7,7 +7,7 @@
 #include "tests/support/build_kind.h"
 #include "tests/support/places.h"
 
-namespace lockstep::test {
+namespace lockstep::test::mismatch_test {
 namespace {
 
 using namespace std::chrono_literals;
@@ -173,4 +173,4 @@ INSTANTIATE_TEST_SUITE_P(All, Mismatch,
                          place_name);
 
 }  // namespace
-}  // namespace lockstep::test
+}  // namespace lockstep::test::mismatch_test

@@ -9,7 +9,7 @@
 #include "lockstep/comm/collectives/algorithm_table.h"
 #include "tests/support/places.h"
 
-namespace lockstep::test {
+namespace lockstep::test::same_bits_test {
 namespace {
 
 class SameBits : public testing::TestWithParam<int> {};
@@ -68,4 +68,4 @@ INSTANTIATE_TEST_SUITE_P(AllMedia, SameBits, testing::Values(2, 3, 5, 8),
                          [](const auto& n) { return std::to_string(n.param) + "_ranks"; });
 
 }  // namespace
-}  // namespace lockstep::test
+}  // namespace lockstep::test::same_bits_test

@@ -4,7 +4,7 @@
 
 #include "tests/support/places.h"
 
-namespace lockstep::test {
+namespace lockstep::test::seeds_test {
 namespace {
 
 using Vectors = std::vector<std::vector<float>>;
@@ -65,4 +65,4 @@ INSTANTIATE_TEST_SUITE_P(
     place_name);
 
 }  // namespace
-}  // namespace lockstep::test
+}  // namespace lockstep::test::seeds_test

@@ -6,7 +6,7 @@
 #include "tests/support/build_kind.h"
 #include "tests/support/places.h"
 
-namespace lockstep::test {
+namespace lockstep::test::split_test {
 namespace {
 
 using namespace std::chrono_literals;
@@ -139,4 +139,4 @@ INSTANTIATE_TEST_SUITE_P(All, Split,
                          place_name);
 
 }  // namespace
-}  // namespace lockstep::test
+}  // namespace lockstep::test::split_test

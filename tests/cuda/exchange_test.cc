@@ -14,9 +14,9 @@
 namespace lockstep {
 namespace {
 
-using testing::error_of;
+using test::error_of;
+using test::run_ranks;
 using ::testing::HasSubstr;
-using testing::run_ranks;
 
 constexpr std::size_t kSmallRound = 64;  // many rounds for small vectors
 

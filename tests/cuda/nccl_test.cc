@@ -18,9 +18,9 @@ namespace lockstep {
 namespace {
 
 using namespace std::chrono_literals;
-using testing::error_of;
+using test::error_of;
+using test::run_ranks;
 using ::testing::HasSubstr;
-using testing::run_ranks;
 
 std::vector<std::unique_ptr<Communicator>> make_communicators(int world_size) {
   std::vector<std::unique_ptr<Communicator>> communicators;

@@ -12,7 +12,7 @@
 #include "lockstep/model/layout.h"
 #include "lockstep/model/transformer.h"
 
-namespace lockstep {
+namespace lockstep::llama_test {
 namespace {
 
 struct Reference {
@@ -170,4 +170,4 @@ INSTANTIATE_TEST_SUITE_P(References, LlamaParity,
                          });
 
 }  // namespace
-}  // namespace lockstep
+}  // namespace lockstep::llama_test

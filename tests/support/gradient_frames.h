@@ -9,7 +9,7 @@
 
 #include "lockstep/wire/gradient_messages.h"
 
-namespace lockstep::testing {
+namespace lockstep::test {
 
 // Gradient messages of every kind, whole frames, for tests of their codec.
 
@@ -117,4 +117,4 @@ inline Bytes bytes_of_hex(const std::string& hex) {
   return bytes;
 }
 
-}  // namespace lockstep::testing
+}  // namespace lockstep::test

@@ -10,7 +10,7 @@
 #include "lockstep/model/norm.h"
 #include "lockstep/model/weights_hash.h"
 
-namespace lockstep::testing {
+namespace lockstep::test {
 
 // A GpuModel that computes as the CPU does, to the bit, and keeps what a GPU would keep to itself:
 // slots are seen where they are copied to, uploads count when they are joined, results come when
@@ -185,4 +185,4 @@ class PretendedExchange final : public DeviceExchange {
   const DeviceExchangeOptions options_;
 };
 
-}  // namespace lockstep::testing
+}  // namespace lockstep::test

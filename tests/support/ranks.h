@@ -14,7 +14,7 @@
 #include "lockstep/net/job/rendezvous.h"
 #include "lockstep/net/job/supervisor.h"
 
-namespace lockstep::testing {
+namespace lockstep::test {
 
 using namespace std::chrono_literals;
 
@@ -137,4 +137,4 @@ struct RankByHand {
   Link link;
 };
 
-}  // namespace lockstep::testing
+}  // namespace lockstep::test

@@ -15,7 +15,7 @@
 #include "lockstep/wire/bytes.h"
 #include "tests/support/ranks.h"
 
-namespace lockstep::testing {
+namespace lockstep::test {
 
 inline ServerOptions server_options(int workers, Average average = Average::kMean) {
   ServerOptions options;
@@ -156,4 +156,4 @@ inline GradientHead vector_head(std::uint64_t step, std::uint64_t count) {
 inline constexpr std::size_t kCount = 100003;  // several windows
 inline constexpr RoundKey kVector{RoundKind::kVector, 0, {}, 0};
 
-}  // namespace lockstep::testing
+}  // namespace lockstep::test

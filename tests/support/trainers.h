@@ -8,7 +8,7 @@
 #include "lockstep/train/gpu_replica.h"
 #include "lockstep/train/trainer.h"
 
-namespace lockstep::testing {
+namespace lockstep::test {
 
 inline constexpr int kContext = 16;
 
@@ -84,4 +84,4 @@ struct SoloTrainer : TestWorker {
                    std::move(make_local_group(1)[0])) {}
 };
 
-}  // namespace lockstep::testing
+}  // namespace lockstep::test

@@ -6,7 +6,7 @@
 
 #include "tests/support/finite_difference.h"
 
-namespace lockstep {
+namespace lockstep::adamw_test {
 namespace {
 
 using test::noise;
@@ -99,4 +99,4 @@ TEST(AdamW, NormsDoNotDecay) {
 }
 
 }  // namespace
-}  // namespace lockstep
+}  // namespace lockstep::adamw_test

@@ -5,7 +5,7 @@
 #include "lockstep/base/error.h"
 #include "tests/support/ranks.h"
 
-namespace lockstep {
+namespace lockstep::address_test {
 namespace {
 
 using namespace std::chrono_literals;
@@ -56,7 +56,7 @@ TEST(SocketAddress, ComparesAddressAndPort) {
 }
 
 TEST(Resolve, KnowsLocalhost) {
-  const auto addresses = resolve({"localhost", 99}, testing::soon());
+  const auto addresses = resolve({"localhost", 99}, test::soon());
   ASSERT_FALSE(addresses.empty());
   for (const SocketAddress& address : addresses) {
     EXPECT_TRUE(address.is_loopback());
@@ -65,19 +65,19 @@ TEST(Resolve, KnowsLocalhost) {
 }
 
 TEST(Resolve, NamesWhatItCannotFind) {
-  const Error error = testing::error_of([] {
-    static_cast<void>(resolve({"no-such-host.invalid", 1}, testing::soon()));
+  const Error error = test::error_of([] {
+    static_cast<void>(resolve({"no-such-host.invalid", 1}, test::soon()));
   });
   EXPECT_TRUE(error.code() == ErrorCode::kNoConnection || error.code() == ErrorCode::kTimeout);
   EXPECT_NE(std::string(error.what()).find("no-such-host.invalid"), std::string::npos);
 }
 
 TEST(Resolve, StopsAtTheDeadline) {
-  const Error error = testing::error_of([] {
+  const Error error = test::error_of([] {
     static_cast<void>(resolve({"no-such-host.invalid", 1}, Deadline::after(-1s)));
   });
   EXPECT_EQ(error.code(), ErrorCode::kTimeout);
 }
 
 }  // namespace
-}  // namespace lockstep
+}  // namespace lockstep::address_test

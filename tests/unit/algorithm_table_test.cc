@@ -6,7 +6,7 @@
 #include "lockstep/base/error.h"
 #include "lockstep/comm/calls.h"
 
-namespace lockstep {
+namespace lockstep::algorithm_table_test {
 namespace {
 
 constexpr Algorithm kAll[] = {
@@ -84,4 +84,4 @@ TEST(AlgorithmTable, SumsOverTooManyNodesForTheBoardsGoByMessages) {
 }
 
 }  // namespace
-}  // namespace lockstep
+}  // namespace lockstep::algorithm_table_test

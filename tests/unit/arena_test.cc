@@ -10,7 +10,7 @@
 
 #include "lockstep/base/error.h"
 
-namespace lockstep {
+namespace lockstep::arena_test {
 namespace {
 
 bool zero(const Buffer& buffer) {
@@ -137,4 +137,4 @@ TEST(Mapping, CannotBeCutUnderOurFeet) {
 }
 
 }  // namespace
-}  // namespace lockstep
+}  // namespace lockstep::arena_test

@@ -7,7 +7,7 @@
 #include "lockstep/model/cpu/kernels.h"
 #include "tests/support/finite_difference.h"
 
-namespace lockstep {
+namespace lockstep::attention_test {
 namespace {
 
 using test::noise;
@@ -198,4 +198,4 @@ TEST_P(AttentionTest, LaterTokensDoNotMatter) {
 }
 
 }  // namespace
-}  // namespace lockstep
+}  // namespace lockstep::attention_test

@@ -9,7 +9,7 @@
 
 #include "lockstep/base/random.h"
 
-namespace lockstep {
+namespace lockstep::average_test {
 namespace {
 
 using Vectors = std::vector<std::vector<float>>;
@@ -123,4 +123,4 @@ TEST(Average, TreeSumOfNumbers) {
 }
 
 }  // namespace
-}  // namespace lockstep
+}  // namespace lockstep::average_test

@@ -17,7 +17,7 @@
 #include "lockstep/base/random.h"
 #include "tests/unit/blake3_vectors.h"
 
-namespace lockstep {
+namespace lockstep::blake3_test {
 namespace {
 
 std::vector<std::byte> vector_input(std::size_t length) {
@@ -219,4 +219,4 @@ TEST(Blake3, AgreesWithB3sum) {
 }
 
 }  // namespace
-}  // namespace lockstep
+}  // namespace lockstep::blake3_test

@@ -8,7 +8,7 @@
 
 #include "lockstep/base/error.h"
 
-namespace lockstep {
+namespace lockstep::bytes_test {
 namespace {
 
 std::vector<std::byte> bytes_of(std::initializer_list<int> values) {
@@ -157,4 +157,4 @@ TEST(Bytes, CallerMayFailTheReader) {
 }
 
 }  // namespace
-}  // namespace lockstep
+}  // namespace lockstep::bytes_test

@@ -5,7 +5,7 @@
 
 #include "lockstep/base/error.h"
 
-namespace lockstep {
+namespace lockstep::calls_test {
 namespace {
 
 using testing::HasSubstr;
@@ -196,4 +196,4 @@ TEST(RunAlone, LanesAreAveraged) {
 }
 
 }  // namespace
-}  // namespace lockstep
+}  // namespace lockstep::calls_test

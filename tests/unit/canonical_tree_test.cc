@@ -8,7 +8,7 @@
 #include <random>
 #include <string>
 
-namespace lockstep {
+namespace lockstep::canonical_tree_test {
 namespace {
 
 using ::testing::ElementsAre;
@@ -156,4 +156,4 @@ TEST(CanonicalTreeDeathTest, NodesThatDoNotCoverTheTreeAreABug) {
 }
 
 }  // namespace
-}  // namespace lockstep
+}  // namespace lockstep::canonical_tree_test

@@ -7,7 +7,7 @@
 #include "lockstep/model/weights_hash.h"
 #include "lockstep/train/checkpoint/run_state.h"
 
-namespace lockstep {
+namespace lockstep::checkpoint_format_test {
 namespace {
 
 using ::testing::ElementsAre;
@@ -210,4 +210,4 @@ TEST(CheckpointFormat, AnotherRunIsToldFromAChange) {
 }
 
 }  // namespace
-}  // namespace lockstep
+}  // namespace lockstep::checkpoint_format_test

@@ -2,7 +2,7 @@
 
 #include <gtest/gtest.h>
 
-namespace lockstep {
+namespace lockstep::checkpoint_phases_test {
 namespace {
 
 TEST(CheckpointPhases, OneSaveFromBeginningToEnd) {
@@ -70,4 +70,4 @@ TEST(CheckpointPhases, WeightConsistency) {
 }
 
 }  // namespace
-}  // namespace lockstep
+}  // namespace lockstep::checkpoint_phases_test

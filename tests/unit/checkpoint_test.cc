@@ -13,7 +13,7 @@
 #include "tests/support/temporary_folder.h"
 #include "tests/support/training_states.h"
 
-namespace lockstep {
+namespace lockstep::checkpoint_test {
 namespace {
 
 using ::testing::ElementsAre;
@@ -248,4 +248,4 @@ TEST(Checkpoints, OldOnesGoAndDamagedOnesAreKeptAside) {
 }
 
 }  // namespace
-}  // namespace lockstep
+}  // namespace lockstep::checkpoint_test

@@ -11,7 +11,7 @@
 #include "tests/support/temporary_folder.h"
 #include "tests/support/training_states.h"
 
-namespace lockstep {
+namespace lockstep::checkpoint_writer_test {
 namespace {
 
 using ::testing::ElementsAre;
@@ -150,4 +150,4 @@ TEST_F(Keeper, ANewRunDoesNotTouchAnOldOnesCheckpoints) {
 }
 
 }  // namespace
-}  // namespace lockstep
+}  // namespace lockstep::checkpoint_writer_test

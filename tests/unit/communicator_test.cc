@@ -6,10 +6,10 @@
 #include "tests/support/groups.h"
 #include "tests/support/ranks.h"
 
-namespace lockstep {
+namespace lockstep::communicator_test {
 namespace {
 
-using testing::error_of;
+using test::error_of;
 using ::testing::HasSubstr;
 
 TEST(Communicator, CheckThrowsTheCauseOnEveryRankOnceTheJobHasFailed) {
@@ -38,4 +38,4 @@ TEST(Communicator, AReportedFailureEndsTheJobUnlessItHasFailedBefore) {
 }
 
 }  // namespace
-}  // namespace lockstep
+}  // namespace lockstep::communicator_test

@@ -10,11 +10,11 @@
 #include "lockstep/wire/wire_error.h"
 #include "tests/support/ranks.h"
 
-namespace lockstep {
+namespace lockstep::control_plane_test {
 namespace {
 
 using ::testing::HasSubstr;
-using namespace testing;
+using namespace test;
 
 // A job whose last rank is played by hand; the others are real.
 struct WithRankByHand {
@@ -369,4 +369,4 @@ TEST(ControlPlane, ManyJobsLeaveNoDescriptorBehind) {
 }
 
 }  // namespace
-}  // namespace lockstep
+}  // namespace lockstep::control_plane_test

@@ -2,7 +2,7 @@
 
 #include <gtest/gtest.h>
 
-namespace lockstep {
+namespace lockstep::cores_test {
 namespace {
 
 using Cores = std::vector<int>;
@@ -49,4 +49,4 @@ TEST(Cores, ThisProcessHasSome) {
 }
 
 }  // namespace
-}  // namespace lockstep
+}  // namespace lockstep::cores_test

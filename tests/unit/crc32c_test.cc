@@ -5,7 +5,7 @@
 #include <string_view>
 #include <vector>
 
-namespace lockstep {
+namespace lockstep::crc32c_test {
 namespace {
 
 std::span<const std::byte> bytes_of(std::string_view text) {
@@ -50,4 +50,4 @@ TEST(Crc32c, PiecesGiveTheWhole) {
 }
 
 }  // namespace
-}  // namespace lockstep
+}  // namespace lockstep::crc32c_test

@@ -9,13 +9,13 @@
 #include "tests/support/ranks.h"
 #include "tests/support/trainers.h"
 
-namespace lockstep {
+namespace lockstep::data_parallel_test {
 namespace {
 
-using ::lockstep::testing::eleven_lanes;
-using ::lockstep::testing::run_ranks;
-using ::lockstep::testing::some_samples;
-using ::lockstep::testing::TestWorker;
+using ::lockstep::test::eleven_lanes;
+using ::lockstep::test::run_ranks;
+using ::lockstep::test::some_samples;
+using ::lockstep::test::TestWorker;
 using ::testing::HasSubstr;
 
 struct Result {
@@ -235,7 +235,7 @@ TEST(DataParallel, ASkippedLaneHasNoPart) {
 }
 
 TEST(DataParallel, MoreWorkersThanLanesIsWrongUsage) {
-  EXPECT_THAT(testing::error_of([] { replica_options(eleven_lanes(), 0, 12); }).what(),
+  EXPECT_THAT(test::error_of([] { replica_options(eleven_lanes(), 0, 12); }).what(),
               HasSubstr("12 workers, but a step has only 11 lanes"));
 }
 
@@ -270,4 +270,4 @@ TEST(Halt, ReportsSurviveTheFile) {
 }
 
 }  // namespace
-}  // namespace lockstep
+}  // namespace lockstep::data_parallel_test

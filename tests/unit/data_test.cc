@@ -11,7 +11,7 @@
 #include "lockstep/data/text.h"
 #include "tests/support/temporary_folder.h"
 
-namespace lockstep {
+namespace lockstep::data_test {
 namespace {
 
 using ::testing::ElementsAre;
@@ -214,4 +214,4 @@ TEST(OpenData, BuiltInStories) {
 }
 
 }  // namespace
-}  // namespace lockstep
+}  // namespace lockstep::data_test

@@ -2,7 +2,7 @@
 
 #include <gtest/gtest.h>
 
-namespace lockstep {
+namespace lockstep::deadline_test {
 namespace {
 
 using namespace std::chrono_literals;
@@ -29,4 +29,4 @@ TEST(Deadline, EarlierPicksTheSooner) {
 }
 
 }  // namespace
-}  // namespace lockstep
+}  // namespace lockstep::deadline_test

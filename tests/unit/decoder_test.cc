@@ -7,7 +7,7 @@
 #include "lockstep/model/init.h"
 #include "lockstep/model/transformer.h"
 
-namespace lockstep {
+namespace lockstep::decoder_test {
 namespace {
 
 constexpr std::size_t kContext = 200;
@@ -85,4 +85,4 @@ TEST_P(DecoderTest, RefusesWhatDoesNotFit) {
 }
 
 }  // namespace
-}  // namespace lockstep
+}  // namespace lockstep::decoder_test

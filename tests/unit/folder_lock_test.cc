@@ -11,7 +11,7 @@
 #include "lockstep/base/error.h"
 #include "tests/support/temporary_folder.h"
 
-namespace lockstep {
+namespace lockstep::folder_lock_test {
 namespace {
 
 using ::testing::HasSubstr;
@@ -63,4 +63,4 @@ TEST(FolderLock, IsTakenWhenTheOtherEnds) {
 TEST(FolderLock, NeedsAFolder) { EXPECT_THROW(FolderLock("/proc/no folder here"), Error); }
 
 }  // namespace
-}  // namespace lockstep
+}  // namespace lockstep::folder_lock_test

@@ -3,7 +3,7 @@
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
-namespace lockstep {
+namespace lockstep::gathering_test {
 namespace {
 
 using ::testing::HasSubstr;
@@ -158,4 +158,4 @@ TEST(RequireMember, ComparesTheProcessWithTheRoster) {
 }
 
 }  // namespace
-}  // namespace lockstep
+}  // namespace lockstep::gathering_test

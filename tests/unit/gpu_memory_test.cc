@@ -3,7 +3,7 @@
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
-namespace lockstep {
+namespace lockstep::gpu_memory_test {
 namespace {
 
 using ::testing::HasSubstr;
@@ -64,4 +64,4 @@ TEST(GpuMemory, SaysWhenNothingFits) {
 }
 
 }  // namespace
-}  // namespace lockstep
+}  // namespace lockstep::gpu_memory_test

@@ -9,25 +9,25 @@
 #include "tests/support/ranks.h"
 #include "tests/support/trainers.h"
 
-namespace lockstep {
+namespace lockstep::gpu_replica_test {
 namespace {
 
-using ::lockstep::testing::eleven_lanes;
-using ::lockstep::testing::some_samples;
+using ::lockstep::test::eleven_lanes;
+using ::lockstep::test::some_samples;
 using ::testing::HasSubstr;
 
 const GpuParts kPretended = {
     .make_model =
         [](const GpuModelOptions& options) {
-          return std::make_unique<testing::PretendedGpu>(options);
+          return std::make_unique<test::PretendedGpu>(options);
         },
     .make_exchange =
         [](Communicator& communicator, const DeviceExchangeOptions& options) {
-          return std::make_unique<testing::PretendedExchange>(communicator, options);
+          return std::make_unique<test::PretendedExchange>(communicator, options);
         }};
 
 // A worker on such a GPU, or on the CPU.
-struct Worker : testing::TestWorker {
+struct Worker : test::TestWorker {
   Worker(const TrainerOptions& options, bool gpu, std::unique_ptr<Transport> transport,
          const Samples& samples = some_samples(60))
       : TestWorker(options, samples, some_samples(9), 1, std::move(transport),
@@ -43,7 +43,7 @@ struct Result {
 Result train(const TrainerOptions& options, int workers, bool gpu) {
   auto group = make_local_group(workers);
   std::vector<Result> results(static_cast<std::size_t>(workers));
-  const auto errors = testing::run_ranks(workers, [&](int rank) {
+  const auto errors = test::run_ranks(workers, [&](int rank) {
     const auto index = static_cast<std::size_t>(rank);
     Worker worker(options, gpu, std::move(group[index]));
     worker.trainer.start();
@@ -109,7 +109,7 @@ TEST(GpuReplica, HaltsWithAllAsItWas) {
       TrainerOptions options = eleven_lanes();
       options.reducer.on_device = on_device;
       auto group = make_local_group(workers);
-      const auto errors = testing::run_ranks(workers, [&](int rank) {
+      const auto errors = test::run_ranks(workers, [&](int rank) {
         Worker worker(options, true, std::move(group[static_cast<std::size_t>(rank)]));
         worker.trainer.start();
         worker.trainer.step();
@@ -139,17 +139,17 @@ TEST(GpuReplica, HaltsWithAllAsItWas) {
 // One embedding is so large that adding the first block's output overflows: only the sample with
 // its token has no gradient, and its lane is found by computing the lanes one by one.
 TEST(GpuReplica, FindsTheLaneThatIsNotFinite) {
-  std::vector<std::int32_t> tokens(60 * testing::kContext + 1, 3);
+  std::vector<std::int32_t> tokens(60 * test::kContext + 1, 3);
   constexpr std::uint64_t kBadSample = 17;
-  tokens[kBadSample * testing::kContext + 4] = 9;
-  const Samples samples({TokenShard::of("tokens", tokens, {})}, 64, testing::kContext);
+  tokens[kBadSample * test::kContext + 4] = 9;
+  const Samples samples({TokenShard::of("tokens", tokens, {})}, 64, test::kContext);
   for (const int workers : {1, 2}) {
     for (const bool on_device : {false, true}) {
       TrainerOptions options = eleven_lanes();
       options.global_batch = 60;
       options.reducer.on_device = on_device;
       auto group = make_local_group(workers);
-      const auto errors = testing::run_ranks(workers, [&](int rank) {
+      const auto errors = test::run_ranks(workers, [&](int rank) {
         Worker worker(options, true, std::move(group[static_cast<std::size_t>(rank)]), samples);
         const ParameterLayout& layout = worker.replica->layout();
         worker.replica->complete_parameters([&](std::span<float> parameters) {
@@ -171,4 +171,4 @@ TEST(GpuReplica, FindsTheLaneThatIsNotFinite) {
 }
 
 }  // namespace
-}  // namespace lockstep
+}  // namespace lockstep::gpu_replica_test

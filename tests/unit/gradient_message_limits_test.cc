@@ -6,10 +6,10 @@
 #include "tests/support/gradient_frames.h"
 #include "tests/support/ranks.h"
 
-namespace lockstep {
+namespace lockstep::gradient_message_limits_test {
 namespace {
 
-using namespace testing;
+using namespace test;
 using State = HeadResult::State;
 
 // Truncated, and its length field says so: a frame that is well framed and still no message.
@@ -199,4 +199,4 @@ TEST(GradientMessageLimits, ANodeLiesInsideItsTree) {
 }
 
 }  // namespace
-}  // namespace lockstep
+}  // namespace lockstep::gradient_message_limits_test

@@ -10,10 +10,10 @@
 #include "lockstep/wire/bytes.h"
 #include "tests/support/gradient_frames.h"
 
-namespace lockstep {
+namespace lockstep::gradient_messages_test {
 namespace {
 
-using namespace testing;
+using namespace test;
 
 // The vectors that the original implementation wrote.
 
@@ -202,4 +202,4 @@ TEST(Opening, StrangersAreKnownByTheirFirstWrongByte) {
 }
 
 }  // namespace
-}  // namespace lockstep
+}  // namespace lockstep::gradient_messages_test

@@ -7,7 +7,7 @@
 #include "lockstep/model/norm.h"
 #include "tests/support/finite_difference.h"
 
-namespace lockstep {
+namespace lockstep::gradient_norm_test {
 namespace {
 
 using test::noise;
@@ -68,4 +68,4 @@ TEST(GradientFactor, ClipsTheMeanGradient) {
 }
 
 }  // namespace
-}  // namespace lockstep
+}  // namespace lockstep::gradient_norm_test

@@ -7,12 +7,12 @@
 
 #include "tests/support/star.h"
 
-namespace lockstep {
+namespace lockstep::gradient_server_faults_test {
 namespace {
 
 using ::testing::AllOf;
 using ::testing::HasSubstr;
-using namespace testing;
+using namespace test;
 
 // Worker `bad` of three does `harm` instead of sending its gradient; returns the server's error,
 // after everybody else was seen to get the same.
@@ -269,4 +269,4 @@ TEST(GradientServerFaults, StrangersDisturbNobody) {
 }
 
 }  // namespace
-}  // namespace lockstep
+}  // namespace lockstep::gradient_server_faults_test

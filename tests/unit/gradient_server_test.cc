@@ -7,11 +7,11 @@
 
 #include "tests/support/star.h"
 
-namespace lockstep {
+namespace lockstep::gradient_server_test {
 namespace {
 
 using ::testing::HasSubstr;
-using namespace testing;
+using namespace test;
 
 TEST(GradientServer, OneJobOfAllThreeKinds) {
   Star star(server_options(3));
@@ -268,4 +268,4 @@ TEST(GradientServer, OnlyLoopbackWithoutAToken) {
 
 // Lanes dealt out in every which way, over channels of one process; the bits are the tree's.
 }  // namespace
-}  // namespace lockstep
+}  // namespace lockstep::gradient_server_test

@@ -11,7 +11,7 @@
 #include "lockstep/base/random.h"
 #include "lockstep/comm/kernels/kernels.h"
 
-namespace lockstep {
+namespace lockstep::gradient_tree_test {
 namespace {
 
 // The definition of T, with the cut found by counting up.
@@ -116,4 +116,4 @@ TEST(GradientTree, SameBitsForAnyWorkersThreadsAndPieces) {
 }
 
 }  // namespace
-}  // namespace lockstep
+}  // namespace lockstep::gradient_tree_test

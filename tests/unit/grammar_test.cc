@@ -9,7 +9,7 @@
 
 #include "lockstep/data/stories.h"
 
-namespace lockstep {
+namespace lockstep::grammar_test {
 namespace {
 
 using Symbol = GrammarSymbol;
@@ -222,4 +222,4 @@ TEST(Stories, PureFunctionOfSeedAndIndex) {
 }
 
 }  // namespace
-}  // namespace lockstep
+}  // namespace lockstep::grammar_test

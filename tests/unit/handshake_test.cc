@@ -7,11 +7,11 @@
 #include "lockstep/wire/wire_error.h"
 #include "tests/support/ranks.h"
 
-namespace lockstep {
+namespace lockstep::handshake_test {
 namespace {
 
 using ::testing::HasSubstr;
-using namespace testing;
+using namespace test;
 using Role = Handshake::Role;
 
 Identity make_identity(int rank, const std::string& token = "secret") {
@@ -273,4 +273,4 @@ TEST(HandshakeOnSockets, AHugeLengthIsRefusedBeforeItsBytesCome) {
 }
 
 }  // namespace
-}  // namespace lockstep
+}  // namespace lockstep::handshake_test

@@ -7,7 +7,7 @@
 
 #include "lockstep/model/weights_hash.h"
 
-namespace lockstep {
+namespace lockstep::init_test {
 namespace {
 
 constexpr ModelConfig kConfig = {.vocab = 1000,
@@ -76,4 +76,4 @@ TEST(Initialise, NothingRepeats) {
 }
 
 }  // namespace
-}  // namespace lockstep
+}  // namespace lockstep::init_test

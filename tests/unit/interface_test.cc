@@ -6,11 +6,11 @@
 #include "lockstep/net/socket/host.h"
 #include "tests/support/ranks.h"
 
-namespace lockstep {
+namespace lockstep::interface_test {
 namespace {
 
 using ::testing::HasSubstr;
-using namespace testing;
+using namespace test;
 
 TEST(Interface, TheWayToLoopbackIsLoopback) {
   EXPECT_EQ(local_address_toward(SocketAddress::loopback_v4(80)), SocketAddress::loopback_v4());
@@ -60,4 +60,4 @@ TEST(Host, IsTheSameForBootAndNamespaceAlone) {
 TEST(Host, FingerprintNamesTheCLibrary) { EXPECT_THAT(host_fingerprint(), HasSubstr("glibc 2.")); }
 
 }  // namespace
-}  // namespace lockstep
+}  // namespace lockstep::interface_test

@@ -3,7 +3,7 @@
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
-namespace lockstep {
+namespace lockstep::job_health_test {
 namespace {
 
 using ::testing::HasSubstr;
@@ -379,4 +379,4 @@ TEST_F(JobHealthTest, NothingChangesAVerdict) {
 }
 
 }  // namespace
-}  // namespace lockstep
+}  // namespace lockstep::job_health_test

@@ -15,7 +15,7 @@
 #include "tests/support/kernel_reference.h"
 #include "tests/support/printing.h"
 
-namespace lockstep {
+namespace lockstep::kernels_test {
 namespace {
 
 using Bytes = std::vector<std::uint8_t>;
@@ -394,4 +394,4 @@ TEST(KernelsDeathTest, AProgramThatDoesNotFitItsInputsIsABug) {
 }
 
 }  // namespace
-}  // namespace lockstep
+}  // namespace lockstep::kernels_test

@@ -10,11 +10,11 @@
 #include "lockstep/server/lane_step.h"
 #include "tests/support/ranks.h"
 
-namespace lockstep {
+namespace lockstep::lane_tree_test {
 namespace {
 
 using ::testing::HasSubstr;
-using namespace testing;
+using namespace test;
 
 LaneValue leaf(std::uint32_t lane) {
   LaneValue value;
@@ -139,4 +139,4 @@ TEST(LaneStep, NamesWhoDoesNotFit) {
 }
 
 }  // namespace
-}  // namespace lockstep
+}  // namespace lockstep::lane_tree_test

@@ -9,7 +9,7 @@
 
 #include "lockstep/base/error.h"
 
-namespace lockstep {
+namespace lockstep::lanes_test {
 namespace {
 
 using ::testing::ElementsAre;
@@ -91,10 +91,10 @@ TEST(LanePlan, MicroBatchCutsTheSameStream) {
 }
 
 TEST(LanePlan, WrongUsage) {
-  EXPECT_THROW(validate({0, 1, 8, 8}), Error);
-  EXPECT_THROW(validate({9, 1, 8, 3}), Error);
-  EXPECT_THROW(validate({9, 1, 8, 0}), Error);
-  EXPECT_NO_THROW(validate({9, 1, 8, 2}));
+  EXPECT_THROW(validate(LanePlan{0, 1, 8, 8}), Error);
+  EXPECT_THROW(validate(LanePlan{9, 1, 8, 3}), Error);
+  EXPECT_THROW(validate(LanePlan{9, 1, 8, 0}), Error);
+  EXPECT_NO_THROW(validate(LanePlan{9, 1, 8, 2}));
 }
 
 TEST(ShardBatches, DealtOutInTurn) {
@@ -109,4 +109,4 @@ TEST(ShardBatches, DealtOutInTurn) {
 }
 
 }  // namespace
-}  // namespace lockstep
+}  // namespace lockstep::lanes_test

@@ -4,7 +4,7 @@
 
 #include "lockstep/comm/transport/transport.h"
 
-namespace lockstep {
+namespace lockstep::layout_test {
 namespace {
 
 // Where each byte of the message lies: row, place in the row's memory.
@@ -82,4 +82,4 @@ TEST_F(LayoutTest, EveryOffsetLeadsToItsByte) {
 }
 
 }  // namespace
-}  // namespace lockstep
+}  // namespace lockstep::layout_test

@@ -8,10 +8,10 @@
 
 #include "tests/support/star.h"
 
-namespace lockstep {
+namespace lockstep::local_star_test {
 namespace {
 
-using namespace testing;
+using namespace test;
 using ::testing::HasSubstr;
 
 TEST(LocalStar, LanesOfAnyOwnershipGiveTheTreesBits) {
@@ -118,4 +118,4 @@ TEST(LocalStar, WhoIsGoneWhenAShardIsSentToItIsNamed) {
 }
 
 }  // namespace
-}  // namespace lockstep
+}  // namespace lockstep::local_star_test

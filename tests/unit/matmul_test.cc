@@ -14,7 +14,7 @@
 #include "lockstep/base/random.h"
 #include "lockstep/model/cpu/matmul_kernel.h"
 
-namespace lockstep {
+namespace lockstep::matmul_test {
 namespace {
 
 struct Shape {
@@ -244,4 +244,4 @@ TEST(Matmul, Bf16MultipliesRoundedInputsOrIsRefusedWithTheWayOut) {
 }
 
 }  // namespace
-}  // namespace lockstep
+}  // namespace lockstep::matmul_test

@@ -3,7 +3,7 @@
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
-namespace lockstep {
+namespace lockstep::membership_test {
 namespace {
 
 using ::testing::HasSubstr;
@@ -135,4 +135,4 @@ TEST_F(MembershipTest, AliveButAbsent) {
 }
 
 }  // namespace
-}  // namespace lockstep
+}  // namespace lockstep::membership_test

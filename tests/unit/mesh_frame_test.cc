@@ -5,7 +5,7 @@
 #include "lockstep/base/hash/crc32c.h"
 #include "lockstep/wire/bytes.h"
 
-namespace lockstep {
+namespace lockstep::mesh_frame_test {
 namespace {
 
 const MeshFrame kFrame{
@@ -91,4 +91,4 @@ TEST(MeshFrame, ForeignBytesAreRefusedEvenWithARightChecksum) {
 TEST(MeshFrame, ZerosAreNoFrame) { EXPECT_FALSE(decode_mesh_frame(resealed(MeshFrameBytes{}))); }
 
 }  // namespace
-}  // namespace lockstep
+}  // namespace lockstep::mesh_frame_test

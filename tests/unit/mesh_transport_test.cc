@@ -5,7 +5,7 @@
 
 #include <array>
 
-namespace lockstep {
+namespace lockstep::mesh_transport_test {
 namespace {
 
 using namespace std::chrono_literals;
@@ -89,4 +89,4 @@ TEST(MeshTransport, ATransferThatTricklesEndsAtItsDeadline) {
 }
 
 }  // namespace
-}  // namespace lockstep
+}  // namespace lockstep::mesh_transport_test

@@ -7,7 +7,7 @@
 #include "lockstep/base/error.h"
 #include "lockstep/model/config.h"
 
-namespace lockstep {
+namespace lockstep::model_config_test {
 namespace {
 
 constexpr ModelConfig kGood = {.vocab = 100,
@@ -60,4 +60,4 @@ TEST(ModelConfig, NamedModelsAreValid) {
 }
 
 }  // namespace
-}  // namespace lockstep
+}  // namespace lockstep::model_config_test

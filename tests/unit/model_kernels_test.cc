@@ -7,7 +7,7 @@
 #include "lockstep/model/cpu/kernels.h"
 #include "tests/support/finite_difference.h"
 
-namespace lockstep {
+namespace lockstep::model_kernels_test {
 
 void PrintTo(const ModelKernels* kernels, std::ostream* out) { *out << kernels->name; }
 
@@ -205,4 +205,4 @@ TEST_P(ModelKernelsTest, CrossEntropyShowsWhatIsNotFinite) {
 }
 
 }  // namespace
-}  // namespace lockstep
+}  // namespace lockstep::model_kernels_test

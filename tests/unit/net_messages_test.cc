@@ -8,11 +8,11 @@
 #include "lockstep/wire/wire_error.h"
 #include "tests/support/ranks.h"
 
-namespace lockstep {
+namespace lockstep::net_messages_test {
 namespace {
 
 using ::testing::HasSubstr;
-using namespace testing;
+using namespace test;
 
 std::vector<std::byte> bytes_of(std::string_view text) {
   const auto bytes = std::as_bytes(std::span(text));
@@ -171,4 +171,4 @@ TEST(WireError, RefusesUnknownCodesAndRanks) {
 }
 
 }  // namespace
-}  // namespace lockstep
+}  // namespace lockstep::net_messages_test

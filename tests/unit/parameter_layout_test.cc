@@ -8,7 +8,7 @@
 #include "lockstep/model/layout.h"
 #include "lockstep/model/weights_hash.h"
 
-namespace lockstep {
+namespace lockstep::parameter_layout_test {
 namespace {
 
 constexpr ModelConfig kConfig = {.vocab = 10,
@@ -116,4 +116,4 @@ TEST(WeightsHash, IsTheHashOfTheHashesInFileOrder) {
 }
 
 }  // namespace
-}  // namespace lockstep
+}  // namespace lockstep::parameter_layout_test

@@ -12,7 +12,7 @@
 #include "tests/support/plan_simulator.h"
 #include "tests/support/printing.h"
 
-namespace lockstep {
+namespace lockstep::plan_test {
 namespace {
 
 using Buffers = std::vector<std::vector<Symbols::Value>>;
@@ -364,4 +364,4 @@ TEST(PlanDeathTest, AskingForAPlanThatDoesNotExistIsABug) {
 }
 
 }  // namespace
-}  // namespace lockstep
+}  // namespace lockstep::plan_test

@@ -4,7 +4,7 @@
 
 #include <set>
 
-namespace lockstep {
+namespace lockstep::random_test {
 namespace {
 
 using Counter = std::array<std::uint32_t, 4>;
@@ -56,4 +56,4 @@ TEST(Random, FloatsFillTheUnitIntervalEvenly) {
 }
 
 }  // namespace
-}  // namespace lockstep
+}  // namespace lockstep::random_test

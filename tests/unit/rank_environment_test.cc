@@ -8,10 +8,10 @@
 
 #include "tests/support/ranks.h"
 
-namespace lockstep::cli {
+namespace lockstep::cli::rank_environment_test {
 namespace {
 
-using lockstep::testing::error_of;
+using lockstep::test::error_of;
 using ::testing::HasSubstr;
 
 constexpr const char* kAll[] = {"RANK",
@@ -177,4 +177,4 @@ TEST(RankEnvironment, FirstHost) {
 }
 
 }  // namespace
-}  // namespace lockstep::cli
+}  // namespace lockstep::cli::rank_environment_test

@@ -2,7 +2,7 @@
 
 #include <gtest/gtest.h>
 
-namespace lockstep::cli {
+namespace lockstep::cli::rank_lines_test {
 namespace {
 
 TEST(RankLines, EveryWholeLineHasThePrefix) {
@@ -50,4 +50,4 @@ TEST(RankLines, WhatFollowsABarIsTheLastLine) {
 }
 
 }  // namespace
-}  // namespace lockstep::cli
+}  // namespace lockstep::cli::rank_lines_test

@@ -7,7 +7,7 @@
 #include "lockstep/model/norm.h"
 #include "tests/support/ranks.h"
 
-namespace lockstep {
+namespace lockstep::reducer_test {
 namespace {
 
 constexpr std::size_t kSize = 5 * kNormBlock + 100;
@@ -21,7 +21,7 @@ struct Told {
 std::vector<Told> run_step(int ranks, const ReducerOptions& options) {
   auto group = make_local_group(ranks);
   std::vector<Told> told(static_cast<std::size_t>(ranks));
-  const auto errors = testing::run_ranks(ranks, [&](int rank) {
+  const auto errors = test::run_ranks(ranks, [&](int rank) {
     const auto index = static_cast<std::size_t>(rank);
     Communicator communicator(std::make_unique<PlanEngine>(std::move(group[index])),
                               std::chrono::seconds(20));
@@ -83,4 +83,4 @@ TEST(Reducer, IsSilentWhereNothingTravels) {
 }
 
 }  // namespace
-}  // namespace lockstep
+}  // namespace lockstep::reducer_test

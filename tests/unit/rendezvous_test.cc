@@ -10,11 +10,11 @@
 #include "lockstep/wire/bytes.h"
 #include "tests/support/ranks.h"
 
-namespace lockstep {
+namespace lockstep::rendezvous_test {
 namespace {
 
 using ::testing::HasSubstr;
-using namespace testing;
+using namespace test;
 
 class Families : public ::testing::TestWithParam<int> {
  protected:
@@ -304,4 +304,4 @@ TEST(Rendezvous, OnAllInterfacesWithAToken) {
 }
 
 }  // namespace
-}  // namespace lockstep
+}  // namespace lockstep::rendezvous_test

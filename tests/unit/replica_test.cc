@@ -10,13 +10,13 @@
 #include "lockstep/model/norm.h"
 #include "tests/support/trainers.h"
 
-namespace lockstep {
+namespace lockstep::replica_test {
 namespace {
 
 constexpr std::uint64_t kRows = 4;
 
 TrainerOptions two_lanes() {
-  TrainerOptions options = testing::small_training();
+  TrainerOptions options = test::small_training();
   options.global_batch = 2 * kRows;
   options.micro_batch = kRows;
   return options;
@@ -24,21 +24,21 @@ TrainerOptions two_lanes() {
 
 struct TestBatch {
   TestBatch() {
-    const Samples samples = testing::some_samples(kRows);
+    const Samples samples = test::some_samples(kRows);
     for (std::uint64_t row = 0; row < kRows; ++row) {
-      samples.read(row, std::span(tokens).subspan(row * testing::kContext, testing::kContext),
-                   std::span(targets).subspan(row * testing::kContext, testing::kContext));
+      samples.read(row, std::span(tokens).subspan(row * test::kContext, test::kContext),
+                   std::span(targets).subspan(row * test::kContext, test::kContext));
     }
   }
-  Batch batch() const { return {tokens, targets, kRows, testing::kContext}; }
+  Batch batch() const { return {tokens, targets, kRows, test::kContext}; }
 
-  std::vector<std::int32_t> tokens = std::vector<std::int32_t>(kRows * testing::kContext);
+  std::vector<std::int32_t> tokens = std::vector<std::int32_t>(kRows * test::kContext);
   std::vector<std::int32_t> targets = tokens;
 };
 
 class CpuReplicas : public ::testing::Test {
  protected:
-  testing::SoloTrainer worker_{two_lanes(), testing::some_samples(64), testing::some_samples(8), 1};
+  test::SoloTrainer worker_{two_lanes(), test::some_samples(64), test::some_samples(8), 1};
   Replica& replica_ = *worker_.replica;
   TestBatch data_;
   UpdateRequest request_{.tokens = 100, .clip = 0.5, .learning_rate = 1e-2, .step = 0};
@@ -50,12 +50,12 @@ TEST_F(CpuReplicas, TellOfLanesInOrder) {
   const std::vector<LaneResult> lanes = replica_.finish_lanes();
   ASSERT_EQ(lanes.size(), 2U);
   EXPECT_EQ(lanes[0].sum.tokens, 0);
-  EXPECT_EQ(lanes[1].sum.tokens, static_cast<std::int64_t>(kRows) * testing::kContext);
+  EXPECT_EQ(lanes[1].sum.tokens, static_cast<std::int64_t>(kRows) * test::kContext);
   EXPECT_TRUE(replica_.finish_lanes().empty());
 }
 
 TEST_F(CpuReplicas, TakeTheNormThemselvesOrAreGivenIt) {
-  testing::SoloTrainer other(two_lanes(), testing::some_samples(64), testing::some_samples(8), 1);
+  test::SoloTrainer other(two_lanes(), test::some_samples(64), test::some_samples(8), 1);
   for (Replica* replica : {&replica_, other.replica.get()}) {
     replica->gradient(data_.batch(), 0, {});
     replica->gradient(data_.batch(), 1, {});
@@ -107,4 +107,4 @@ TEST_F(CpuReplicas, ChangeNothingUnlessAllIsFinite) {
 }
 
 }  // namespace
-}  // namespace lockstep
+}  // namespace lockstep::replica_test

@@ -10,7 +10,7 @@
 #include "lockstep/report/training_log.h"
 #include "tests/support/temporary_folder.h"
 
-namespace lockstep {
+namespace lockstep::report_test {
 namespace {
 
 TEST(Progress, ShortNumbersAndDurations) {
@@ -106,4 +106,4 @@ TEST(LogStyle, Names) {
 }
 
 }  // namespace
-}  // namespace lockstep
+}  // namespace lockstep::report_test

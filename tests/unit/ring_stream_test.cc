@@ -7,7 +7,7 @@
 
 #include "lockstep/base/error.h"
 
-namespace lockstep {
+namespace lockstep::ring_stream_test {
 namespace {
 
 std::vector<std::byte> pattern(std::size_t size, std::size_t begin = 0) {
@@ -145,4 +145,4 @@ TEST_F(RingStreamTest, ThreadsDoNotMissEachOther) {
 }
 
 }  // namespace
-}  // namespace lockstep
+}  // namespace lockstep::ring_stream_test

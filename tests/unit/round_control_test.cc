@@ -2,7 +2,7 @@
 
 #include <gtest/gtest.h>
 
-namespace lockstep {
+namespace lockstep::round_control_test {
 namespace {
 
 TEST(RoundControl, OneStampThatDiffersIsSeenByEveryRank) {
@@ -27,4 +27,4 @@ TEST(RoundControl, OneStampThatDiffersIsSeenByEveryRank) {
 }
 
 }  // namespace
-}  // namespace lockstep
+}  // namespace lockstep::round_control_test

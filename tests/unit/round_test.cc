@@ -7,11 +7,11 @@
 
 #include "tests/support/ranks.h"
 
-namespace lockstep {
+namespace lockstep::round_test {
 namespace {
 
 using ::testing::HasSubstr;
-using namespace testing;
+using namespace test;
 
 GradientHead vector_head(std::uint64_t step, std::uint64_t count) {
   GradientHead head;
@@ -189,4 +189,4 @@ TEST(AverageRound, TheFootMustBeWhatWasAnnounced) {
 }
 
 }  // namespace
-}  // namespace lockstep
+}  // namespace lockstep::round_test

@@ -19,7 +19,7 @@
 #include "lockstep/wire/bytes.h"
 #include "tests/support/temporary_folder.h"
 
-namespace lockstep {
+namespace lockstep::safetensors_test {
 namespace {
 
 using ::testing::ElementsAre;
@@ -287,4 +287,4 @@ TEST_F(ShardedModel, WhatIsWrongIsNamed) {
 }
 
 }  // namespace
-}  // namespace lockstep
+}  // namespace lockstep::safetensors_test

@@ -8,7 +8,7 @@
 #include "lockstep/model/init.h"
 #include "lockstep/model/transformer.h"
 
-namespace lockstep {
+namespace lockstep::sampler_test {
 namespace {
 
 const std::vector<float> kLogits = {0.0f, 2.0f, 1.0f, 2.0f, -50.0f};
@@ -104,4 +104,4 @@ TEST(GenerateTokens, GoesOnPastTheContext) {
 }
 
 }  // namespace
-}  // namespace lockstep
+}  // namespace lockstep::sampler_test

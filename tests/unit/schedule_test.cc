@@ -2,7 +2,7 @@
 
 #include <gtest/gtest.h>
 
-namespace lockstep {
+namespace lockstep::schedule_test {
 namespace {
 
 TEST(Schedule, WarmsUpLinearly) {
@@ -48,4 +48,4 @@ TEST(Schedule, Names) {
 }
 
 }  // namespace
-}  // namespace lockstep
+}  // namespace lockstep::schedule_test

@@ -13,10 +13,10 @@
 #include "tests/support/case_lists.h"
 #include "tests/support/star.h"
 
-namespace lockstep {
+namespace lockstep::server_engine_test {
 namespace {
 
-using namespace testing;
+using namespace test;
 using ::testing::AllOf;
 using ::testing::ContainsRegex;
 using ::testing::HasSubstr;
@@ -392,4 +392,4 @@ TEST(ServerEngine, SplitSaysThatThereAreNoSubGroups) {
 }
 
 }  // namespace
-}  // namespace lockstep
+}  // namespace lockstep::server_engine_test

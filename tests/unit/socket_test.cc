@@ -9,11 +9,11 @@
 
 #include "tests/support/ranks.h"
 
-namespace lockstep {
+namespace lockstep::socket_test {
 namespace {
 
 using ::testing::HasSubstr;
-using namespace testing;
+using namespace test;
 
 std::vector<std::byte> pattern(std::size_t size) {
   std::vector<std::byte> bytes(size);
@@ -173,4 +173,4 @@ TEST(FailureLatch, TheFirstErrorWins) {
 }
 
 }  // namespace
-}  // namespace lockstep
+}  // namespace lockstep::socket_test

@@ -12,11 +12,11 @@
 #include "tests/support/temporary_folder.h"
 #include "tests/support/trainers.h"
 
-namespace lockstep {
+namespace lockstep::state_exchange_test {
 namespace {
 
-using ::lockstep::testing::run_ranks;
-using ::lockstep::testing::TestWorker;
+using ::lockstep::test::run_ranks;
+using ::lockstep::test::TestWorker;
 using ::testing::ElementsAre;
 using ::testing::HasSubstr;
 
@@ -190,4 +190,4 @@ TEST(StateExchange, ResidualsComeBackToTheSameWorkers) {
 }
 
 }  // namespace
-}  // namespace lockstep
+}  // namespace lockstep::state_exchange_test

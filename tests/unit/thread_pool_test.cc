@@ -10,7 +10,7 @@
 
 #include "lockstep/base/error.h"
 
-namespace lockstep {
+namespace lockstep::thread_pool_test {
 namespace {
 
 TEST(ThreadPool, RunsEveryIndexOnce) {
@@ -68,4 +68,4 @@ TEST(ThreadPool, RefusesToBeEmpty) {
 }
 
 }  // namespace
-}  // namespace lockstep
+}  // namespace lockstep::thread_pool_test

@@ -5,7 +5,7 @@
 
 #include <vector>
 
-namespace lockstep {
+namespace lockstep::token_index_test {
 namespace {
 
 using ::testing::ElementsAre;
@@ -25,4 +25,4 @@ TEST(TokenIndex, TakesNoTokens) {
 }
 
 }  // namespace
-}  // namespace lockstep
+}  // namespace lockstep::token_index_test

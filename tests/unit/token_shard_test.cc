@@ -12,7 +12,7 @@
 #include "lockstep/wire/bytes.h"
 #include "tests/support/temporary_folder.h"
 
-namespace lockstep {
+namespace lockstep::token_shard_test {
 namespace {
 
 using ::testing::ElementsAre;
@@ -170,4 +170,4 @@ TEST_F(TokenShardTest, FilesThatAreNoShards) {
 }
 
 }  // namespace
-}  // namespace lockstep
+}  // namespace lockstep::token_shard_test

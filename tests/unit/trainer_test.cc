@@ -15,17 +15,17 @@
 #include "lockstep/train/defaults.h"
 #include "tests/support/trainers.h"
 
-namespace lockstep {
+namespace lockstep::trainer_test {
 namespace {
 
 using ::testing::HasSubstr;
 
-using ::lockstep::testing::kContext;
-using ::lockstep::testing::SoloTrainer;
-using ::lockstep::testing::some_samples;
+using ::lockstep::test::kContext;
+using ::lockstep::test::SoloTrainer;
+using ::lockstep::test::some_samples;
 
 TrainerOptions small_options() {
-  TrainerOptions options = testing::small_training();
+  TrainerOptions options = test::small_training();
   options.global_batch = 12;
   options.micro_batch = 4;
   options.schedule.steps = 30;
@@ -218,4 +218,4 @@ TEST(Defaults, FitTheData) {
 }
 
 }  // namespace
-}  // namespace lockstep
+}  // namespace lockstep::trainer_test

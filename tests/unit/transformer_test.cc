@@ -8,7 +8,7 @@
 #include "lockstep/base/random.h"
 #include "lockstep/model/init.h"
 
-namespace lockstep {
+namespace lockstep::transformer_test {
 namespace {
 
 constexpr ModelConfig kConfig = {.vocab = 300,
@@ -238,4 +238,4 @@ TEST(Transformer, RefusesWhatDoesNotFit) {
 }
 
 }  // namespace
-}  // namespace lockstep
+}  // namespace lockstep::transformer_test

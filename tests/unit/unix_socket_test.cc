@@ -8,10 +8,10 @@
 #include "lockstep/net/job/handshake.h"
 #include "tests/support/ranks.h"
 
-namespace lockstep {
+namespace lockstep::unix_socket_test {
 namespace {
 
-using namespace testing;
+using namespace test;
 
 std::string unique_name() { return "lockstep-test-" + to_string(random_member_id()); }
 
@@ -78,4 +78,4 @@ TEST(UnixSocket, NamesAreBounded) {
 }
 
 }  // namespace
-}  // namespace lockstep
+}  // namespace lockstep::unix_socket_test

@@ -2,7 +2,7 @@
 
 #include <gtest/gtest.h>
 
-namespace lockstep {
+namespace lockstep::utf8_test {
 namespace {
 
 TEST(Utf8, WellFormed) {
@@ -47,4 +47,4 @@ TEST(Utf8, PrefixNeverCutsACharacter) {
 }
 
 }  // namespace
-}  // namespace lockstep
+}  // namespace lockstep::utf8_test

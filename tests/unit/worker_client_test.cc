@@ -10,10 +10,10 @@
 #include "lockstep/net/socket/unix_socket.h"
 #include "tests/support/star.h"
 
-namespace lockstep {
+namespace lockstep::worker_client_test {
 namespace {
 
-using namespace testing;
+using namespace test;
 
 // A coordinator whose every byte is up to the test, and its one worker.
 struct WithCoordinatorByHand {
@@ -76,4 +76,4 @@ TEST(WorkerClient, WhoSendsToACoordinatorThatHasClosedStillHearsAllItSaid) {
 }
 
 }  // namespace
-}  // namespace lockstep
+}  // namespace lockstep::worker_client_test
