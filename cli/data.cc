@@ -9,7 +9,7 @@
 #include "lockstep/data/shard_builder.h"
 #include "lockstep/data/source.h"
 #include "lockstep/data/stories.h"
-#include "lockstep/data/text.h"
+#include "lockstep/files/mapped_file.h"
 #include "lockstep/report/progress.h"
 
 namespace lockstep::cli {

@@ -5,7 +5,7 @@
 #include "cli/commands.h"
 #include "lockstep/base/cores.h"
 #include "lockstep/base/error.h"
-#include "lockstep/data/text.h"
+#include "lockstep/base/utf8.h"
 #include "lockstep/train/formats/model_files.h"
 #include "lockstep/train/sampler.h"
 

@@ -12,10 +12,10 @@
 #include "cli/train_replay.h"
 #include "cli/train_worker.h"
 #include "lockstep/base/error.h"
+#include "lockstep/base/host.h"
 #include "lockstep/comm/collectives/plan_engine.h"
 #include "lockstep/comm/mpi/mpi.h"
 #include "lockstep/comm/transport/local_group.h"
-#include "lockstep/net/socket/host.h"
 #include "lockstep/server/server_engine.h"
 #include "lockstep/server/server_run.h"
 

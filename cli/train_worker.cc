@@ -11,12 +11,12 @@
 #include "cli/train_plan.h"
 #include "lockstep/base/cores.h"
 #include "lockstep/base/error.h"
+#include "lockstep/base/host.h"
 #include "lockstep/base/log.h"
 #include "lockstep/files/atomic_file.h"
 #include "lockstep/files/folder_lock.h"
 #include "lockstep/model/gpu_model.h"
 #include "lockstep/model/weights_hash.h"
-#include "lockstep/net/socket/host.h"
 #include "lockstep/report/metrics.h"
 #include "lockstep/train/checkpoint/state_exchange.h"
 

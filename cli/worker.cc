@@ -6,9 +6,9 @@
 #include "cli/choice.h"
 #include "cli/star.h"
 #include "cli/stop_signals.h"
+#include "lockstep/base/host.h"
 #include "lockstep/base/log.h"
 #include "lockstep/base/text.h"
-#include "lockstep/net/socket/host.h"
 #include "lockstep/server/worker_client.h"
 
 namespace lockstep::cli {

@@ -53,4 +53,15 @@ class Deadline {
   Clock::time_point time_;
 };
 
+// For code that judges the silence of others by `timeout` and looks several times in it. If the
+// last look was far longer ago, this process itself stood still and can have heard nobody. Returns
+// `since`, from which the silence counts, moved on by as long.
+inline Deadline::Clock::time_point excuse_own_pause(Deadline::Clock::time_point since,
+                                                    Deadline::Clock::time_point last_look,
+                                                    Deadline::Clock::time_point now,
+                                                    Deadline::Clock::duration timeout) {
+  const auto slept = now - last_look;
+  return slept > timeout / 2 ? std::min(now, since + slept) : since;
+}
+
 }  // namespace lockstep

@@ -11,36 +11,41 @@ std::uint8_t byte_at(std::string_view text, std::size_t at) {
 
 bool is_continuation(std::uint8_t byte) { return (byte & 0xc0) == 0x80; }
 
-// Bytes of the character that begins `text`, 0 if none does.
+// Bytes of the character that `lead` begins; 0: none does.
+std::size_t length_from(std::uint8_t lead) {
+  if (lead < 0x80) return 1;
+  if (lead >= 0xc2 && lead <= 0xdf) return 2;
+  if (lead >= 0xe0 && lead <= 0xef) return 3;
+  if (lead >= 0xf0 && lead <= 0xf4) return 4;
+  return 0;
+}
+
+// Bytes of the character that begins `text`, which is not empty; 0: none does.
 std::size_t character_length(std::string_view text) {
-  const std::uint8_t first = byte_at(text, 0);
-  if (first < 0x80) return 1;
-  const std::size_t length = first >= 0xc2 && first < 0xe0   ? 2
-                             : first >= 0xe0 && first < 0xf0 ? 3
-                             : first >= 0xf0 && first < 0xf5 ? 4
-                                                             : 0;
-  if (length == 0 || text.size() < length) return 0;
-  for (std::size_t i = 1; i < length; ++i) {
-    if (!is_continuation(byte_at(text, i))) return 0;
-  }
+  const std::uint8_t lead = byte_at(text, 0);
+  const std::size_t length = length_from(lead);
+  if (length < 2) return length;
+  if (length > text.size()) return 0;
   // The second byte decides about overlong forms, surrogates and the end of Unicode.
   const std::uint8_t second = byte_at(text, 1);
-  if (first == 0xe0 && second < 0xa0) return 0;
-  if (first == 0xed && second > 0x9f) return 0;
-  if (first == 0xf0 && second < 0x90) return 0;
-  if (first == 0xf4 && second > 0x8f) return 0;
+  const std::uint8_t least = lead == 0xe0 ? 0xa0 : lead == 0xf0 ? 0x90 : 0x80;
+  const std::uint8_t most = lead == 0xed ? 0x9f : lead == 0xf4 ? 0x8f : 0xbf;
+  if (second < least || second > most) return 0;
+  for (std::size_t i = 2; i < length; ++i) {
+    if (!is_continuation(byte_at(text, i))) return 0;
+  }
   return length;
 }
 
 }  // namespace
 
-bool is_utf8(std::string_view text) {
-  while (!text.empty()) {
-    const std::size_t length = character_length(text);
-    if (length == 0) return false;
-    text.remove_prefix(length);
+std::optional<std::size_t> find_not_utf8(std::string_view text) {
+  for (std::size_t at = 0; at < text.size();) {
+    const std::size_t length = character_length(text.substr(at));
+    if (length == 0) return at;
+    at += length;
   }
-  return true;
+  return std::nullopt;
 }
 
 std::string_view utf8_prefix(std::string_view text, std::size_t most) {
@@ -49,14 +54,23 @@ std::string_view utf8_prefix(std::string_view text, std::size_t most) {
   return text.substr(0, most);
 }
 
-std::string to_utf8(std::string_view text) {
-  std::string valid(text);
-  for (std::size_t at = 0; at < valid.size();) {
-    const std::size_t length = character_length(std::string_view(valid).substr(at));
-    if (length == 0) valid[at] = '?';
-    at += length == 0 ? 1 : length;
+std::size_t whole_characters(std::string_view text) {
+  // At most three bytes of a character that is not complete can stand at the end.
+  for (std::size_t back = 1; back <= 3 && back <= text.size(); ++back) {
+    const std::uint8_t byte = byte_at(text, text.size() - back);
+    if (is_continuation(byte)) continue;
+    return length_from(byte) > back ? text.size() - back : text.size();
   }
-  return valid;
+  return text.size();
+}
+
+std::string repair_utf8(std::string_view text, std::string_view replacement) {
+  std::string repaired;
+  while (const auto bad = find_not_utf8(text)) {
+    repaired.append(text.substr(0, *bad)).append(replacement);
+    text.remove_prefix(*bad + 1);
+  }
+  return repaired.append(text);
 }
 
 }  // namespace lockstep

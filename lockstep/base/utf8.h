@@ -1,19 +1,28 @@
 #pragma once
 
 #include <cstddef>
+#include <optional>
 #include <string>
 #include <string_view>
 
 namespace lockstep {
 
-// Well-formed UTF-8: no stray or missing continuation bytes, no overlong forms, no surrogates,
-// nothing above U+10FFFF.
-bool is_utf8(std::string_view text);
+// UTF-8 as RFC 3629 has it: no stray or missing continuation bytes, no overlong forms, no
+// surrogates, nothing above U+10FFFF.
+
+// The position of the first byte that is not part of a character.
+std::optional<std::size_t> find_not_utf8(std::string_view text);
+inline bool is_utf8(std::string_view text) { return !find_not_utf8(text); }
 
 // The longest prefix of at most `most` bytes that does not end inside a character of `text`.
 std::string_view utf8_prefix(std::string_view text, std::size_t most);
 
-// The text with every byte that is not part of a character replaced by '?'.
-std::string to_utf8(std::string_view text);
+// How many bytes of `text` are there without the beginning of a character at its end. For text that
+// arrives in pieces.
+std::size_t whole_characters(std::string_view text);
+
+// The text with `replacement`, which is U+FFFD unless given, for every byte that is not part of a
+// character.
+std::string repair_utf8(std::string_view text, std::string_view replacement = "\xef\xbf\xbd");
 
 }  // namespace lockstep

@@ -9,9 +9,7 @@
 #include "lockstep/base/error.h"
 #include "lockstep/data/shard_builder.h"
 #include "lockstep/data/stories.h"
-#include "lockstep/data/text.h"
 #include "lockstep/files/mapped_file.h"
-
 namespace lockstep {
 namespace {
 

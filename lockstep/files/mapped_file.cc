@@ -10,6 +10,7 @@
 
 #include "lockstep/base/descriptor.h"
 #include "lockstep/base/error.h"
+#include "lockstep/base/utf8.h"
 
 namespace lockstep {
 
@@ -38,6 +39,21 @@ MappedFile& MappedFile::operator=(MappedFile&& other) noexcept {
 
 MappedFile::~MappedFile() {
   if (!bytes_.empty()) ::munmap(const_cast<std::byte*>(bytes_.data()), bytes_.size());
+}
+
+std::string_view text_of(const MappedFile& file) {
+  const std::string_view text(reinterpret_cast<const char*>(file.bytes().data()),
+                              file.bytes().size());
+  if (text.empty()) throw_bad_file(file.path(), "the file is empty");
+  if (const auto position = find_not_utf8(text)) {
+    throw_bad_file(
+        file.path(), *position,
+        fmt::format("0x{:02x} is not UTF-8 here", static_cast<unsigned char>(text[*position])));
+  }
+  if (const auto position = text.find('\0'); position != std::string_view::npos) {
+    throw_bad_file(file.path(), position, "a zero byte, which ends documents, is not text");
+  }
+  return text;
 }
 
 void throw_bad_file(const std::string& path, const std::string& what) {

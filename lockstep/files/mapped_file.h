@@ -3,6 +3,7 @@
 #include <cstddef>
 #include <span>
 #include <string>
+#include <string_view>
 
 namespace lockstep {
 
@@ -22,6 +23,10 @@ class MappedFile {
   std::string path_;
   std::span<const std::byte> bytes_;
 };
+
+// The text of a file. Throws Error{kIo} with the position where it is empty, not UTF-8, or has a
+// zero byte, which ends documents.
+std::string_view text_of(const MappedFile& file);
 
 // For broken input: throws Error{kIo} "PATH: WHAT", or "PATH: byte POSITION: WHAT".
 [[noreturn]] void throw_bad_file(const std::string& path, const std::string& what);

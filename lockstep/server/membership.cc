@@ -6,7 +6,6 @@
 
 #include "lockstep/base/check.h"
 #include "lockstep/base/text.h"
-#include "lockstep/net/job/own_pause.h"
 
 namespace lockstep {
 namespace {

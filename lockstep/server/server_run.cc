@@ -1,22 +1,12 @@
 #include "lockstep/server/server_run.h"
 
-#include <signal.h>
-#include <sys/eventfd.h>
-
-#include <cerrno>
 #include <utility>
 
-#include "lockstep/base/check.h"
+#include "lockstep/base/signals_blocked.h"
 #include "lockstep/server/round_control.h"
 
 namespace lockstep {
 namespace {
-
-Descriptor make_event() {
-  Descriptor event(::eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK));
-  if (!event) throw_io("eventfd", errno);
-  return event;
-}
 
 ServerOptions in_lanes(ServerOptions options, int stop_fd) {
   options.settings.mode = Mode::kLanes;
@@ -45,14 +35,13 @@ std::uint64_t serve_lanes(
 
 ServerRun::ServerRun(Socket listener, const ServerOptions& options)
     : address_(listener.local_address()),
-      stop_(make_event()),
       server_(
-          std::make_unique<GradientServer>(std::move(listener), in_lanes(options, stop_.get()))) {
+          std::make_unique<GradientServer>(std::move(listener), in_lanes(options, stop_.fd()))) {
   start();
 }
 
-ServerRun::ServerRun(const ServerOptions& options) : stop_(make_event()) {
-  LocalStar star = make_local_star(in_lanes(options, stop_.get()));
+ServerRun::ServerRun(const ServerOptions& options) {
+  LocalStar star = make_local_star(in_lanes(options, stop_.fd()));
   server_ = std::move(star.server);
   ends_ = std::move(star.ends);
   start();
@@ -61,10 +50,7 @@ ServerRun::ServerRun(const ServerOptions& options) : stop_(make_event()) {
 ServerRun::~ServerRun() { finish(Deadline::after({})); }
 
 void ServerRun::start() {
-  sigset_t all;
-  sigset_t before;
-  sigfillset(&all);
-  ::pthread_sigmask(SIG_SETMASK, &all, &before);
+  const SignalsBlocked blocked;
   thread_ = std::thread([this] {
     std::optional<Error> error;
     try {
@@ -78,7 +64,6 @@ void ServerRun::start() {
     done_ = true;
     ended_.notify_all();
   });
-  ::pthread_sigmask(SIG_SETMASK, &before, nullptr);
 }
 
 std::optional<Error> ServerRun::finish(Deadline deadline) {
@@ -87,10 +72,7 @@ std::optional<Error> ServerRun::finish(Deadline deadline) {
     std::unique_lock lock(mutex_);
     stopped = !ended_.wait_until(lock, deadline.time(), [this] { return done_; });
   }
-  if (stopped) {
-    const std::uint64_t one = 1;
-    LOCKSTEP_CHECK(::write(stop_.get(), &one, sizeof one) == sizeof one);
-  }
+  if (stopped) stop_.set();
   if (thread_.joinable()) thread_.join();
   if (stopped && error_ && error_->code() == ErrorCode::kAborted) return std::nullopt;
   return error_;

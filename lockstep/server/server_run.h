@@ -8,6 +8,7 @@
 #include <thread>
 #include <vector>
 
+#include "lockstep/base/event.h"
 #include "lockstep/base/index.h"
 #include "lockstep/server/local_star.h"
 
@@ -45,7 +46,7 @@ class ServerRun {
 
   // Constant after construction.
   SocketAddress address_;
-  Descriptor stop_;
+  const Event stop_;
   std::unique_ptr<GradientServer> server_;  // used by thread_ alone once it runs
   std::vector<Socket> ends_;
 

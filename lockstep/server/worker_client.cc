@@ -10,7 +10,6 @@
 #include "lockstep/base/check.h"
 #include "lockstep/base/text.h"
 #include "lockstep/net/job/handshake.h"
-#include "lockstep/net/job/own_pause.h"
 #include "lockstep/server/membership.h"
 
 namespace lockstep {

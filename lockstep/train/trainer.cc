@@ -10,11 +10,11 @@
 
 #include "lockstep/base/check.h"
 #include "lockstep/base/error.h"
+#include "lockstep/base/host.h"
 #include "lockstep/base/index.h"
 #include "lockstep/model/init.h"
 #include "lockstep/model/norm.h"
 #include "lockstep/model/weights_hash.h"
-#include "lockstep/net/socket/host.h"
 
 namespace lockstep {
 namespace {

@@ -1,7 +1,7 @@
 #include <fmt/format.h>
 
+#include "lockstep/base/host.h"
 #include "lockstep/base/version.h"
-#include "lockstep/net/socket/host.h"
 #include "lockstep/train/trainer.h"
 
 namespace lockstep {

@@ -17,7 +17,7 @@ constexpr auto kLastCode = static_cast<std::uint8_t>(ErrorCode::kReplicaMismatch
 void write_error(ByteWriter& writer, const Error& error) {
   writer.u8(static_cast<std::uint8_t>(error.code()));
   writer.i32(error.rank());
-  const std::string text = to_utf8(error.message());
+  const std::string text = repair_utf8(error.message(), "?");
   writer.string(utf8_prefix(text, kMaxErrorText), kMaxErrorText);
 }
 

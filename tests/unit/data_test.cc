@@ -8,7 +8,6 @@
 #include "lockstep/data/samples.h"
 #include "lockstep/data/shard_builder.h"
 #include "lockstep/data/source.h"
-#include "lockstep/data/text.h"
 #include "tests/support/temporary_folder.h"
 
 namespace lockstep::data_test {
@@ -36,32 +35,6 @@ std::string message_of(Body&& body) {
 bool has_sentencepiece() {
   return message_of([] { sentencepiece_tokenizer("", "x"); }).find("built without") ==
          std::string::npos;
-}
-
-TEST(Utf8, WhatIsAndWhatIsNot) {
-  for (const char* good : {"", "a", "\xc3\xa9", "\xe2\x82\xac", "\xf0\x9f\x99\x82", "\xed\x9f\xbf",
-                           "\xf4\x8f\xbf\xbf"}) {
-    EXPECT_EQ(find_not_utf8(good), std::nullopt) << good;
-  }
-  // A lone continuation, overlong forms, a surrogate, beyond U+10FFFF, cut short, not continued.
-  for (const char* bad :
-       {"\x80", "\xc0\x80", "\xc1\xbf", "\xe0\x9f\xbf", "\xed\xa0\x80", "\xf0\x8f\xbf\xbf",
-        "\xf4\x90\x80\x80", "\xf5\x80\x80\x80", "\xff", "\xe2\x82", "\xe2\x28\xa1"}) {
-    EXPECT_EQ(find_not_utf8(std::string("ab") + bad), 2u) << bad;
-    EXPECT_EQ(find_not_utf8(std::string("ab") + bad + "cd"), 2u) << bad;
-  }
-}
-
-TEST(Utf8, WholeCharacters) {
-  const std::string text = "a\xc3\xa9\xe2\x82\xac\xf0\x9f\x99\x82";
-  const std::vector<std::size_t> whole = {0, 1, 1, 3, 3, 3, 6, 6, 6, 6, 10};
-  for (std::size_t n = 0; n <= text.size(); ++n)
-    EXPECT_EQ(whole_characters(text.substr(0, n)), whole[n]) << n;
-}
-
-TEST(Utf8, Repaired) {
-  EXPECT_EQ(repair_utf8("h\xc3\xa9!"), "h\xc3\xa9!");
-  EXPECT_EQ(repair_utf8("\xff\xe2\x82z"), "\xef\xbf\xbd\xef\xbf\xbd\xef\xbf\xbdz");
 }
 
 TEST(Samples, CutEndToEndWithTheNextTokenAsTarget) {

@@ -3,7 +3,7 @@
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
-#include "lockstep/net/socket/host.h"
+#include "lockstep/base/host.h"
 #include "tests/support/ranks.h"
 
 namespace lockstep::interface_test {

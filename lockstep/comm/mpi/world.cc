@@ -8,8 +8,8 @@
 
 #include "lockstep/base/cores.h"
 #include "lockstep/base/hash/blake3.h"
+#include "lockstep/base/host.h"
 #include "lockstep/comm/mpi/group.h"
-#include "lockstep/net/socket/host.h"
 #include "lockstep/net/socket/interface.h"
 
 namespace lockstep {

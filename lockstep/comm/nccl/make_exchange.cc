@@ -5,9 +5,9 @@
 #include <cstdlib>
 #include <cstring>
 
+#include "lockstep/base/host.h"
 #include "lockstep/comm/nccl/cuda_exchange.h"
 #include "lockstep/comm/nccl/nccl_links.h"
-#include "lockstep/net/socket/host.h"
 
 namespace lockstep {
 namespace {

@@ -7,7 +7,7 @@
 #include <utility>
 
 #include "lockstep/base/error.h"
-#include "lockstep/data/text.h"
+#include "lockstep/base/utf8.h"
 #include "lockstep/data/tokenizer.h"
 
 namespace lockstep {
@@ -79,9 +79,7 @@ class Lines final : public sentencepiece::SentenceIterator {
         rest_ = texts_[next_++];
       }
       const std::size_t end = std::min(rest_.find('\n'), rest_.size());
-      std::string_view line = rest_.substr(0, end);
-      if (line.size() > kMostSentence)
-        line = line.substr(0, whole_characters(line.substr(0, kMostSentence)));
+      const std::string_view line = utf8_prefix(rest_.substr(0, end), kMostSentence);
       line_ = line;
       rest_.remove_prefix(std::min(line.size() + (line.size() == end ? 1 : 0), rest_.size()));
     }

@@ -1,46 +1,18 @@
 #include "lockstep/net/job/control_loop.h"
 
 #include <fmt/format.h>
-#include <signal.h>
-#include <sys/eventfd.h>
 
 #include <algorithm>
 #include <cerrno>
 #include <utility>
 
-#include "lockstep/base/check.h"
+#include "lockstep/base/signals_blocked.h"
 
 namespace lockstep {
-namespace {
-
-void signal_event(const Descriptor& event) {
-  const std::uint64_t one = 1;
-  LOCKSTEP_CHECK(::write(event.get(), &one, sizeof(one)) == sizeof(one));
-}
-
-// Signals are for the program's own threads.
-class SignalsBlocked {
- public:
-  SignalsBlocked() {
-    sigset_t all;
-    ::sigfillset(&all);
-    ::pthread_sigmask(SIG_SETMASK, &all, &before_);
-  }
-  ~SignalsBlocked() { ::pthread_sigmask(SIG_SETMASK, &before_, nullptr); }
-
- private:
-  sigset_t before_;
-};
-
-}  // namespace
 
 ControlLoop::ControlLoop(FailureLatch& latch, const ProgressBook& book,
                          std::unique_ptr<Centre> centre)
-    : latch_(latch),
-      book_(book),
-      wake_(::eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK)),
-      centre_(std::move(centre)) {
-  if (!wake_) throw_io("eventfd", errno);
+    : latch_(latch), book_(book), centre_(std::move(centre)) {
   const SignalsBlocked blocked;
   thread_ = std::thread([this] { run(); });
 }
@@ -50,7 +22,7 @@ ControlLoop::~ControlLoop() {
     const std::lock_guard lock(mutex_);
     stop_ = true;
   }
-  signal_event(wake_);
+  wake_.set();
   thread_.join();
 }
 
@@ -62,7 +34,7 @@ void ControlLoop::attach(Link link, const MemberOptions& options) {
     joining_ = std::move(member);
   }
   connected_.store(true, std::memory_order_release);
-  signal_event(wake_);
+  wake_.set();
 }
 
 bool ControlLoop::report(const Error& error) {
@@ -71,7 +43,7 @@ bool ControlLoop::report(const Error& error) {
     const std::lock_guard lock(mutex_);
     reports_.push_back(error);
   }
-  signal_event(wake_);
+  wake_.set();
   return true;
 }
 
@@ -107,7 +79,7 @@ bool ControlLoop::take_orders() {
 
 void ControlLoop::poll_once() {
   entries_.clear();
-  entries_.push_back({wake_.get(), POLLIN, 0});
+  entries_.push_back({wake_.fd(), POLLIN, 0});
   auto wake = Deadline::Clock::time_point::max();
   if (member_) {
     member_->add_poll(entries_);
@@ -122,10 +94,7 @@ void ControlLoop::poll_once() {
   const int ready = ::poll(entries_.data(), entries_.size(), Deadline::at(wake).poll_timeout());
   if (ready < 0 && errno != EINTR) throw_io("polling the control links", errno);
 
-  if (entries_.front().revents != 0) {
-    std::uint64_t count;
-    [[maybe_unused]] const ssize_t size = ::read(wake_.get(), &count, sizeof(count));
-  }
+  if (entries_.front().revents != 0) wake_.clear();
   const std::span<const pollfd> rest = std::span(entries_).subspan(1);
   if (member_) {
     member_->serve(rest.first(members));

@@ -6,7 +6,7 @@
 #include <thread>
 #include <vector>
 
-#include "lockstep/base/descriptor.h"
+#include "lockstep/base/event.h"
 #include "lockstep/net/job/centre.h"
 #include "lockstep/net/job/member.h"
 
@@ -36,7 +36,7 @@ class ControlLoop {
 
   FailureLatch& latch_;
   const ProgressBook& book_;
-  Descriptor wake_;  // constant after construction
+  const Event wake_;
 
   std::mutex mutex_;
   std::vector<Error> reports_;       // guarded by mutex_

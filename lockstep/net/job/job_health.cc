@@ -9,7 +9,6 @@
 #include <utility>
 
 #include "lockstep/base/text.h"
-#include "lockstep/net/job/own_pause.h"
 
 namespace lockstep {
 namespace {

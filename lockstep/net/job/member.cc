@@ -7,7 +7,6 @@
 
 #include "lockstep/base/text.h"
 #include "lockstep/net/job/job_health.h"
-#include "lockstep/net/job/own_pause.h"
 #include "lockstep/wire/control_messages.h"
 #include "lockstep/wire/wire_error.h"
 

@@ -6,8 +6,8 @@
 #include <string>
 #include <vector>
 
+#include "lockstep/base/host.h"
 #include "lockstep/net/job/handshake.h"
-#include "lockstep/net/socket/host.h"
 
 namespace lockstep {
 

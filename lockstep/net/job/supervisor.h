@@ -1,45 +1,17 @@
 #pragma once
 
-#include <atomic>
 #include <cstdint>
 #include <deque>
 #include <functional>
 #include <map>
 #include <mutex>
-#include <optional>
 #include <string>
 #include <vector>
 
-#include "lockstep/base/descriptor.h"
 #include "lockstep/base/error.h"
+#include "lockstep/base/failure_latch.h"
 
 namespace lockstep {
-
-// The sticky error of a job: set once, seen by every thread, never cleared. Thread-safe.
-class FailureLatch {
- public:
-  FailureLatch();
-
-  bool tripped() const noexcept { return tripped_.load(std::memory_order_acquire); }
-  // The first error wins; returns whether this one did.
-  bool trip(const Error& error);
-  std::optional<Error> error() const;
-  // Throws the error if there is one.
-  void check() const {
-    if (tripped()) [[unlikely]]
-      rethrow();
-  }
-  // Readable from the moment the latch trips, for poll(). Never read it.
-  int fd() const { return event_.get(); }
-
- private:
-  [[noreturn]] void rethrow() const;
-
-  Descriptor event_;  // constant after construction
-  std::atomic<bool> tripped_{false};
-  mutable std::mutex mutex_;
-  std::optional<Error> error_;  // guarded by mutex_
-};
 
 // What a rank is doing, as told to the others: a collective that it has entered.
 struct Progress {

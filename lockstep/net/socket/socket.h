@@ -7,7 +7,7 @@
 
 #include "lockstep/base/deadline.h"
 #include "lockstep/base/descriptor.h"
-#include "lockstep/net/job/supervisor.h"
+#include "lockstep/base/failure_latch.h"
 #include "lockstep/net/socket/address.h"
 
 namespace lockstep {

@@ -1,4 +1,4 @@
-#include "lockstep/net/socket/host.h"
+#include "lockstep/base/host.h"
 
 #include <fmt/format.h>
 #include <gnu/libc-version.h>
