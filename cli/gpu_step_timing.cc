@@ -16,7 +16,7 @@ class GpuStepBench final : public StepBench {
                                .adamw = {},
                                .rows = options.batch,
                                .context = options.model.context,
-                               .slots = 1,
+                               .accumulators = 1,
                                .shard = {0, ParameterLayout(options.model).size()},
                                .recompute = options.recompute})) {
     ThreadPool pool(options.threads);

@@ -21,13 +21,13 @@ LossSum gradient_of(const TrainPlan& plan, const Batch& batch, ThreadPool& pool,
                                        .adamw = {},
                                        .rows = batch.rows,
                                        .context = batch.context,
-                                       .slots = 1,
+                                       .accumulators = 1,
                                        .shard = {},
                                        .recompute = plan.how.recompute});
     model->set_parameters(plan.init->parameters.span());
     model->gradient(batch, 0, {});
     const LossSum sum = model->finish_lanes().front().sum;
-    model->get_slot(0, gradient);
+    model->get_accumulator(0, gradient);
     return sum;
   }
   Transformer transformer(plan.how.model, plan.how.precision, pool, batch.rows, batch.context);

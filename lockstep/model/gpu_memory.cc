@@ -42,7 +42,7 @@ std::size_t gpu_bytes_needed(const GpuModelOptions& options) {
   const ModelConfig& model = options.model;
   const std::size_t element = options.precision == Precision::kBf16 ? 2 : 4;
   const std::size_t parameters = ParameterLayout(model).size();
-  const std::size_t state = parameters * 4 * (1 + options.slots) + options.shard.size() * 8 +
+  const std::size_t state = parameters * 4 * (1 + options.accumulators) + options.shard.size() * 8 +
                             (element == 2 ? parameters * 2 : 0);
   const std::size_t tokens = size(options.rows) * size(options.context);
   const std::size_t qkv = size(model.hidden) + 2 * size(model.kv_hidden());

@@ -12,16 +12,11 @@
 #include "lockstep/base/cuda/device_stream.h"
 #include "lockstep/base/hash/blake3.h"
 #include "lockstep/model/adamw.h"
+#include "lockstep/model/lane.h"
 #include "lockstep/model/transformer.h"
 #include "lockstep/model/update.h"
 
 namespace lockstep {
-
-struct SlotMerge {
-  std::uint32_t into = 0;  // slots: into = into + from
-  std::uint32_t from = 0;
-  bool operator==(const SlotMerge&) const = default;
-};
 
 struct GpuModelOptions {
   ModelConfig model;
@@ -29,39 +24,36 @@ struct GpuModelOptions {
   AdamWOptions adamw;
   int rows = 1;
   int context = 1;
-  std::uint32_t slots = 1;
-  Range shard;             // whose moments are held
-  bool recompute = false;  // of activations, which spares memory
-  int device = 0;          // counted round the GPUs that there are
-  // The longest wait for the GPU, and what is called meanwhile, every millisecond or so: it throws
-  // to give up.
+  std::uint32_t accumulators = 1;
+  Range shard;             // the elements whose moments are held
+  bool recompute = false;  // compute activations again in the backward pass, which saves memory
+  int device = 0;          // modulo the number of GPUs
+  // The longest wait for the GPU. `while_waiting` is called about every millisecond during a wait;
+  // it throws to end the wait.
   std::chrono::nanoseconds patience = std::chrono::minutes(10);
   std::function<void()> while_waiting = {};
 };
 
-struct GpuLaneResult {
-  LossSum sum;
-  double forward_seconds = 0;  // on the GPU
-  double backward_seconds = 0;
-};
-
-// Where the sums of a step go once its last lane is merged: one of the two functions.
+// Where the sums of a step go when its last lane is merged. One of the two functions is set.
 struct GpuDelivery {
-  std::vector<std::uint32_t> slots;
-  // Slots are copied to the memory that stage() named for them, range by range; told when a range
-  // is there, in ascending order.
+  std::vector<std::uint32_t> accumulators;
+  // The accumulators are copied, range by range, to the host memory that stage() named for them.
+  // Called when a range has been copied, in ascending order.
   RangeReady copied;
-  // To enqueue what makes elements of slot 0 the sum over all workers; all slots are given.
-  std::function<void(std::span<float* const> slots, Range range, DeviceStream stream)> reduce;
+  // Gets all accumulators and enqueues what turns a range of accumulator 0 into the sum over all
+  // workers.
+  std::function<void(std::span<float* const> accumulators, Range range, DeviceStream stream)>
+      reduce;
 };
 
-// Parameters, moments and the gradients of lanes on a GPU, and all arithmetic on them. A gradient
-// is computed into a slot, a buffer of the size of the model. Bits depend on the operands and the
-// kind of GPU. Batches have the context of the options and at most its rows. One thread at a time.
+// Parameters, moments and accumulators on a GPU, and all arithmetic on them. An accumulator is a
+// buffer of the size of the model; gradients are computed into it. The bits of a result depend on
+// the operands and the kind of GPU. Batches have the context of the options and at most its rows.
+// One thread at a time.
 //
 // A step is enqueued and waited for once: gradient() or skip() for every lane, update(), then
-// finish_lanes() and finish_update(). A wait that ends by its deadline leaves the GPU's memory to
-// the end of the process: nobody can say who still writes to it.
+// finish_lanes() and finish_update(). After a wait that timed out the GPU's memory is never freed:
+// the GPU may still write to it.
 class GpuModel {
  public:
   virtual ~GpuModel() = default;
@@ -73,34 +65,38 @@ class GpuModel {
   virtual void get_parameters(std::span<float> values) const = 0;
   virtual void set_moments(std::span<const float> first, std::span<const float> second) = 0;
   virtual void get_moments(std::span<float> first, std::span<float> second) const = 0;
-  virtual void get_slot(std::uint32_t slot, std::span<float> values) const = 0;
-  // `exchange` enqueues what fills in the parameters outside of the shard.
-  virtual void exchange_parameters(
-      const std::function<void(float* parameters, DeviceStream stream)>& exchange) = 0;
+  virtual void get_accumulator(std::uint32_t accumulator, std::span<float> values) const = 0;
+  // `enqueue` enqueues the transfer that fills in the parameters outside of the shard.
+  virtual void complete_parameters(
+      const std::function<void(float* parameters, DeviceStream stream)>& enqueue) = 0;
 
   virtual LossSum loss(const Batch& batch) = 0;
-  // Enqueues the gradient of the sum of token losses into `slot`, then the merges. With a delivery
-  // that copies, returns when everything is copied; otherwise at once.
-  virtual void gradient(const Batch& batch, std::uint32_t slot, std::span<const SlotMerge> merges,
+  // Enqueues the gradient of the sum of token losses into `accumulator`, then the merges. With a
+  // delivery that copies, returns when everything is copied; otherwise at once.
+  virtual void gradient(const Batch& batch, std::uint32_t accumulator,
+                        std::span<const AccumulatorMerge> merges,
                         const GpuDelivery* delivery = nullptr) = 0;
   // The same for a gradient of zeros.
-  virtual void skip(std::uint32_t slot, std::span<const SlotMerge> merges,
+  virtual void skip(std::uint32_t accumulator, std::span<const AccumulatorMerge> merges,
                     const GpuDelivery* delivery = nullptr) = 0;
-  // Waits; the lanes that were enqueued since it was called last, in that order.
-  virtual std::vector<GpuLaneResult> finish_lanes() = 0;
+  // Waits for the lanes that were enqueued since the last call; their results in that order.
+  virtual std::vector<LaneResult> finish_lanes() = 0;
 
-  // Memory of the host for a slot; page-locked here where the system allows it. It outlives this.
-  virtual void stage(std::uint32_t slot, std::span<float> host) = 0;
-  // The same for what set_parameters() and get_parameters() are often given.
+  // Sets the host memory that an accumulator is copied to. It is page-locked where the system
+  // allows, and must outlive the model.
+  virtual void stage(std::uint32_t accumulator, std::span<float> host) = 0;
+  // Page-locks memory that set_parameters() and get_parameters() are often given.
   virtual void page_lock(std::span<float> host) = 0;
-  // Enqueues that a range of a staged slot is brought back to the GPU, while others may still be
-  // computed there. What is called next, but other uploads, comes after it.
-  virtual void upload(std::uint32_t slot, Range range) = 0;
+  // Enqueues the copy of a range from the staged host memory back to its accumulator, while other
+  // ranges may still be computed. Every later call but upload() sees the copied values.
+  virtual void upload(std::uint32_t accumulator, Range range) = 0;
 
-  // Of slot 0: as norm.h has them, but in an order of the GPU's own. Waits.
+  // The squares of the norm blocks of accumulator 0, as in norm.h, but added in the GPU's own
+  // order. Waits.
   virtual void block_squares(Range range, std::span<double> sums) = 0;
-  // Enqueues the update of the shard with slot 0, whose norm is taken first unless it is given. The
-  // losses that it looks at are those of lanes that finish_lanes() has not told of.
+  // Enqueues the update of the shard with the gradient in accumulator 0. Its norm is computed first
+  // unless the request has it. Nothing is changed when the loss of a lane since the last
+  // finish_lanes() is not finite.
   virtual void update(const UpdateRequest& request) = 0;
   // Waits.
   virtual UpdateResult finish_update() = 0;
@@ -110,17 +106,17 @@ class GpuModel {
   virtual std::size_t bytes() const = 0;  // taken on the GPU
 };
 
-// Why there is no GPU to compute on, in a few words; nothing when there is one.
+// Why no GPU can be used, in a few words; nothing when one can.
 std::optional<std::string> gpu_refusal();
 
-// Of the first GPU; models on GPUs of one name have the same bits.
+// The name of the first GPU. Models on GPUs of one name have the same bits.
 std::string gpu_name();
 
-// Throws Error{kInvalidArgument} for a model that the kernels do not fit, Error{kIo} when memory is
-// short or there is no GPU.
+// Throws Error{kInvalidArgument} for a model that the kernels do not support, Error{kIo} when there
+// is no GPU or too little memory.
 std::unique_ptr<GpuModel> make_gpu_model(const GpuModelOptions& options);
 
-// GFLOP/s of a product of three sizes 8192 on random operands, the best of several.
+// The best rate, in GFLOP/s, of several products of random matrices of 8192 x 8192.
 double gpu_matmul_gflops(Precision precision);
 
 }  // namespace lockstep

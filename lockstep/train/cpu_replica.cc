@@ -106,7 +106,7 @@ class CpuReplica final : public Replica {
   }
 
   std::size_t state_bytes() const override {
-    const std::size_t floats = layout().size() * (1 + schedule().slots) + 2 * shard().size();
+    const std::size_t floats = layout().size() * (1 + schedule().accumulators) + 2 * shard().size();
     return floats * sizeof(float);
   }
 

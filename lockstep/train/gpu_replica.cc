@@ -22,12 +22,12 @@ class GpuReplica final : public Replica {
         shard_(options.shard),
         schedule_(schedule_lanes(options.partials)),
         model_(parts.make_model(model_options(options, communicator))) {
-    for (std::uint32_t slot = 0; slot < schedule_.partials.size(); ++slot) {
-      delivery_.slots.push_back(slot);
+    for (std::uint32_t accumulator = 0; accumulator < schedule_.partials.size(); ++accumulator) {
+      delivery_.accumulators.push_back(accumulator);
       const std::size_t bytes = layout().size() * sizeof(float);
       partials_.push_back(kind_ == Exchange::kHost ? communicator.allocate(bytes)
                                                    : Buffer::heap(bytes));
-      if (kind_ == Exchange::kHost) model_->stage(slot, partials_.back().as<float>());
+      if (kind_ == Exchange::kHost) model_->stage(accumulator, partials_.back().as<float>());
     }
     if (kind_ == Exchange::kDevice) connect(options, communicator, parts);
   }
@@ -56,21 +56,15 @@ class GpuReplica final : public Replica {
 
   void gradient(const Batch& batch, std::size_t index, const RangeReady& ready) override {
     const LaneWork& lane = schedule_.lanes[index];
-    model_->gradient(batch, lane.slot, merges_of(lane), delivery_for(ready));
+    model_->gradient(batch, lane.accumulator, lane.merges, delivery_for(ready));
     if (ready && kind_ != Exchange::kHost) ready({0, layout().size()});
   }
   void skip(std::size_t index, const RangeReady& ready) override {
     const LaneWork& lane = schedule_.lanes[index];
-    model_->skip(lane.slot, merges_of(lane), delivery_for(ready));
+    model_->skip(lane.accumulator, lane.merges, delivery_for(ready));
     if (ready && kind_ != Exchange::kHost) ready({0, layout().size()});
   }
-  std::vector<LaneResult> finish_lanes() override {
-    std::vector<LaneResult> results;
-    for (const GpuLaneResult& lane : model_->finish_lanes()) {
-      results.push_back({lane.sum, lane.forward_seconds, lane.backward_seconds});
-    }
-    return results;
-  }
+  std::vector<LaneResult> finish_lanes() override { return model_->finish_lanes(); }
   std::span<float> partial(std::size_t index) override { return partials_[index].as<float>(); }
   void reduced(Range range) override {
     const Range part = common_part(shard_, range);
@@ -80,12 +74,12 @@ class GpuReplica final : public Replica {
   std::span<const float> single_gradient(const Batch& batch, LossSum& sum) override {
     model_->gradient(batch, 0, {});
     sum = model_->finish_lanes().front().sum;
-    model_->get_slot(0, partial(0));
+    model_->get_accumulator(0, partial(0));
     return partial(0);
   }
 
   std::span<const float> reduced_sum() override {
-    if (kind_ != Exchange::kHost) model_->get_slot(0, partial(0));
+    if (kind_ != Exchange::kHost) model_->get_accumulator(0, partial(0));
     return partial(0);
   }
   void block_squares(Range range, std::span<double> sums) override {
@@ -106,7 +100,7 @@ class GpuReplica final : public Replica {
 
   bool complete_on_device() override {
     if (!exchange_) return false;
-    model_->exchange_parameters([this](float* parameters, DeviceStream stream) {
+    model_->complete_parameters([this](float* parameters, DeviceStream stream) {
       exchange_->all_gather(parameters, stream);
     });
     return true;
@@ -114,22 +108,17 @@ class GpuReplica final : public Replica {
 
   std::vector<Blake3Hash> tensor_hashes() const override { return model_->tensor_hashes(); }
   std::size_t state_bytes() const override {
-    return (layout().size() * (1 + schedule_.slots) + 2 * shard_.size()) * sizeof(float);
+    return (layout().size() * (1 + schedule_.accumulators) + 2 * shard_.size()) * sizeof(float);
   }
 
  private:
-  static std::vector<SlotMerge> merges_of(const LaneWork& lane) {
-    std::vector<SlotMerge> merges;
-    for (const LaneMerge& merge : lane.merges) merges.push_back({merge.into, merge.from});
-    return merges;
-  }
   GpuModelOptions model_options(const ReplicaOptions& options, Communicator& communicator) {
     return {.model = options.model,
             .precision = options.precision,
             .adamw = options.adamw,
             .rows = options.rows,
             .context = options.context,
-            .slots = schedule_.slots,
+            .accumulators = schedule_.accumulators,
             .shard = options.shard,
             .recompute = options.recompute,
             .device = options.device,
@@ -146,8 +135,9 @@ class GpuReplica final : public Replica {
          .shards = options.sharded ? shard_sizes(layout().size(), communicator.world_size())
                                    : std::vector<std::size_t>(),
          .elements = layout().size()});
-    delivery_.reduce = [this](std::span<float* const> slots, Range range, DeviceStream stream) {
-      exchange_->reduce(slots, {range.begin, range.size()}, stream);
+    delivery_.reduce = [this](std::span<float* const> accumulators, Range range,
+                              DeviceStream stream) {
+      exchange_->reduce(accumulators, {range.begin, range.size()}, stream);
     };
   }
   // Only the last lane delivers.

@@ -11,17 +11,17 @@ namespace {
 // Elements that one task adds: large enough to be worth a task, small enough to share out.
 constexpr std::size_t kPiece = 1 << 16;
 
-// The lanes of `node`, whose sum is to end up in `slot`; the slots after it are free.
-void append_lanes(TreeNode node, std::uint32_t slot, LaneSchedule& schedule) {
+// The lanes of `node`, whose sum is to end up in `accumulator`; the accumulators after it are free.
+void append_lanes(TreeNode node, std::uint32_t accumulator, LaneSchedule& schedule) {
   if (node.end - node.begin == 1) {
-    schedule.lanes.push_back({node.begin, slot, {}});
-    schedule.slots = std::max(schedule.slots, slot + 1);
+    schedule.lanes.push_back({node.begin, accumulator, {}});
+    schedule.accumulators = std::max(schedule.accumulators, accumulator + 1);
     return;
   }
   const std::uint32_t middle = node.begin + tree_split(node.end - node.begin);
-  append_lanes({node.begin, middle}, slot, schedule);
-  append_lanes({middle, node.end}, slot + 1, schedule);
-  schedule.lanes.back().merges.push_back({slot, slot + 1});
+  append_lanes({node.begin, middle}, accumulator, schedule);
+  append_lanes({middle, node.end}, accumulator + 1, schedule);
+  schedule.lanes.back().merges.push_back({accumulator, accumulator + 1});
 }
 
 }  // namespace
@@ -30,7 +30,8 @@ LaneSchedule schedule_lanes(std::span<const TreeNode> partials) {
   LaneSchedule schedule;
   schedule.partials.assign(partials.begin(), partials.end());
   for (std::uint32_t i = 0; i < partials.size(); ++i) {
-    append_lanes(partials[i], i, schedule);  // the slots before it hold the partials before it
+    append_lanes(partials[i], i,
+                 schedule);  // the accumulators before it hold the partials before it
   }
   return schedule;
 }
@@ -38,15 +39,15 @@ LaneSchedule schedule_lanes(std::span<const TreeNode> partials) {
 GradientTree::GradientTree(LaneSchedule schedule, std::size_t size, const Allocate& allocate,
                            ThreadPool& pool)
     : schedule_(std::move(schedule)), pool_(pool) {
-  for (std::uint32_t i = 0; i < schedule_.slots; ++i) {
-    slots_.push_back(allocate(size * sizeof(float)));
+  for (std::uint32_t i = 0; i < schedule_.accumulators; ++i) {
+    accumulators_.push_back(allocate(size * sizeof(float)));
   }
 }
 
 void GradientTree::ready(std::size_t index, Range range) {
-  for (const LaneMerge merge : schedule_.lanes[index].merges) {
-    float* into = slot(merge.into).data() + range.begin;
-    const float* from = slot(merge.from).data() + range.begin;
+  for (const AccumulatorMerge merge : schedule_.lanes[index].merges) {
+    float* into = accumulator(merge.into).data() + range.begin;
+    const float* from = accumulator(merge.from).data() + range.begin;
     pool_.run((range.size() + kPiece - 1) / kPiece, [&](std::size_t piece) {
       const std::size_t begin = piece * kPiece;
       combine(ReduceOp::kSum, DataType::kF32, into + begin, into + begin, from + begin,

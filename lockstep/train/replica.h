@@ -9,17 +9,12 @@
 #include "lockstep/base/hash/blake3.h"
 #include "lockstep/comm/communicator.h"
 #include "lockstep/model/adamw.h"
+#include "lockstep/model/lane.h"
 #include "lockstep/model/transformer.h"
 #include "lockstep/model/update.h"
 #include "lockstep/train/gradient_tree.h"
 
 namespace lockstep {
-
-struct LaneResult {
-  LossSum sum;
-  double forward_seconds = 0;
-  double backward_seconds = 0;
-};
 
 // One worker's copy of the model, and all arithmetic on it: parameters, moments, lanes and their
 // partial sums. The trainer sees nothing else of the device. Flat buffers are in the order of
@@ -40,10 +35,10 @@ class Replica {
   virtual void get_moments(std::span<float> first, std::span<float> second) const = 0;
 
   virtual LossSum loss(const Batch& batch) = 0;
-  // Lane `index` of the schedule: the gradient of the sum of its token losses goes into its slot,
-  // and the merges of the schedule are made, if need be after this has returned. `ready`, which the
-  // last lane has, is told in ascending order of ranges that are final in all partials; where these
-  // are exchanged through the host, they can then be read through partial().
+  // Lane `index` of the schedule: the gradient of the sum of its token losses goes into its
+  // accumulator, and the merges of the schedule are made, if need be after this has returned.
+  // `ready`, which the last lane has, is told in ascending order of ranges that are final in all
+  // partials; where these are exchanged through the host, they can then be read through partial().
   virtual void gradient(const Batch& batch, std::size_t index, const RangeReady& ready) = 0;
   // The same with a gradient of zeros, for a lane that is left out.
   virtual void skip(std::size_t index, const RangeReady& ready) = 0;

@@ -60,13 +60,13 @@ inline std::vector<float> test_parameters(const ModelConfig& config, float scale
 }
 
 inline GpuModelOptions gpu_options(const ModelConfig& config, Precision precision, int rows,
-                                   std::uint32_t slots = 1) {
+                                   std::uint32_t accumulators = 1) {
   return {.model = config,
           .precision = precision,
           .adamw = {},
           .rows = rows,
           .context = config.context,
-          .slots = slots,
+          .accumulators = accumulators,
           .shard = {0, ParameterLayout(config).size()}};
 }
 
@@ -80,7 +80,7 @@ inline Gradient on_gpu(GpuModel& model, const Batch& batch) {
   model.gradient(batch, 0, {});
   result.sum = model.finish_lanes().front().sum;
   result.values.resize(model.layout().size());
-  model.get_slot(0, result.values);
+  model.get_accumulator(0, result.values);
   return result;
 }
 

@@ -122,7 +122,7 @@ TEST(GpuModel, MissingRowsDoNotCount) {
                on_cpu(config, parameters, data.batch()), 1e-4);
 }
 
-TEST(GpuModel, MergesSlotsAndStagesThem) {
+TEST(GpuModel, MergesAccumulatorsAndStagesThem) {
   LOCKSTEP_NEEDS_GPU();
   const ModelConfig config = small_model();
   const TestBatch left(config, 2, 1);
@@ -135,9 +135,9 @@ TEST(GpuModel, MergesSlotsAndStagesThem) {
 
   std::vector<float> staged(sum.size());
   model->stage(0, staged);
-  const std::vector<SlotMerge> merges = {{0, 1}};
+  const std::vector<AccumulatorMerge> merges = {{0, 1}};
   std::size_t end = 0;
-  GpuDelivery delivery{.slots = {0}, .copied = {}, .reduce = {}};
+  GpuDelivery delivery{.accumulators = {0}, .copied = {}, .reduce = {}};
   delivery.copied = [&](Range range) {
     EXPECT_EQ(range.begin, end);
     end = range.end;
@@ -156,7 +156,7 @@ TEST(GpuModel, MergesSlotsAndStagesThem) {
   model->upload(0, {0, 1000});
   model->upload(0, {1000, staged.size()});
   std::vector<float> back(staged.size());
-  model->get_slot(0, back);
+  model->get_accumulator(0, back);
   EXPECT_EQ(back, staged);
   delivery.copied = [&](Range range) { EXPECT_EQ(staged[range.begin], 0.5F); };
   model->skip(1, merges, &delivery);
@@ -177,24 +177,24 @@ TEST(GpuModel, LanesAreEnqueuedAndReducedOnTheDevice) {
     alone.push_back(on_gpu(*model, batches.back().batch()).sum);
   }
   std::vector<float> last(model->layout().size());
-  model->get_slot(0, last);
+  model->get_accumulator(0, last);
   std::vector<float> doubled = last;
   for (float& value : doubled) value += value;
 
-  GpuDelivery delivery{.slots = {0}, .copied = {}, .reduce = {}};
+  GpuDelivery delivery{.accumulators = {0}, .copied = {}, .reduce = {}};
   std::size_t end = 0;
-  delivery.reduce = [&](std::span<float* const> slots, Range range, DeviceStream stream) {
-    ASSERT_EQ(slots.size(), 1U);
+  delivery.reduce = [&](std::span<float* const> accumulators, Range range, DeviceStream stream) {
+    ASSERT_EQ(accumulators.size(), 1U);
     EXPECT_EQ(range.begin, end);
     end = range.end;
-    cuda::add(range.size(), slots[0] + range.begin, slots[0] + range.begin, stream);
+    cuda::add(range.size(), accumulators[0] + range.begin, accumulators[0] + range.begin, stream);
   };
   for (int repeat = 0; repeat < 4; ++repeat) {
     end = 0;
     for (std::size_t i = 0; i < batches.size(); ++i) {
       model->gradient(batches[i].batch(), 0, {}, i + 1 == batches.size() ? &delivery : nullptr);
     }
-    const std::vector<GpuLaneResult> lanes = model->finish_lanes();
+    const std::vector<LaneResult> lanes = model->finish_lanes();
     ASSERT_EQ(lanes.size(), batches.size());
     for (std::size_t i = 0; i < lanes.size(); ++i) {
       EXPECT_EQ(lanes[i].sum.loss, alone[i].loss) << i;
@@ -205,7 +205,7 @@ TEST(GpuModel, LanesAreEnqueuedAndReducedOnTheDevice) {
     }
     EXPECT_EQ(end, last.size());
     std::vector<float> sum(last.size());
-    model->get_slot(0, sum);
+    model->get_accumulator(0, sum);
     EXPECT_EQ(sum, doubled);
   }
 }

@@ -13,8 +13,8 @@
 namespace lockstep::test {
 
 // A GpuModel that computes as the CPU does, to the bit, and keeps what a GPU would keep to itself:
-// slots are seen where they are copied to, uploads count when they are joined, results come when
-// they are waited for, and memory of the host that nothing was copied to holds no numbers.
+// accumulators are seen where they are copied to, uploads count when they are joined, results come
+// when they are waited for, and memory of the host that nothing was copied to holds no numbers.
 class PretendedGpu final : public GpuModel {
  public:
   explicit PretendedGpu(const GpuModelOptions& options)
@@ -22,8 +22,8 @@ class PretendedGpu final : public GpuModel {
         transformer_(options.model, options.precision, pool_, options.rows, options.context),
         adamw_(layout(), options.adamw, options.shard),
         parameters_(layout().size()),
-        slots_(options.slots, std::vector<float>(layout().size())),
-        hosts_(options.slots) {}
+        accumulators_(options.accumulators, std::vector<float>(layout().size())),
+        hosts_(options.accumulators) {}
 
   const ParameterLayout& layout() const override { return transformer_.layout(); }
 
@@ -41,50 +41,53 @@ class PretendedGpu final : public GpuModel {
     std::ranges::copy(adamw_.first_moment(), first.begin());
     std::ranges::copy(adamw_.second_moment(), second.begin());
   }
-  void get_slot(std::uint32_t slot, std::span<float> values) const override {
-    copy(slots_.at(slot), values, {0, values.size()});
+  void get_accumulator(std::uint32_t accumulator, std::span<float> values) const override {
+    copy(accumulators_.at(accumulator), values, {0, values.size()});
   }
-  void exchange_parameters(
-      const std::function<void(float* parameters, DeviceStream stream)>& exchange) override {
-    exchange(parameters_.data(), nullptr);
+  void complete_parameters(
+      const std::function<void(float* parameters, DeviceStream stream)>& enqueue) override {
+    enqueue(parameters_.data(), nullptr);
   }
 
   LossSum loss(const Batch& batch) override { return transformer_.loss(parameters_, batch); }
-  void gradient(const Batch& batch, std::uint32_t slot, std::span<const SlotMerge> merges,
-                const GpuDelivery* delivery) override {
+  void gradient(const Batch& batch, std::uint32_t accumulator,
+                std::span<const AccumulatorMerge> merges, const GpuDelivery* delivery) override {
     join_uploads();
-    const LossSum sum = transformer_.gradient(parameters_, batch, slots_.at(slot));
+    const LossSum sum = transformer_.gradient(parameters_, batch, accumulators_.at(accumulator));
     lanes_.push_back({sum, 0.001, 0.002});
     finish(merges, delivery);
   }
-  void skip(std::uint32_t slot, std::span<const SlotMerge> merges,
+  void skip(std::uint32_t accumulator, std::span<const AccumulatorMerge> merges,
             const GpuDelivery* delivery) override {
-    std::ranges::fill(slots_.at(slot), 0.0F);
+    std::ranges::fill(accumulators_.at(accumulator), 0.0F);
     lanes_.emplace_back();
     finish(merges, delivery);
   }
-  std::vector<GpuLaneResult> finish_lanes() override { return std::exchange(lanes_, {}); }
+  std::vector<LaneResult> finish_lanes() override { return std::exchange(lanes_, {}); }
 
-  void stage(std::uint32_t slot, std::span<float> host) override {
+  void stage(std::uint32_t accumulator, std::span<float> host) override {
     std::ranges::fill(host, std::numeric_limits<float>::quiet_NaN());
-    hosts_.at(slot) = host;
+    hosts_.at(accumulator) = host;
   }
   void page_lock(std::span<float>) override {}
-  void upload(std::uint32_t slot, Range range) override { uploads_.emplace_back(slot, range); }
+  void upload(std::uint32_t accumulator, Range range) override {
+    uploads_.emplace_back(accumulator, range);
+  }
 
   void block_squares(Range range, std::span<double> sums) override {
     join_uploads();
-    lockstep::block_squares(std::span(slots_[0]).subspan(range.begin, range.size()), pool_, sums);
+    lockstep::block_squares(std::span(accumulators_[0]).subspan(range.begin, range.size()), pool_,
+                            sums);
   }
   void update(const UpdateRequest& request) override {
     join_uploads();
     std::vector<double> sums(norm_blocks(layout().size()));
     updated_.norm =
-        request.norm ? *request.norm : std::sqrt(sum_of_squares(slots_[0], pool_, sums));
+        request.norm ? *request.norm : std::sqrt(sum_of_squares(accumulators_[0], pool_, sums));
     updated_.done = std::isfinite(updated_.norm) && request.tokens > 0;
-    for (const GpuLaneResult& lane : lanes_) updated_.done &= std::isfinite(lane.sum.loss);
+    for (const LaneResult& lane : lanes_) updated_.done &= std::isfinite(lane.sum.loss);
     if (!updated_.done) return;
-    adamw_.step(parameters_, slots_[0],
+    adamw_.step(parameters_, accumulators_[0],
                 gradient_factor(updated_.norm, request.tokens, request.clip), request.learning_rate,
                 request.step, pool_);
   }
@@ -104,18 +107,19 @@ class PretendedGpu final : public GpuModel {
                       to.subspan(range.begin, range.size()).begin());
   }
   void join_uploads() {
-    for (const auto& [slot, range] : std::exchange(uploads_, {})) {
-      copy(hosts_.at(slot), slots_.at(slot), range);
+    for (const auto& [accumulator, range] : std::exchange(uploads_, {})) {
+      copy(hosts_.at(accumulator), accumulators_.at(accumulator), range);
     }
   }
-  void finish(std::span<const SlotMerge> merges, const GpuDelivery* delivery) {
-    for (const SlotMerge& merge : merges) {
-      std::vector<float>& into = slots_.at(merge.into);
-      for (std::size_t i = 0; i < into.size(); ++i) into[i] += slots_.at(merge.from)[i];
+  void finish(std::span<const AccumulatorMerge> merges, const GpuDelivery* delivery) {
+    for (const AccumulatorMerge& merge : merges) {
+      std::vector<float>& into = accumulators_.at(merge.into);
+      for (std::size_t i = 0; i < into.size(); ++i) into[i] += accumulators_.at(merge.from)[i];
     }
     if (delivery == nullptr) return;
     std::vector<float*> pointers;
-    for (const std::uint32_t slot : delivery->slots) pointers.push_back(slots_.at(slot).data());
+    for (const std::uint32_t accumulator : delivery->accumulators)
+      pointers.push_back(accumulators_.at(accumulator).data());
     constexpr std::size_t kBucket = 5000;
     for (std::size_t begin = 0; begin < layout().size(); begin += kBucket) {
       const Range range{begin, std::min(layout().size(), begin + kBucket)};
@@ -123,8 +127,8 @@ class PretendedGpu final : public GpuModel {
         delivery->reduce(pointers, range, nullptr);
         continue;
       }
-      for (const std::uint32_t slot : delivery->slots) {
-        copy(slots_.at(slot), hosts_.at(slot), range);
+      for (const std::uint32_t accumulator : delivery->accumulators) {
+        copy(accumulators_.at(accumulator), hosts_.at(accumulator), range);
       }
       delivery->copied(range);
     }
@@ -135,10 +139,10 @@ class PretendedGpu final : public GpuModel {
   Transformer transformer_;
   AdamW adamw_;
   std::vector<float> parameters_;
-  std::vector<std::vector<float>> slots_;
+  std::vector<std::vector<float>> accumulators_;
   std::vector<std::span<float>> hosts_;
   std::vector<std::pair<std::uint32_t, Range>> uploads_;
-  std::vector<GpuLaneResult> lanes_;
+  std::vector<LaneResult> lanes_;
   UpdateResult updated_;
 };
 

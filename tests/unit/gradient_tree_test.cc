@@ -24,18 +24,19 @@ std::string expression(std::uint32_t begin, std::uint32_t end) {
 
 // Runs a schedule on expressions.
 std::vector<std::string> evaluate(const LaneSchedule& schedule) {
-  std::vector<std::string> slots(schedule.slots);
+  std::vector<std::string> accumulators(schedule.accumulators);
   for (const LaneWork& work : schedule.lanes) {
-    slots[work.slot] = std::to_string(work.lane);
-    for (const LaneMerge merge : work.merges) {
-      slots[merge.into] = fmt::format("({}+{})", slots[merge.into], slots[merge.from]);
+    accumulators[work.accumulator] = std::to_string(work.lane);
+    for (const AccumulatorMerge merge : work.merges) {
+      accumulators[merge.into] =
+          fmt::format("({}+{})", accumulators[merge.into], accumulators[merge.from]);
     }
   }
-  slots.resize(schedule.partials.size());
-  return slots;
+  accumulators.resize(schedule.partials.size());
+  return accumulators;
 }
 
-TEST(LaneSchedule, AddsInTheCanonicalTreeWithFewSlots) {
+TEST(LaneSchedule, AddsInTheCanonicalTreeWithFewAccumulators) {
   for (std::uint32_t lanes = 1; lanes <= 40; ++lanes) {
     for (int workers = 1; workers <= static_cast<int>(lanes) && workers <= 9; ++workers) {
       const LeafOwners owners = even_owners(lanes, workers);
@@ -52,9 +53,10 @@ TEST(LaneSchedule, AddsInTheCanonicalTreeWithFewSlots) {
         for (const LaneWork& work : schedule.lanes) EXPECT_EQ(work.lane, lane++);
         EXPECT_EQ(lane, nodes.back().end);
         const auto n = static_cast<std::uint32_t>(schedule.lanes.size());
-        EXPECT_LE(schedule.slots, nodes.size() - 1 + static_cast<std::size_t>(std::bit_width(n)));
+        EXPECT_LE(schedule.accumulators,
+                  nodes.size() - 1 + static_cast<std::size_t>(std::bit_width(n)));
         if (workers == 1) {
-          EXPECT_EQ(schedule.slots, static_cast<std::uint32_t>(std::bit_width(n)));
+          EXPECT_EQ(schedule.accumulators, static_cast<std::uint32_t>(std::bit_width(n)));
         }
       }
     }

@@ -12,10 +12,8 @@ namespace {
 
 constexpr int kRunsBeforeGraph = 2;  // that are enqueued call by call
 
-CudaLaneShape shape_of(std::uint32_t slot, std::span<const SlotMerge> merges) {
-  CudaLaneShape shape{slot, {}};
-  for (const SlotMerge& merge : merges) shape.merges.emplace_back(merge.into, merge.from);
-  return shape;
+CudaLaneShape shape_of(std::uint32_t accumulator, std::span<const AccumulatorMerge> merges) {
+  return {accumulator, {merges.begin(), merges.end()}};
 }
 
 double seconds(std::uint64_t begin, std::uint64_t end) {
@@ -53,7 +51,8 @@ CudaLaneMemory::CudaLaneMemory(std::size_t token_count, std::size_t vocab)
 
 // The memory of the lane that is enqueued next.
 CudaLaneMemory& CudaModel::next_lane() {
-  if (lanes_enqueued_ == 0) staging_.join_uploads(stream_.get());  // they may be of the same slots
+  if (lanes_enqueued_ == 0)
+    staging_.join_uploads(stream_.get());  // they may be of the same accumulators
   if (lanes_enqueued_ == lane_memory_.size()) {
     lane_memory_.emplace_back(tokens_.size(), static_cast<std::size_t>(options_.model.vocab));
   }
@@ -100,8 +99,8 @@ LossSum CudaModel::loss(const Batch& batch) {
 
 void CudaModel::merge(const CudaLaneShape& shape, Range range) {
   for (const auto& [into, from] : shape.merges) {
-    cuda::add(range.size(), slots_.at(into).data() + range.begin,
-              slots_.at(from).data() + range.begin, stream_.get());
+    cuda::add(range.size(), accumulators_.at(into).data() + range.begin,
+              accumulators_.at(from).data() + range.begin, stream_.get());
   }
 }
 
@@ -111,7 +110,7 @@ void CudaModel::enqueue_lane(const CudaLaneShape& shape, bool capturing) {
   std::size_t bucket = 0;
   cuda::stamp_time(&record_.data()->begun, stream_.get());
   passes_->gradient(
-      parameters(), batch_memory(), slots_.at(shape.slot).data(),
+      parameters(), batch_memory(), accumulators_.at(shape.accumulator).data(),
       {.forward_done = [&] { cuda::stamp_time(&record_.data()->forward_done, stream_.get()); },
        .range_done =
            [&](Range range) {
@@ -124,14 +123,14 @@ void CudaModel::enqueue_lane(const CudaLaneShape& shape, bool capturing) {
       stream_.get());
 }
 
-void CudaModel::gradient(const Batch& batch, std::uint32_t slot, std::span<const SlotMerge> merges,
-                         const GpuDelivery* delivery) {
-  const CudaLaneShape shape = shape_of(slot, merges);
+void CudaModel::gradient(const Batch& batch, std::uint32_t accumulator,
+                         std::span<const AccumulatorMerge> merges, const GpuDelivery* delivery) {
+  const CudaLaneShape shape = shape_of(accumulator, merges);
   CudaLaneMemory& lane = next_lane();
   send(batch, lane);
   lanes_[shape].run(stream_.get(), [&](bool capturing) { enqueue_lane(shape, capturing); });
   send_token_index(lane);  // while the GPU is at work
-  passes_->embedding_gradient(batch_memory(), slots_.at(slot).data(), stream_.get());
+  passes_->embedding_gradient(batch_memory(), accumulators_.at(accumulator).data(), stream_.get());
   merge(shape, buckets_.back().range);
   check_cuda(cudaEventRecord(buckets_.back().computed.get(), stream_.get()), "recording an event");
   cuda::close_lane(static_cast<const cuda::LossTotal*>(passes_->loss_total()), record_.data(),
@@ -141,13 +140,13 @@ void CudaModel::gradient(const Batch& batch, std::uint32_t slot, std::span<const
   if (delivery != nullptr) deliver(*delivery);
 }
 
-void CudaModel::skip(std::uint32_t slot, std::span<const SlotMerge> merges,
+void CudaModel::skip(std::uint32_t accumulator, std::span<const AccumulatorMerge> merges,
                      const GpuDelivery* delivery) {
   *next_lane().record.data() = {};
-  check_cuda(
-      cudaMemsetAsync(slots_.at(slot).data(), 0, layout_.size() * sizeof(float), stream_.get()),
-      "clearing a gradient");
-  merge(shape_of(slot, merges), {0, layout_.size()});
+  check_cuda(cudaMemsetAsync(accumulators_.at(accumulator).data(), 0,
+                             layout_.size() * sizeof(float), stream_.get()),
+             "clearing a gradient");
+  merge(shape_of(accumulator, merges), {0, layout_.size()});
   for (const Bucket& bucket : buckets_) {
     check_cuda(cudaEventRecord(bucket.computed.get(), stream_.get()), "recording an event");
   }
@@ -155,9 +154,9 @@ void CudaModel::skip(std::uint32_t slot, std::span<const SlotMerge> merges,
   if (delivery != nullptr) deliver(*delivery);
 }
 
-std::vector<GpuLaneResult> CudaModel::finish_lanes() {
+std::vector<LaneResult> CudaModel::finish_lanes() {
   wait("computing");
-  std::vector<GpuLaneResult> results;
+  std::vector<LaneResult> results;
   for (std::size_t i = 0; i < lanes_enqueued_; ++i) {
     const cuda::LaneRecord& record = *lane_memory_[i].record.data();
     results.push_back({{record.total.loss, record.total.tokens},
@@ -172,14 +171,16 @@ std::vector<GpuLaneResult> CudaModel::finish_lanes() {
 // A second stream takes every bucket as soon as it is computed.
 void CudaModel::deliver(const GpuDelivery& delivery) {
   const cudaStream_t stream = staging_.stream();
-  std::vector<float*> slots;
-  for (const std::uint32_t slot : delivery.slots) slots.push_back(slots_.at(slot).data());
+  std::vector<float*> accumulators;
+  for (const std::uint32_t accumulator : delivery.accumulators)
+    accumulators.push_back(accumulators_.at(accumulator).data());
   for (const Bucket& bucket : buckets_) {
     check_cuda(cudaStreamWaitEvent(stream, bucket.computed.get()), "delivering a gradient");
     if (delivery.reduce) {
-      delivery.reduce(slots, bucket.range, stream);
+      delivery.reduce(accumulators, bucket.range, stream);
     } else {
-      for (const std::uint32_t slot : delivery.slots) staging_.download(slot, bucket.range);
+      for (const std::uint32_t accumulator : delivery.accumulators)
+        staging_.download(accumulator, bucket.range);
     }
     check_cuda(cudaEventRecord(bucket.delivered.get(), stream), "delivering a gradient");
   }

@@ -68,17 +68,17 @@ CudaModel::CudaModel(const GpuModelOptions& options)
       first_(options.shard.size(), "moments"),
       second_(options.shard.size(), "moments"),
       rounded_(options.precision == Precision::kBf16 ? layout_.size() : 0, "bf16 parameters"),
-      slots_([&] {
-        std::vector<DeviceArray<float>> slots;
-        for (std::uint32_t i = 0; i < options.slots; ++i)
-          slots.emplace_back(layout_.size(), "gradients");
-        return slots;
+      accumulators_([&] {
+        std::vector<DeviceArray<float>> accumulators;
+        for (std::uint32_t i = 0; i < options.accumulators; ++i)
+          accumulators.emplace_back(layout_.size(), "gradients");
+        return accumulators;
       }()),
       passes_(make_cuda_passes(layout_, {.precision = options.precision,
                                          .rows = options.rows,
                                          .context = options.context,
                                          .recompute = options.recompute})),
-      staging_(slot_pointers()),
+      staging_(accumulator_pointers()),
       squares_(norm_blocks(layout_.size()), "norms"),
       tree_scratch_(cuda::tree_scratch(squares_.size()), "norms"),
       record_(1, "losses"),
@@ -101,9 +101,10 @@ CudaModel::CudaModel(const GpuModelOptions& options)
   }
   clear_bad_losses();
   cut_buckets();
-  bytes_ = passes_->bytes() +
-           (layout_.size() * (1 + options.slots) + 2 * options.shard.size()) * sizeof(float) +
-           rounded_.size() * sizeof(__nv_bfloat16);
+  bytes_ =
+      passes_->bytes() +
+      (layout_.size() * (1 + options.accumulators) + 2 * options.shard.size()) * sizeof(float) +
+      rounded_.size() * sizeof(__nv_bfloat16);
 }
 
 CudaModel::~CudaModel() {
@@ -123,9 +124,10 @@ void CudaModel::clear_bad_losses() const {
              "clearing a count");
 }
 
-std::vector<float*> CudaModel::slot_pointers() const {
+std::vector<float*> CudaModel::accumulator_pointers() const {
   std::vector<float*> pointers;
-  for (const DeviceArray<float>& slot : slots_) pointers.push_back(slot.data());
+  for (const DeviceArray<float>& accumulator : accumulators_)
+    pointers.push_back(accumulator.data());
   return pointers;
 }
 
@@ -171,13 +173,13 @@ void CudaModel::set_parameters(std::span<const float> values) {
   round_parameters();
 }
 
-void CudaModel::exchange_parameters(
-    const std::function<void(float* parameters, DeviceStream stream)>& exchange) {
-  // On the stream that exchanges gradients, too: an exchange has one.
+void CudaModel::complete_parameters(
+    const std::function<void(float* parameters, DeviceStream stream)>& enqueue) {
+  // On the stream on which gradients are reduced: all device transfers share it.
   const cudaStream_t stream = staging_.stream();
   check_cuda(cudaEventRecord(done_.get(), stream_.get()), "sharing parameters");
   check_cuda(cudaStreamWaitEvent(stream, done_.get()), "sharing parameters");
-  exchange(parameters_.data(), stream);
+  enqueue(parameters_.data(), stream);
   check_cuda(cudaEventRecord(done_.get(), stream), "sharing parameters");
   check_cuda(cudaStreamWaitEvent(stream_.get(), done_.get()), "sharing parameters");
   round_parameters();
@@ -205,16 +207,16 @@ void CudaModel::get_moments(std::span<float> first, std::span<float> second) con
   copy(second.data(), second_.data(), second.size_bytes());
 }
 
-void CudaModel::get_slot(std::uint32_t slot, std::span<float> values) const {
+void CudaModel::get_accumulator(std::uint32_t accumulator, std::span<float> values) const {
   LOCKSTEP_CHECK(values.size() == layout_.size());
   staging_.join_uploads(stream_.get());
-  copy(values.data(), slots_.at(slot).data(), values.size_bytes());
+  copy(values.data(), accumulators_.at(accumulator).data(), values.size_bytes());
 }
 
 void CudaModel::block_squares(Range range, std::span<double> sums) {
   LOCKSTEP_CHECK(range.begin % kNormBlock == 0 && sums.size() == norm_blocks(range.size()));
   staging_.join_uploads(stream_.get());
-  cuda::block_squares(range.size(), slots_.front().data() + range.begin, squares_.data(),
+  cuda::block_squares(range.size(), accumulators_.front().data() + range.begin, squares_.data(),
                       stream_.get());
   enqueue_copy(host_squares_.data(), squares_.data(), sums.size_bytes());
   wait("computing");
@@ -244,7 +246,7 @@ void CudaModel::enqueue_update(bool norm_given) {
   const double* squares = nullptr;
   enqueue_copy(update_.data(), host_update_.data(), sizeof(cuda::UpdateState));
   if (!norm_given) {
-    cuda::block_squares(layout_.size(), slots_.front().data(), squares_.data(), stream);
+    cuda::block_squares(layout_.size(), accumulators_.front().data(), squares_.data(), stream);
     squares = cuda::tree_sum(squares_.size(), squares_.data(), tree_scratch_.data(), stream);
   }
   cuda::decide_update(squares, bad_losses_.data(), update_.data(), stream);
@@ -256,7 +258,7 @@ void CudaModel::enqueue_update(bool norm_given) {
                .rest2 = rounded(1.0 - adamw.beta2),
                .eps = rounded(adamw.eps),
                .first_element = options_.shard.begin,
-               .sum = slots_.front().data(),
+               .sum = accumulators_.front().data(),
                .parameters = parameters_.data(),
                .first = first_.data(),
                .second = second_.data(),

@@ -36,8 +36,8 @@ class CudaCaptured {
 
 // What a lane's graph is captured for.
 struct CudaLaneShape {
-  std::uint32_t slot;
-  std::vector<std::pair<std::uint32_t, std::uint32_t>> merges;
+  std::uint32_t accumulator;
+  std::vector<AccumulatorMerge> merges;
   auto operator<=>(const CudaLaneShape&) const = default;
 };
 
@@ -65,20 +65,24 @@ class CudaModel final : public GpuModel {
   void get_parameters(std::span<float> values) const override;
   void set_moments(std::span<const float> first, std::span<const float> second) override;
   void get_moments(std::span<float> first, std::span<float> second) const override;
-  void get_slot(std::uint32_t slot, std::span<float> values) const override;
-  void exchange_parameters(
-      const std::function<void(float* parameters, DeviceStream stream)>& exchange) override;
+  void get_accumulator(std::uint32_t accumulator, std::span<float> values) const override;
+  void complete_parameters(
+      const std::function<void(float* parameters, DeviceStream stream)>& enqueue) override;
 
   LossSum loss(const Batch& batch) override;
-  void gradient(const Batch& batch, std::uint32_t slot, std::span<const SlotMerge> merges,
-                const GpuDelivery* delivery) override;
-  void skip(std::uint32_t slot, std::span<const SlotMerge> merges,
+  void gradient(const Batch& batch, std::uint32_t accumulator,
+                std::span<const AccumulatorMerge> merges, const GpuDelivery* delivery) override;
+  void skip(std::uint32_t accumulator, std::span<const AccumulatorMerge> merges,
             const GpuDelivery* delivery) override;
-  std::vector<GpuLaneResult> finish_lanes() override;
+  std::vector<LaneResult> finish_lanes() override;
 
-  void stage(std::uint32_t slot, std::span<float> host) override { staging_.attach(slot, host); }
+  void stage(std::uint32_t accumulator, std::span<float> host) override {
+    staging_.attach(accumulator, host);
+  }
   void page_lock(std::span<float> host) override { staging_.lock(host); }
-  void upload(std::uint32_t slot, Range range) override { staging_.upload(slot, range); }
+  void upload(std::uint32_t accumulator, Range range) override {
+    staging_.upload(accumulator, range);
+  }
 
   void block_squares(Range range, std::span<double> sums) override;
   void update(const UpdateRequest& request) override;
@@ -97,7 +101,7 @@ class CudaModel final : public GpuModel {
   CudaBatch batch_memory() const {
     return {tokens_.data(), targets_.data(), token_begin_.data(), token_places_.data()};
   }
-  std::vector<float*> slot_pointers() const;
+  std::vector<float*> accumulator_pointers() const;
   void cut_buckets();
   CudaLaneMemory& next_lane();
   void send(const Batch& batch, CudaLaneMemory& lane);
@@ -124,7 +128,7 @@ class CudaModel final : public GpuModel {
   CudaStream stream_;
   DeviceArray<float> parameters_, first_, second_;
   DeviceArray<__nv_bfloat16> rounded_;
-  std::vector<DeviceArray<float>> slots_;
+  std::vector<DeviceArray<float>> accumulators_;
   std::unique_ptr<CudaPasses> passes_;
   mutable CudaStaging staging_;
   DeviceArray<cuda::Piece> pieces_;

@@ -4,9 +4,9 @@
 
 namespace lockstep {
 
-CudaStaging::CudaStaging(std::vector<float*> slots)
-    : slots_(std::move(slots)),
-      hosts_(slots_.size()),
+CudaStaging::CudaStaging(std::vector<float*> accumulators)
+    : accumulators_(std::move(accumulators)),
+      hosts_(accumulators_.size()),
       stream_(make_stream()),
       up_(make_stream()),
       uploaded_(make_event()) {}
@@ -16,8 +16,8 @@ CudaStaging::~CudaStaging() {
   for (void* memory : locked_) static_cast<void>(cudaHostUnregister(memory));
 }
 
-void CudaStaging::attach(std::uint32_t slot, std::span<float> host) {
-  hosts_.at(slot) = host;
+void CudaStaging::attach(std::uint32_t accumulator, std::span<float> host) {
+  hosts_.at(accumulator) = host;
   lock(host);
 }
 
@@ -29,17 +29,19 @@ void CudaStaging::lock(std::span<float> host) {
   }
 }
 
-void CudaStaging::download(std::uint32_t slot, Range range) {
-  LOCKSTEP_CHECK(range.end <= hosts_.at(slot).size());
-  check_cuda(cudaMemcpyAsync(hosts_[slot].data() + range.begin, slots_[slot] + range.begin,
-                             range.size() * sizeof(float), cudaMemcpyDeviceToHost, stream_.get()),
+void CudaStaging::download(std::uint32_t accumulator, Range range) {
+  LOCKSTEP_CHECK(range.end <= hosts_.at(accumulator).size());
+  check_cuda(cudaMemcpyAsync(hosts_[accumulator].data() + range.begin,
+                             accumulators_[accumulator] + range.begin, range.size() * sizeof(float),
+                             cudaMemcpyDeviceToHost, stream_.get()),
              "copying a gradient");
 }
 
-void CudaStaging::upload(std::uint32_t slot, Range range) {
-  LOCKSTEP_CHECK(range.end <= hosts_.at(slot).size());
-  check_cuda(cudaMemcpyAsync(slots_[slot] + range.begin, hosts_[slot].data() + range.begin,
-                             range.size() * sizeof(float), cudaMemcpyHostToDevice, up_.get()),
+void CudaStaging::upload(std::uint32_t accumulator, Range range) {
+  LOCKSTEP_CHECK(range.end <= hosts_.at(accumulator).size());
+  check_cuda(cudaMemcpyAsync(accumulators_[accumulator] + range.begin,
+                             hosts_[accumulator].data() + range.begin, range.size() * sizeof(float),
+                             cudaMemcpyHostToDevice, up_.get()),
              "copying a gradient");
 }
 

@@ -11,24 +11,24 @@
 
 namespace lockstep {
 
-// Memory of the host beside slots on the device, and streams that copy between them while the
-// device computes: one for each direction.
+// Memory of the host beside accumulators on the device, and streams that copy between them while
+// the device computes: one for each direction.
 class CudaStaging {
  public:
-  explicit CudaStaging(std::vector<float*> slots);
+  explicit CudaStaging(std::vector<float*> accumulators);
   // No copy may be under way.
   ~CudaStaging();
   CudaStaging(const CudaStaging&) = delete;
   CudaStaging& operator=(const CudaStaging&) = delete;
 
   // Page-locks `host` where the system allows it: copies are then asynchronous and faster.
-  void attach(std::uint32_t slot, std::span<float> host);
-  // The same for memory that belongs to no slot.
+  void attach(std::uint32_t accumulator, std::span<float> host);
+  // The same for memory that belongs to no accumulator.
   void lock(std::span<float> host);
   // Enqueues a copy to the host, on stream().
-  void download(std::uint32_t slot, Range range);
+  void download(std::uint32_t accumulator, Range range);
   // Enqueues a copy to the device at once.
-  void upload(std::uint32_t slot, Range range);
+  void upload(std::uint32_t accumulator, Range range);
   // What is enqueued on `stream` from now on comes after the uploads.
   void join_uploads(cudaStream_t stream);
 
@@ -36,7 +36,7 @@ class CudaStaging {
   cudaStream_t upload_stream() const { return up_.get(); }
 
  private:
-  std::vector<float*> slots_;
+  std::vector<float*> accumulators_;
   std::vector<std::span<float>> hosts_;
   std::vector<void*> locked_;
   CudaStream stream_, up_;
