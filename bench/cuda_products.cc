@@ -1,5 +1,5 @@
 // Milliseconds of every algorithm that cuBLASLt proposes for the products of a training step, one
-// line per product: what model/cuda/cuda_product_choices.cc is written from.
+// line per product: what the table in lockstep/model/cuda/products.cc is written from.
 // usage: cuda_products [MODEL BATCH]...
 #include <cublasLt.h>
 #include <fmt/format.h>
@@ -8,7 +8,7 @@
 #include <string>
 #include <vector>
 
-#include "lockstep/base/cuda/memory.h"
+#include "lockstep/base/cuda/runtime.h"
 #include "lockstep/model/config.h"
 #include "lockstep/model/cuda/passes.h"
 #include "lockstep/model/cuda/products.h"

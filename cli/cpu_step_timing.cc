@@ -6,9 +6,10 @@
 #include "cli/step_timing.h"
 #include "lockstep/base/float_buffer.h"
 #include "lockstep/base/thread_pool.h"
-#include "lockstep/model/adamw.h"
+#include "lockstep/model/cpu/adamw.h"
+#include "lockstep/model/cpu/matmul.h"
+#include "lockstep/model/cpu/transformer.h"
 #include "lockstep/model/init.h"
-#include "lockstep/model/norm.h"
 
 namespace lockstep::cli {
 namespace {

@@ -6,7 +6,9 @@
 #include <string>
 #include <vector>
 
-#include "lockstep/model/transformer.h"
+#include "lockstep/model/batch.h"
+#include "lockstep/model/config.h"
+#include "lockstep/model/layout.h"
 
 namespace lockstep::cli {
 

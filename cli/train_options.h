@@ -9,7 +9,7 @@
 #include "cli/device_choice.h"
 #include "cli/world.h"
 #include "lockstep/data/source.h"
-#include "lockstep/model/cpu/matmul.h"
+#include "lockstep/model/config.h"
 #include "lockstep/model/schedule.h"
 #include "lockstep/report/training_log.h"
 #include "lockstep/train/reducer.h"

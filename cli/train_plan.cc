@@ -9,6 +9,7 @@
 
 #include "cli/device_choice.h"
 #include "lockstep/base/error.h"
+#include "lockstep/model/cpu/matmul.h"
 #include "lockstep/train/defaults.h"
 
 namespace lockstep::cli {

@@ -7,6 +7,7 @@
 #include "cli/train_plan.h"
 #include "lockstep/base/cores.h"
 #include "lockstep/base/error.h"
+#include "lockstep/model/cpu/transformer.h"
 #include "lockstep/model/gpu_model.h"
 
 namespace lockstep::cli {

@@ -23,6 +23,10 @@ template <typename... Args>
 
 }  // namespace
 
+std::string_view to_string(Precision precision) {
+  return precision == Precision::kF32 ? "fp32" : "bf16";
+}
+
 void validate(const ModelConfig& config) {
   const std::array<std::pair<const char*, int>, 7> sizes = {{{"vocab", config.vocab},
                                                              {"hidden", config.hidden},
@@ -71,6 +75,22 @@ std::optional<ModelConfig> named_model(std::string_view name) {
   if (name == "124m") return shape(50304, 768, 12, 12, 12, 2048, 1024);
   if (name == "350m") return shape(32768, 1024, 24, 16, 4, 4096, 1024);
   return std::nullopt;
+}
+
+RotationAngles rotation_angles(const ModelConfig& config, std::size_t positions) {
+  const auto half = static_cast<std::size_t>(config.head_dim() / 2);
+  RotationAngles angles{std::vector<float>(positions * half), std::vector<float>(positions * half)};
+  for (std::size_t i = 0; i < half; ++i) {
+    const double exponent = static_cast<double>(2 * i) / static_cast<double>(config.head_dim());
+    const auto frequency =
+        static_cast<float>(1.0 / std::pow(static_cast<double>(config.rope_theta), exponent));
+    for (std::size_t position = 0; position < positions; ++position) {
+      const double angle = static_cast<float>(position) * frequency;
+      angles.cos[position * half + i] = static_cast<float>(std::cos(angle));
+      angles.sin[position * half + i] = static_cast<float>(std::sin(angle));
+    }
+  }
+  return angles;
 }
 
 }  // namespace lockstep

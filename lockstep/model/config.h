@@ -1,9 +1,17 @@
 #pragma once
 
+#include <cstddef>
 #include <optional>
 #include <string_view>
+#include <vector>
 
 namespace lockstep {
+
+// What matrix products multiply: f32, or bf16 (inputs rounded to nearest even) with f32 sums.
+// Everything else is f32 in both.
+enum class Precision { kF32, kBf16 };
+
+std::string_view to_string(Precision precision);  // "fp32", "bf16"
 
 // The sizes of a Llama: RMSNorm, rotary embeddings, grouped-query attention, SwiGLU.
 struct ModelConfig {
@@ -28,5 +36,12 @@ void validate(const ModelConfig& config);
 
 // The shapes that benchmarks know by name: tiny, small, 124m, 350m.
 std::optional<ModelConfig> named_model(std::string_view name);
+
+// Cosines and sines of the rotary embedding, a row of head_dim / 2 per position. The angles are
+// rounded to f32 as Hugging Face's implementation does.
+struct RotationAngles {
+  std::vector<float> cos, sin;
+};
+RotationAngles rotation_angles(const ModelConfig& config, std::size_t positions);
 
 }  // namespace lockstep

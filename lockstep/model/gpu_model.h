@@ -11,9 +11,9 @@
 
 #include "lockstep/base/cuda/device_stream.h"
 #include "lockstep/base/hash/blake3.h"
-#include "lockstep/model/adamw.h"
-#include "lockstep/model/lane.h"
-#include "lockstep/model/transformer.h"
+#include "lockstep/model/batch.h"
+#include "lockstep/model/config.h"
+#include "lockstep/model/layout.h"
 #include "lockstep/model/update.h"
 
 namespace lockstep {

@@ -4,7 +4,8 @@
 #include <utility>
 
 #include "lockstep/base/check.h"
-#include "lockstep/model/norm.h"
+#include "lockstep/model/cpu/adamw.h"
+#include "lockstep/model/cpu/transformer.h"
 #include "lockstep/model/weights_hash.h"
 #include "lockstep/train/replica.h"
 

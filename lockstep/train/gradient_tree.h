@@ -9,7 +9,7 @@
 #include "lockstep/base/canonical_tree.h"
 #include "lockstep/base/thread_pool.h"
 #include "lockstep/comm/buffer.h"
-#include "lockstep/model/lane.h"
+#include "lockstep/model/batch.h"
 #include "lockstep/model/layout.h"
 
 namespace lockstep {

@@ -6,7 +6,7 @@
 #include "lockstep/base/check.h"
 #include "lockstep/comm/calls.h"
 #include "lockstep/comm/kernels/kernels.h"
-#include "lockstep/model/norm.h"
+#include "lockstep/model/update.h"
 #include "lockstep/train/bf16_wire.h"
 
 namespace lockstep {

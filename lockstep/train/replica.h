@@ -8,9 +8,8 @@
 
 #include "lockstep/base/hash/blake3.h"
 #include "lockstep/comm/communicator.h"
-#include "lockstep/model/adamw.h"
-#include "lockstep/model/lane.h"
-#include "lockstep/model/transformer.h"
+#include "lockstep/model/batch.h"
+#include "lockstep/model/layout.h"
 #include "lockstep/model/update.h"
 #include "lockstep/train/gradient_tree.h"
 

@@ -6,7 +6,7 @@
 #include <span>
 #include <vector>
 
-#include "lockstep/model/decoder.h"
+#include "lockstep/model/cpu/decoder.h"
 
 namespace lockstep {
 

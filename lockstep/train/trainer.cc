@@ -13,7 +13,7 @@
 #include "lockstep/base/host.h"
 #include "lockstep/base/index.h"
 #include "lockstep/model/init.h"
-#include "lockstep/model/norm.h"
+#include "lockstep/model/update.h"
 #include "lockstep/model/weights_hash.h"
 
 namespace lockstep {

@@ -6,12 +6,12 @@
 
 #include "gpu_cases.h"
 #include "lockstep/base/canonical_tree.h"
-#include "lockstep/base/cuda/memory.h"
+#include "lockstep/base/cuda/runtime.h"
 #include "lockstep/base/thread_pool.h"
+#include "lockstep/model/batch.h"
+#include "lockstep/model/cpu/adamw.h"
 #include "lockstep/model/cpu/layers.h"
 #include "lockstep/model/cuda/kernels.h"
-#include "lockstep/model/norm.h"
-#include "lockstep/model/token_index.h"
 
 namespace lockstep {
 namespace {

@@ -8,7 +8,7 @@
 #include <vector>
 
 #include "lockstep/base/canonical_tree.h"
-#include "lockstep/base/cuda/memory.h"
+#include "lockstep/base/cuda/runtime.h"
 #include "lockstep/base/random.h"
 #include "lockstep/comm/kernels/kernels.h"
 

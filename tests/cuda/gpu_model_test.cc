@@ -7,6 +7,7 @@
 
 #include "gpu_cases.h"
 #include "lockstep/base/error.h"
+#include "lockstep/model/cpu/transformer.h"
 #include "lockstep/model/cuda/kernels.h"
 #include "lockstep/model/weights_hash.h"
 

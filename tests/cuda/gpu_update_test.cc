@@ -11,8 +11,8 @@
 #include "gpu_cases.h"
 #include "lockstep/base/canonical_tree.h"
 #include "lockstep/base/error.h"
+#include "lockstep/model/cpu/adamw.h"
 #include "lockstep/model/gpu_model.h"
-#include "lockstep/model/norm.h"
 
 namespace lockstep {
 namespace {

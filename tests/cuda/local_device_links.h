@@ -9,7 +9,7 @@
 #include <utility>
 #include <vector>
 
-#include "lockstep/base/cuda/memory.h"
+#include "lockstep/base/cuda/runtime.h"
 #include "lockstep/base/deadline.h"
 #include "lockstep/base/error.h"
 #include "lockstep/comm/nccl/combine.h"

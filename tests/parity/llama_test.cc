@@ -9,8 +9,9 @@
 #include <vector>
 
 #include "lockstep/base/thread_pool.h"
+#include "lockstep/model/cpu/matmul.h"
+#include "lockstep/model/cpu/transformer.h"
 #include "lockstep/model/layout.h"
-#include "lockstep/model/transformer.h"
 
 namespace lockstep::llama_test {
 namespace {

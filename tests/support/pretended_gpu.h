@@ -6,8 +6,9 @@
 #include <vector>
 
 #include "lockstep/comm/nccl/device_exchange.h"
+#include "lockstep/model/cpu/adamw.h"
+#include "lockstep/model/cpu/transformer.h"
 #include "lockstep/model/gpu_model.h"
-#include "lockstep/model/norm.h"
 #include "lockstep/model/weights_hash.h"
 
 namespace lockstep::test {

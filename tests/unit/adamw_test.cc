@@ -1,4 +1,4 @@
-#include "lockstep/model/adamw.h"
+#include "lockstep/model/cpu/adamw.h"
 
 #include <gtest/gtest.h>
 

@@ -3,7 +3,6 @@
 #include <cmath>
 #include <numeric>
 
-#include "lockstep/model/cpu/bf16_attention.h"
 #include "lockstep/model/cpu/kernels.h"
 #include "tests/support/finite_difference.h"
 

@@ -1,11 +1,11 @@
-#include "lockstep/model/decoder.h"
+#include "lockstep/model/cpu/decoder.h"
 
 #include <gtest/gtest.h>
 
 #include "lockstep/base/error.h"
 #include "lockstep/base/random.h"
+#include "lockstep/model/cpu/transformer.h"
 #include "lockstep/model/init.h"
-#include "lockstep/model/transformer.h"
 
 namespace lockstep::decoder_test {
 namespace {

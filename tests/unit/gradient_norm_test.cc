@@ -4,7 +4,7 @@
 #include <limits>
 
 #include "lockstep/base/canonical_tree.h"
-#include "lockstep/model/norm.h"
+#include "lockstep/model/cpu/adamw.h"
 #include "tests/support/finite_difference.h"
 
 namespace lockstep::gradient_norm_test {

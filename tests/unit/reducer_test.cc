@@ -4,7 +4,7 @@
 
 #include "lockstep/comm/collectives/plan_engine.h"
 #include "lockstep/comm/transport/local_group.h"
-#include "lockstep/model/norm.h"
+#include "lockstep/model/update.h"
 #include "tests/support/ranks.h"
 
 namespace lockstep::reducer_test {

@@ -7,7 +7,7 @@
 #include <limits>
 
 #include "lockstep/base/canonical_tree.h"
-#include "lockstep/model/norm.h"
+#include "lockstep/model/cpu/adamw.h"
 #include "tests/support/trainers.h"
 
 namespace lockstep::replica_test {

@@ -5,8 +5,8 @@
 #include <cmath>
 #include <map>
 
+#include "lockstep/model/cpu/transformer.h"
 #include "lockstep/model/init.h"
-#include "lockstep/model/transformer.h"
 
 namespace lockstep::sampler_test {
 namespace {

@@ -1,9 +1,9 @@
-#include "lockstep/model/token_index.h"
-
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
 #include <vector>
+
+#include "lockstep/model/batch.h"
 
 namespace lockstep::token_index_test {
 namespace {

@@ -11,6 +11,8 @@
 #include "lockstep/base/error.h"
 #include "lockstep/base/random.h"
 #include "lockstep/comm/kernels/kernels.h"
+#include "lockstep/model/cpu/adamw.h"
+#include "lockstep/model/cpu/transformer.h"
 #include "lockstep/model/weights_hash.h"
 #include "lockstep/train/defaults.h"
 #include "tests/support/trainers.h"

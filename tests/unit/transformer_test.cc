@@ -1,4 +1,4 @@
-#include "lockstep/model/transformer.h"
+#include "lockstep/model/cpu/transformer.h"
 
 #include <gtest/gtest.h>
 

@@ -4,7 +4,7 @@
 #include <cstdint>
 
 #include "lockstep/base/check.h"
-#include "lockstep/base/cuda/launch.h"
+#include "lockstep/base/cuda/runtime.h"
 #include "lockstep/comm/nccl/combine.h"
 
 namespace lockstep::cuda {

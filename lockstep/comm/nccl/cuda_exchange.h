@@ -3,7 +3,7 @@
 #include <memory>
 #include <vector>
 
-#include "lockstep/base/cuda/memory.h"
+#include "lockstep/base/cuda/runtime.h"
 #include "lockstep/comm/collectives/node_exchange.h"
 #include "lockstep/comm/nccl/device_links.h"
 

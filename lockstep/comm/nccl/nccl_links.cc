@@ -7,7 +7,7 @@
 #include <thread>
 #include <utility>
 
-#include "lockstep/base/cuda/memory.h"
+#include "lockstep/base/cuda/runtime.h"
 #include "lockstep/base/deadline.h"
 
 namespace lockstep {

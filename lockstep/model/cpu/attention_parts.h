@@ -1,11 +1,11 @@
 // What every kind of attention does row by row, for the *_impl.h and bf16 files of this folder.
 #pragma once
 
-#include "lockstep/model/cpu/kernels_levels.h"
+#include "lockstep/model/cpu/kernels.h"
 #include "lockstep/model/cpu/vec.h"
 
 #ifdef __AVX512F__
-#include "lockstep/model/cpu/transpose16.h"
+#include "lockstep/model/cpu/avx512.h"
 #endif
 
 namespace lockstep {

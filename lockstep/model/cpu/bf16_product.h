@@ -4,7 +4,6 @@
 // 2 rows of 16 words.
 #pragma once
 
-#include "lockstep/model/cpu/amx.h"
 #include "lockstep/model/cpu/attention_parts.h"
 
 namespace lockstep {
@@ -127,10 +126,6 @@ struct AmxProducts {
     }
     all_memory_is_used();
   }
-
- private:
-  // gcc 12 does not know that tiles are loaded from memory.
-  static void all_memory_is_used() { asm volatile("" ::: "memory"); }
 };
 
 // The same in plain code.

@@ -120,4 +120,32 @@ std::size_t attention_scratch(std::size_t context, std::size_t head_dim);
 std::vector<const ModelKernels*> supported_model_kernels();
 const ModelKernels& best_model_kernels();
 
+// Attention whose products take bf16 and add in f32, on a matrix unit. Everything else (rotations,
+// softmax, sums) is f32. The calls are those of ModelKernels.
+struct Bf16Attention {
+  void (*forward)(const AttentionForward& call);
+  void (*backward)(const AttentionBackward& call);
+};
+
+// Null where the processor has no matrix unit for bf16.
+const Bf16Attention* bf16_attention();
+// The same without a matrix unit, slowly, for tests; null where there is not even AVX-512.
+const Bf16Attention* emulated_bf16_attention();
+
+// What both need as scratch, in floats.
+std::size_t bf16_attention_scratch(std::size_t context, std::size_t head_dim);
+
+// What follows is for kernels*.cc and bf16_attention_v4.cc only.
+
+extern const ModelKernels kModelKernelsGeneric;
+extern const ModelKernels kModelKernelsV3;  // defined for x86-64 only, as is the next
+extern const ModelKernels kModelKernelsV4;
+
+extern const Bf16Attention kBf16AttentionAmx;  // defined for x86-64 only, as is the next
+extern const Bf16Attention kBf16AttentionEmulated;
+
+constexpr std::size_t kAttentionPad = 64;  // rows and columns of attention's scratch: a multiple
+constexpr std::size_t kQueryBlock = 64;
+constexpr std::size_t kKeyChunk = 256;
+
 }  // namespace lockstep

@@ -3,7 +3,7 @@
 #include <algorithm>
 #include <cmath>
 
-#include "lockstep/model/cpu/bf16_attention.h"
+#include "lockstep/model/batch.h"
 
 namespace lockstep {
 namespace {
@@ -52,15 +52,7 @@ void Layers::embed(std::span<const std::int32_t> tokens, const float* embedding,
 
 void Layers::embed_backward(std::span<const std::int32_t> tokens, const float* dx, bool add,
                             float* dembedding) {
-  // Sorting by counting keeps the places of a token in order.
-  std::fill(token_begin_.begin(), token_begin_.end(), 0u);
-  for (const std::int32_t token : tokens) ++token_begin_[static_cast<std::size_t>(token)];
-  std::uint32_t end = 0;
-  for (std::uint32_t& begin : token_begin_) begin = end += begin;
-  for (std::size_t i = tokens.size(); i-- > 0;) {
-    token_places_[--token_begin_[static_cast<std::size_t>(tokens[i])]] =
-        static_cast<std::uint32_t>(i);
-  }
+  index_tokens(tokens, token_begin_, token_places_);
   const auto vocab = static_cast<std::size_t>(config_.vocab);
   const auto hidden = static_cast<std::size_t>(config_.hidden);
   pool_.run((vocab + kVocabRun - 1) / kVocabRun, [&](std::size_t run) {

@@ -10,7 +10,6 @@
 #include "lockstep/model/config.h"
 #include "lockstep/model/cpu/kernels.h"
 #include "lockstep/model/cpu/matmul.h"
-#include "lockstep/model/rotation.h"
 
 namespace lockstep {
 

@@ -1,11 +1,14 @@
 #include "lockstep/model/cpu/matmul.h"
 
+#include <fmt/format.h>
+
 #include <algorithm>
 #include <utility>
 #include <vector>
 
 #include "lockstep/base/error.h"
 #include "lockstep/base/float_buffer.h"
+#include "lockstep/base/processor.h"
 #include "lockstep/model/cpu/matmul_kernel.h"
 
 namespace lockstep {
@@ -48,6 +51,33 @@ struct Grid {
 };
 
 }  // namespace
+
+std::vector<const MatmulKernel*> supported_kernels(Precision precision) {
+  std::vector<const MatmulKernel*> kernels;
+#ifdef __x86_64__
+  if (precision == Precision::kBf16) {
+    // Every processor with the matrix unit converts to bf16, too.
+    if (runs_x86_64_v4() && runs_amx_bf16()) kernels.push_back(&kMatmulAmx);
+    return kernels;
+  }
+  if (runs_x86_64_v4()) kernels.push_back(&kMatmulV4);
+  if (runs_x86_64_v3()) kernels.push_back(&kMatmulV3);
+#endif
+  if (precision == Precision::kF32) kernels.push_back(&kMatmulGeneric);
+  return kernels;
+}
+
+const MatmulKernel& best_kernel(Precision precision) {
+  const auto kernels = supported_kernels(precision);
+  if (kernels.empty()) {
+    throw Error(ErrorCode::kInvalidArgument,
+                fmt::format("this processor has no matrix products of {0}; --precision {1} works",
+                            to_string(precision), to_string(Precision::kF32)));
+  }
+  return *kernels.front();
+}
+
+bool supports(Precision precision) { return !supported_kernels(precision).empty(); }
 
 Matmul::Matmul(ThreadPool& pool, Precision precision) : Matmul(pool, best_kernel(precision)) {}
 

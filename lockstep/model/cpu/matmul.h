@@ -1,19 +1,13 @@
 #pragma once
 
 #include <cstddef>
-#include <string_view>
 #include <vector>
 
 #include "lockstep/base/float_buffer.h"
 #include "lockstep/base/thread_pool.h"
+#include "lockstep/model/config.h"
 
 namespace lockstep {
-
-// What matrix products multiply: f32, or bf16 (inputs rounded to nearest even) with f32 sums.
-// Everything else is f32 in both.
-enum class Precision { kF32, kBf16 };
-
-std::string_view to_string(Precision precision);  // "fp32", "bf16"
 
 // Whether this processor has instructions for the products of `precision`.
 bool supports(Precision precision);

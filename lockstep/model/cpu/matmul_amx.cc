@@ -2,19 +2,8 @@
 // x 32 elements of a, 16 pairs of k by 16 columns of b (the two k of a pair side by side), or 16 x
 // 16 sums in f32.
 
-// gcc 12 takes the undefined operand inside its own intrinsics for ours.
-#ifndef __clang__
-#pragma GCC diagnostic ignored "-Wuninitialized"
-#pragma GCC diagnostic ignored "-Wmaybe-uninitialized"
-#endif
-#include <immintrin.h>
-
-#include <cstddef>
-#include <cstdint>
-
-#include "lockstep/model/cpu/amx.h"
+#include "lockstep/model/cpu/avx512.h"
 #include "lockstep/model/cpu/matmul_kernel.h"
-#include "lockstep/model/cpu/transpose16.h"
 
 namespace lockstep {
 namespace {
@@ -94,9 +83,6 @@ void pack(const Operand& matrix, bool contiguous_k, bool turn, std::size_t at, s
     }
   }
 }
-
-// gcc 12 does not know that tiles are loaded from memory.
-void all_memory_is_used() { asm volatile("" ::: "memory"); }
 
 void pack_strips(const Operand& a, std::size_t, const RowBlock& rows, const DepthBlock& block,
                  float* strips) {

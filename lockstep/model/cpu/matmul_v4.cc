@@ -1,13 +1,4 @@
-// gcc 12 takes the undefined operand inside its own intrinsics for ours.
-#ifndef __clang__
-#pragma GCC diagnostic ignored "-Wuninitialized"
-#pragma GCC diagnostic ignored "-Wmaybe-uninitialized"
-#endif
-#include <immintrin.h>
-
-#include <cstddef>
-
-#include "lockstep/model/cpu/transpose16.h"
+#include "lockstep/model/cpu/avx512.h"
 
 namespace lockstep {
 namespace {

@@ -4,10 +4,10 @@
 #include <vector>
 
 #include "lockstep/base/float_buffer.h"
+#include "lockstep/model/batch.h"
 #include "lockstep/model/cpu/layers.h"
-#include "lockstep/model/cpu/weights.h"
 #include "lockstep/model/layout.h"
-#include "lockstep/model/transformer.h"
+#include "lockstep/model/weights.h"
 
 namespace lockstep {
 

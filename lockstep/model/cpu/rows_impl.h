@@ -1,7 +1,7 @@
 // The loops over rows and over flat buffers, for kernels_impl.h.
 #pragma once
 
-#include "lockstep/model/cpu/kernels_levels.h"
+#include "lockstep/model/cpu/kernels.h"
 #include "lockstep/model/cpu/vec.h"
 
 namespace lockstep {

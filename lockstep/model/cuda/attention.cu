@@ -1,4 +1,4 @@
-#include "lockstep/base/cuda/launch.h"
+#include "lockstep/base/cuda/runtime.h"
 #include "lockstep/model/cuda/kernels.h"
 #include "lockstep/model/cuda/pack.cuh"
 

@@ -5,7 +5,7 @@
 #include <limits>
 #include <optional>
 
-#include "lockstep/base/cuda/memory.h"
+#include "lockstep/base/cuda/runtime.h"
 #include "lockstep/base/error.h"
 #include "lockstep/model/cuda/cudnn_graph.h"
 

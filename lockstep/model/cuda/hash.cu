@@ -1,4 +1,4 @@
-#include "lockstep/base/cuda/launch.h"
+#include "lockstep/base/cuda/runtime.h"
 #include "lockstep/base/hash/blake3_kernel.h"
 #include "lockstep/model/cuda/hash.h"
 #include "lockstep/model/cuda/pack.cuh"

@@ -6,7 +6,7 @@
 #include <limits>
 #include <vector>
 
-#include "lockstep/base/cuda/memory.h"
+#include "lockstep/base/cuda/runtime.h"
 #include "lockstep/base/random.h"
 #include "lockstep/model/cuda/products.h"
 #include "lockstep/model/gpu_model.h"

@@ -12,8 +12,7 @@
 #include <utility>
 #include <vector>
 
-#include "lockstep/base/cuda/memory.h"
-#include "lockstep/base/cuda/wait.h"
+#include "lockstep/base/cuda/runtime.h"
 #include "lockstep/model/cuda/hash.h"
 #include "lockstep/model/cuda/kernels.h"
 #include "lockstep/model/cuda/passes.h"
@@ -50,7 +49,7 @@ struct CudaLaneMemory {
   PinnedArray<cuda::LaneRecord> record;
 };
 
-// GpuModel on CUDA: the state here, lanes in cuda_lanes.cc.
+// GpuModel on CUDA.
 class CudaModel final : public GpuModel {
  public:
   explicit CudaModel(const GpuModelOptions& options);

@@ -1,6 +1,6 @@
 #include <algorithm>
 
-#include "lockstep/base/cuda/launch.h"
+#include "lockstep/base/cuda/runtime.h"
 #include "lockstep/model/cuda/kernels.h"
 #include "lockstep/model/cuda/pack.cuh"
 

@@ -1,7 +1,7 @@
-#include "lockstep/base/cuda/launch.h"
+#include "lockstep/base/cuda/runtime.h"
 #include "lockstep/model/cuda/kernels.h"
 #include "lockstep/model/cuda/pack.cuh"
-#include "lockstep/model/norm.h"
+#include "lockstep/model/update.h"
 
 namespace lockstep::cuda {
 namespace {

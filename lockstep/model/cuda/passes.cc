@@ -4,12 +4,11 @@
 #include <optional>
 #include <vector>
 
-#include "lockstep/base/cuda/memory.h"
-#include "lockstep/model/cpu/weights.h"
+#include "lockstep/base/cuda/runtime.h"
 #include "lockstep/model/cuda/kernels.h"
 #include "lockstep/model/cuda/products.h"
 #include "lockstep/model/gpu_memory.h"
-#include "lockstep/model/rotation.h"
+#include "lockstep/model/weights.h"
 
 namespace lockstep {
 namespace {

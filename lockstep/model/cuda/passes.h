@@ -5,7 +5,7 @@
 #include <functional>
 #include <memory>
 
-#include "lockstep/model/cpu/matmul.h"
+#include "lockstep/model/config.h"
 #include "lockstep/model/layout.h"
 
 namespace lockstep {

@@ -9,9 +9,8 @@
 #include <tuple>
 #include <vector>
 
-#include "lockstep/base/cuda/memory.h"
+#include "lockstep/base/cuda/runtime.h"
 #include "lockstep/base/error.h"
-#include "lockstep/model/cuda/product_choices.h"
 
 namespace lockstep {
 namespace {
@@ -26,8 +25,47 @@ void check(cublasStatus_t status, const char* operation) {
               fmt::format("cuBLASLt: {}: {}", operation, cublasLtGetStatusString(status)));
 }
 
-using Shape =
-    std::tuple<CudaProducts::Kind, std::size_t, std::size_t, std::size_t, std::size_t, bool>;
+using Kind = CudaProducts::Kind;
+
+// The proposals are those of this version.
+constexpr std::size_t kMeasuredVersion = 130100;
+
+// With the card at its power limit, as in training.
+struct Choice {
+  Kind kind;
+  std::size_t tokens, ins, outs;
+  std::size_t proposal;
+};
+
+constexpr std::array<Choice, 23> kChoices = {{
+    {Kind::kForward, 65536, 768, 2304, 5},   {Kind::kInputs, 65536, 768, 2304, 5},
+    {Kind::kWeights, 65536, 768, 2304, 5},   {Kind::kForward, 65536, 768, 768, 5},
+    {Kind::kInputs, 65536, 768, 768, 5},     {Kind::kForward, 65536, 768, 4096, 6},
+    {Kind::kInputs, 65536, 768, 4096, 5},    {Kind::kWeights, 65536, 768, 4096, 7},
+    {Kind::kForward, 65536, 2048, 768, 5},   {Kind::kInputs, 65536, 2048, 768, 4},
+    {Kind::kWeights, 65536, 2048, 768, 7},   {Kind::kForward, 16384, 768, 50304, 6},
+    {Kind::kInputs, 16384, 768, 50304, 2},   {Kind::kWeights, 16384, 768, 50304, 2},
+    {Kind::kForward, 32768, 1024, 1536, 6},  {Kind::kInputs, 32768, 1024, 1536, 5},
+    {Kind::kWeights, 32768, 1024, 1536, 2},  {Kind::kForward, 32768, 1024, 1024, 5},
+    {Kind::kInputs, 32768, 1024, 1024, 4},   {Kind::kForward, 32768, 1024, 8192, 7},
+    {Kind::kWeights, 32768, 1024, 8192, 1},  {Kind::kInputs, 32768, 4096, 1024, 5},
+    {Kind::kForward, 16384, 1024, 32768, 6},
+}};
+
+// Which of the algorithms that cuBLASLt proposes for a product is the fastest: measured once per
+// shape on an H200 (bench/cuda_products), never at run time, so that the bits of a product do not
+// depend on timing. 0, the library's own choice, for all others.
+std::size_t preferred_proposal(const CudaProducts::Call& call) {
+  static const bool measured = cublasLtGetVersion() == kMeasuredVersion;
+  if (!measured) return 0;
+  const auto found = std::ranges::find_if(kChoices, [&](const Choice& choice) {
+    return choice.kind == call.kind && choice.tokens == call.tokens && choice.ins == call.ins &&
+           choice.outs == call.outs;
+  });
+  return found == kChoices.end() ? 0 : found->proposal;
+}
+
+using Shape = std::tuple<Kind, std::size_t, std::size_t, std::size_t, std::size_t, bool>;
 
 // Row-major matrices are the transposes of the column-major ones that the library thinks in, so
 // out = left · right becomes outᵀ = rightᵀ · leftᵀ.
@@ -50,11 +88,11 @@ Transposed transposed(const CudaProducts::Call& call) {
   const std::size_t outs = call.outs;
   const std::size_t stride = outs_stride(call);
   switch (call.kind) {
-    case CudaProducts::Kind::kForward:
+    case Kind::kForward:
       return {CUBLAS_OP_T, CUBLAS_OP_N, outs, tokens, {ins, outs, ins}, {ins, tokens, ins}, stride};
-    case CudaProducts::Kind::kInputs:
+    case Kind::kInputs:
       return {CUBLAS_OP_N, CUBLAS_OP_N, ins, tokens, {ins, outs, ins}, {outs, tokens, stride}, ins};
-    case CudaProducts::Kind::kWeights: break;
+    case Kind::kWeights: break;
   }
   return {CUBLAS_OP_N, CUBLAS_OP_T, ins, outs, {ins, tokens, ins}, {outs, tokens, stride}, ins};
 }

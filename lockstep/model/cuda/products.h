@@ -6,7 +6,7 @@
 #include <memory>
 #include <vector>
 
-#include "lockstep/model/cpu/matmul.h"
+#include "lockstep/model/config.h"
 
 namespace lockstep {
 

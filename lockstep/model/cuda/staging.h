@@ -6,7 +6,7 @@
 #include <span>
 #include <vector>
 
-#include "lockstep/base/cuda/memory.h"
+#include "lockstep/base/cuda/runtime.h"
 #include "lockstep/model/layout.h"
 
 namespace lockstep {

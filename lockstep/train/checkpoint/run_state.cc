@@ -3,8 +3,8 @@
 #include <fmt/format.h>
 #include <gnu/libc-version.h>
 
+#include "lockstep/base/processor.h"
 #include "lockstep/base/version.h"
-#include "lockstep/model/cpu/kernels.h"
 #include "lockstep/train/formats/json_reader.h"
 
 namespace lockstep {
@@ -145,7 +145,7 @@ void read_settings(JsonReader& reader, RunSettings& settings) {
 }  // namespace
 
 Versions these_versions() {
-  return {std::string(version()), ::gnu_get_libc_version(), std::string(best_model_kernels().name)};
+  return {std::string(version()), ::gnu_get_libc_version(), std::string(processor_level())};
 }
 
 std::string to_json(const RunState& state) { return json_of(state).dump(1) + "\n"; }

@@ -6,10 +6,9 @@
 #include <variant>
 #include <vector>
 
-#include "lockstep/model/adamw.h"
 #include "lockstep/model/config.h"
-#include "lockstep/model/cpu/matmul.h"
 #include "lockstep/model/schedule.h"
+#include "lockstep/model/update.h"
 #include "lockstep/train/checkpoint/checkpoint_format.h"
 #include "lockstep/train/halt.h"
 

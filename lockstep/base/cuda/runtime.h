@@ -3,9 +3,10 @@
 #include <cuda_runtime_api.h>
 
 #include <algorithm>
+#include <chrono>
 #include <cstddef>
+#include <functional>
 #include <memory>
-#include <string>
 #include <type_traits>
 #include <utility>
 
@@ -14,7 +15,7 @@ namespace lockstep {
 // Throws Error{kIo} that says what was being done, unless `status` is success.
 void check_cuda(cudaError_t status, const char* operation);
 
-// Whether a wait for the GPU has ended by its deadline (cuda_wait.h). From then on nothing is freed
+// Whether a wait for the GPU has ended by its deadline (wait_for()). From then on nothing is freed
 // or destroyed any more: that would wait for the GPU, too.
 bool cuda_given_up();
 void give_up_cuda();
@@ -106,4 +107,24 @@ class PinnedArray {
   std::size_t count_ = 0;
 };
 
+struct CudaPatience {
+  std::chrono::nanoseconds most = std::chrono::minutes(10);
+  std::function<void()> meanwhile;  // called every millisecond or so; throws to give up
+};
+
+// Returns when `event` has happened; on a core of its own, since a sleep would cost as much as it
+// waits for. Throws Error{kTimeout} with what was being done when that takes too long, and gives up
+// the GPU: nothing of it is freed after that.
+void wait_for(cudaEvent_t event, const char* operation, const CudaPatience& patience);
+
 }  // namespace lockstep
+
+namespace lockstep::cuda {
+
+// Throws when the kernel that was just enqueued could not be.
+void check_launch(const char* kernel);
+
+// Lets a kernel have more shared memory than the 48 KiB it gets unasked.
+void allow_shared(const void* kernel, unsigned bytes);
+
+}  // namespace lockstep::cuda

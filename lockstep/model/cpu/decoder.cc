@@ -1,4 +1,4 @@
-#include "lockstep/model/decoder.h"
+#include "lockstep/model/cpu/decoder.h"
 
 #include <fmt/format.h>
 
@@ -7,7 +7,7 @@
 #include "lockstep/base/check.h"
 #include "lockstep/base/error.h"
 #include "lockstep/base/index.h"
-#include "lockstep/model/cpu/weights.h"
+#include "lockstep/model/weights.h"
 
 namespace lockstep {
 namespace {

@@ -1,9 +1,11 @@
-#include "lockstep/base/cuda/memory.h"
+#include "lockstep/base/cuda/runtime.h"
 
 #include <fmt/format.h>
 
 #include <atomic>
+#include <thread>
 
+#include "lockstep/base/deadline.h"
 #include "lockstep/base/error.h"
 
 namespace lockstep {
@@ -58,4 +60,40 @@ DeviceMemory::DeviceMemory(std::size_t bytes, const char* purpose) : bytes_(byte
   data_.reset(data);
 }
 
+void wait_for(cudaEvent_t event, const char* operation, const CudaPatience& patience) {
+  using Clock = Deadline::Clock;
+  const Deadline deadline = Deadline::after(patience.most);
+  Clock::time_point look = Clock::now() + std::chrono::milliseconds(1);
+  for (;;) {
+    const cudaError_t status = cudaEventQuery(event);
+    if (status != cudaErrorNotReady) return check_cuda(status, operation);
+    if (Clock::now() < look) {
+      std::this_thread::yield();
+      continue;
+    }
+    if (patience.meanwhile) patience.meanwhile();
+    if (deadline.expired()) {
+      give_up_cuda();
+      throw Error(ErrorCode::kTimeout,
+                  fmt::format("CUDA: {}: the GPU has not finished within {:.3g} s", operation,
+                              std::chrono::duration<double>(patience.most).count()));
+    }
+    look = Clock::now() + std::chrono::milliseconds(1);
+  }
+}
+
 }  // namespace lockstep
+
+namespace lockstep::cuda {
+
+void check_launch(const char* kernel) { check_cuda(cudaGetLastError(), kernel); }
+
+void allow_shared(const void* kernel, unsigned bytes) {
+  constexpr unsigned kUnasked = 48 << 10;
+  if (bytes <= kUnasked) return;
+  check_cuda(cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize,
+                                  static_cast<int>(bytes)),
+             "asking for shared memory");
+}
+
+}  // namespace lockstep::cuda

@@ -1,8 +1,9 @@
-#include "lockstep/model/adamw.h"
+#include "lockstep/model/cpu/adamw.h"
 
 #include <algorithm>
 #include <cmath>
 
+#include "lockstep/base/canonical_tree.h"
 #include "lockstep/base/check.h"
 #include "lockstep/model/cpu/kernels.h"
 
@@ -59,6 +60,25 @@ void AdamW::step(std::span<float> parameters, std::span<const float> gradient_su
     kernels.adamw(decay ? decaying : scalars, range.size(), gradient_sum.data() + range.begin,
                   parameters.data() + range.begin, first_.data() + own, second_.data() + own);
   });
+}
+
+void block_squares(std::span<const float> values, ThreadPool& pool, std::span<double> sums) {
+  LOCKSTEP_CHECK(sums.size() == norm_blocks(values.size()));
+  const ModelKernels& kernels = best_model_kernels();
+  constexpr std::size_t kBlocksPerTask = 16;
+  pool.run((sums.size() + kBlocksPerTask - 1) / kBlocksPerTask, [&](std::size_t task) {
+    const std::size_t end = std::min(sums.size(), (task + 1) * kBlocksPerTask);
+    for (std::size_t block = task * kBlocksPerTask; block < end; ++block) {
+      const std::size_t begin = block * kNormBlock;
+      sums[block] =
+          kernels.squares(values.data() + begin, std::min(kNormBlock, values.size() - begin));
+    }
+  });
+}
+
+double sum_of_squares(std::span<const float> values, ThreadPool& pool, std::span<double> sums) {
+  block_squares(values, pool, sums);
+  return tree_sum(sums);
 }
 
 }  // namespace lockstep

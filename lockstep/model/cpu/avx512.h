@@ -1,10 +1,16 @@
-// Internal to the files of this folder that are compiled for AVX-512; internal linkage for the
+// What the files of this folder that are compiled for AVX-512 share; internal linkage for the
 // reason that vec.h gives.
 #pragma once
 
+// gcc 12 takes the undefined operand inside its own intrinsics for ours.
+#ifndef __clang__
+#pragma GCC diagnostic ignored "-Wuninitialized"
+#pragma GCC diagnostic ignored "-Wmaybe-uninitialized"
+#endif
 #include <immintrin.h>
 
 #include <cstddef>
+#include <cstdint>
 
 namespace lockstep {
 namespace {
@@ -35,6 +41,18 @@ inline void transpose16(__m512 (&rows)[16]) {
     rows[i + 12] = _mm512_shuffle_f32x4(b, d, 0xdd);
   }
 }
+
+// Eight tiles of 16 rows of 64 bytes: what a thread loads before it uses them.
+struct alignas(64) TileConfig {
+  std::uint8_t palette = 1;
+  std::uint8_t start_row = 0;
+  std::uint8_t reserved[14] = {};
+  std::uint16_t row_bytes[16] = {64, 64, 64, 64, 64, 64, 64, 64};
+  std::uint8_t rows[16] = {16, 16, 16, 16, 16, 16, 16, 16};
+};
+
+// Before and after tiles are used: gcc 12 does not know that they are loaded from memory.
+inline void all_memory_is_used() { asm volatile("" ::: "memory"); }
 
 }  // namespace
 }  // namespace lockstep

@@ -1,8 +1,6 @@
-#include "lockstep/model/transformer.h"
+#include "lockstep/model/cpu/transformer.h"
 
 #include <fmt/format.h>
-
-#include <limits>
 
 #include "lockstep/base/check.h"
 #include "lockstep/base/error.h"
@@ -11,23 +9,8 @@
 namespace lockstep {
 namespace {
 
-[[noreturn]] void refuse(std::string message) {
-  throw Error(ErrorCode::kInvalidArgument, std::move(message));
-}
-
 std::size_t tokens_of(int rows, int context) {
   return static_cast<std::size_t>(rows) * static_cast<std::size_t>(context);
-}
-
-// Token ids at or beyond the vocabulary; a negative id is one, a negative target is not.
-void check_ids(const Batch& batch, std::span<const std::int32_t> ids, int least, int vocab,
-               const char* what) {
-  for (std::size_t i = 0; i < ids.size(); ++i) {
-    if (ids[i] < vocab && ids[i] >= least) continue;
-    const auto context = static_cast<std::size_t>(batch.context);
-    refuse(fmt::format("{} {} in row {}, position {} is not in the vocabulary of {}", what, ids[i],
-                       i / context, i % context, vocab));
-  }
 }
 
 }  // namespace
@@ -55,26 +38,13 @@ struct Transformer::State {
   }
 };
 
-void check_batch(const Batch& batch, int max_rows, int max_context, int vocab) {
-  if (batch.rows < 1 || batch.context < 1 || batch.rows > max_rows || batch.context > max_context) {
-    refuse(fmt::format("a batch of {} x {} tokens, where there is room for {} x {}", batch.rows,
-                       batch.context, max_rows, max_context));
-  }
-  const std::size_t tokens = tokens_of(batch.rows, batch.context);
-  if (batch.tokens.size() != tokens || batch.targets.size() != tokens) {
-    refuse(fmt::format("a batch of {} x {} has {} tokens and {} targets", batch.rows, batch.context,
-                       batch.tokens.size(), batch.targets.size()));
-  }
-  check_ids(batch, batch.tokens, 0, vocab, "token");
-  check_ids(batch, batch.targets, std::numeric_limits<int>::min(), vocab, "target");
-}
-
 Transformer::Transformer(const ModelConfig& config, Precision precision, ThreadPool& pool,
                          int max_rows, int max_context) {
   validate(config);
   if (max_rows < 1 || max_context < 1 || max_context > config.context) {
-    refuse(fmt::format("room for {} x {} tokens, where the model's context is {}", max_rows,
-                       max_context, config.context));
+    throw Error(ErrorCode::kInvalidArgument,
+                fmt::format("room for {} x {} tokens, where the model's context is {}", max_rows,
+                            max_context, config.context));
   }
   state_ = std::make_unique<State>(config, precision, pool, max_rows, max_context);
 }

@@ -7,15 +7,9 @@
 #include "lockstep/base/float_buffer.h"
 #include "lockstep/base/thread_pool.h"
 #include "lockstep/model/layout.h"
+#include "lockstep/model/update.h"
 
 namespace lockstep {
-
-struct AdamWOptions {
-  double beta1 = 0.9;
-  double beta2 = 0.95;
-  double eps = 1e-8;
-  double weight_decay = 0.1;  // decoupled; not on norms
-};
 
 // AdamW over a range of the flat buffers, in one pass. An element's result depends on its operands
 // alone, and the bits are the same on every processor:
@@ -54,5 +48,13 @@ class AdamW {
   FloatBuffer first_;
   FloatBuffer second_;
 };
+
+// The sums of squares of the blocks of `values`, the last of which may be short. `values` begins at
+// a block boundary of the flat buffer; `sums` has norm_blocks(values.size()) elements.
+void block_squares(std::span<const float> values, ThreadPool& pool, std::span<double> sums);
+
+// The tree over those sums (canonical_tree.h); `sums` is scratch of norm_blocks(values.size())
+// elements.
+double sum_of_squares(std::span<const float> values, ThreadPool& pool, std::span<double> sums);
 
 }  // namespace lockstep
