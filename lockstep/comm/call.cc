@@ -111,19 +111,19 @@ std::string describe(const MeshFrame& stamp) {
   return text;
 }
 
-std::vector<Piece> pieces_of(const std::vector<std::size_t>& counts, std::size_t total,
+std::vector<Range> chunks_of(const std::vector<std::size_t>& counts, std::size_t total,
                              int world_size) {
-  std::vector<Piece> pieces;
+  std::vector<Range> chunks;
   std::size_t begin = 0;
   for (int r = 0; r < world_size; ++r) {
     if (counts.empty()) {
-      pieces.push_back(chunk_of(total, world_size, r));
+      chunks.push_back(chunk_of(total, world_size, r));
     } else {
-      pieces.push_back({begin, counts[index_of(r)]});
-      begin += pieces.back().count;
+      chunks.push_back({begin, begin + counts[index_of(r)]});
+      begin = chunks.back().end;
     }
   }
-  return pieces;
+  return chunks;
 }
 
 }  // namespace lockstep

@@ -67,8 +67,8 @@ MeshFrame stamp_of(const Call& call);
 // "all_reduce sum f32 x 1000 (direct), step 3, bucket 2"
 std::string describe(const MeshFrame& stamp);
 
-// The piece of the whole that belongs to each rank: by counts, or even.
-std::vector<Piece> pieces_of(const std::vector<std::size_t>& counts, std::size_t total,
+// The chunk of the whole that belongs to each rank: by counts, or even.
+std::vector<Range> chunks_of(const std::vector<std::size_t>& counts, std::size_t total,
                              int world_size);
 
 }  // namespace lockstep

@@ -183,7 +183,7 @@ void complete_call(Call& call, int rank, int world_size) {
       if (!call.counts.empty()) check_size(call, "the input", call.total, sum(call.counts));
       check_size(
           call, "the output", call.out.count(),
-          call.counts.empty() ? chunk_of(call.total, world_size, rank).count : call.counts[me]);
+          call.counts.empty() ? chunk_of(call.total, world_size, rank).size() : call.counts[me]);
       break;
     case Collective::kAllGather:
     case Collective::kGather:

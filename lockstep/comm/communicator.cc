@@ -12,8 +12,8 @@ struct Communicator::Pending {
 };
 
 Communicator::Communicator(std::unique_ptr<Engine> engine, std::chrono::nanoseconds timeout,
-                           std::uint32_t channel)
-    : engine_(std::move(engine)), timeout_(timeout), channel_(channel) {
+                           std::uint32_t group)
+    : engine_(std::move(engine)), timeout_(timeout), group_(group) {
   if (world_size() > 1) {
     engine_->supervisor().progress_book().add(this, [this] { return progress(); });
   }
@@ -111,7 +111,7 @@ void Communicator::serve() {
 Outcome Communicator::execute(const Call& call) {
   engine_->supervisor().latch().check();
   MeshFrame stamp = stamp_of(call);
-  stamp.channel = channel_;
+  stamp.group = group_;
   stamp.sequence = ++sequence_;
   if (world_size() == 1) return run_alone(call);
   stamp.algorithm = static_cast<std::uint8_t>(engine_->choose(call));
@@ -126,11 +126,11 @@ Outcome Communicator::execute(const Call& call) {
 std::vector<Progress> Communicator::progress() const {
   const bool inside = inside_.load(std::memory_order_acquire);
   const std::uint64_t entered = entered_.load(std::memory_order_acquire);
-  std::vector<Progress> progress{{channel_, entered, inside, "", engine_->waits_for()}};
+  std::vector<Progress> progress{{group_, entered, inside, "", engine_->waits_for()}};
   for (std::uint64_t i = 0; i < stamps_.size() && i < entered; ++i) {
     const MeshFrame stamp = stamps_[(entered - i) % stamps_.size()].load();
     if (stamp.sequence != entered - i) break;  // it has moved on
-    if (i > 0) progress.push_back({channel_, stamp.sequence, false, ""});
+    if (i > 0) progress.push_back({group_, stamp.sequence, false, ""});
     progress.back().description = describe(stamp);
   }
   return progress;
@@ -151,12 +151,12 @@ std::unique_ptr<Communicator> Communicator::split(int color, int key) {
     return all[2 * static_cast<std::size_t>(a) + 1] < all[2 * static_cast<std::size_t>(b) + 1];
   });
   // Tells all groups of a job apart: by parent, split and first member.
-  std::uint32_t channel = channel_;
+  std::uint32_t group = group_;
   for (const auto word : {child, static_cast<std::uint32_t>(members[0]) + 1}) {
-    channel = (channel ^ word) * 0x9e3779b1U;
-    channel ^= channel >> 15;
+    group = (group ^ word) * 0x9e3779b1U;
+    group ^= group >> 15;
   }
-  return std::make_unique<Communicator>(engine_->split(members, channel), timeout_, channel);
+  return std::make_unique<Communicator>(engine_->split(members, group), timeout_, group);
 }
 
 Outcome Communicator::all_reduce(BufferView data, ReduceOp op, const CallOptions& options) {

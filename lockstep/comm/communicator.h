@@ -29,7 +29,7 @@ class Communicator {
  public:
   // `timeout` is the job's one knob: a call without a deadline of its own has ten times that.
   Communicator(std::unique_ptr<Engine> engine, std::chrono::nanoseconds timeout,
-               std::uint32_t channel = 0);
+               std::uint32_t group = 0);
   // Never waits for peers: asynchronous work that has not ended makes this abort the group.
   ~Communicator();
   Communicator(const Communicator&) = delete;
@@ -118,7 +118,7 @@ class Communicator {
 
   const std::unique_ptr<Engine> engine_;
   const std::chrono::nanoseconds timeout_;
-  const std::uint32_t channel_;
+  const std::uint32_t group_;
 
   std::mutex running_;          // held by the thread that runs a collective
   std::uint64_t sequence_ = 0;  // guarded by running_

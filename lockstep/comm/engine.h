@@ -27,7 +27,7 @@ class Engine {
   // `stamp` carries the chosen algorithm and the sequence number. World size is at least 2.
   virtual Outcome run(const Call& call, const MeshFrame& stamp, Deadline deadline) = 0;
   // As Transport::split.
-  virtual std::unique_ptr<Engine> split(const std::vector<int>& members, std::uint32_t channel) = 0;
+  virtual std::unique_ptr<Engine> split(const std::vector<int>& members, std::uint32_t group) = 0;
   virtual Buffer allocate(std::size_t bytes) = 0;
   // Sums of values that are not finite end the job, instead of being results like any other.
   virtual bool finite_only() const { return false; }

@@ -5,6 +5,8 @@
 #include <span>
 #include <string_view>
 
+#include "lockstep/base/range.h"
+
 namespace lockstep {
 
 // Values are part of the mesh protocol (docs/mesh_protocol.md).
@@ -33,13 +35,34 @@ enum class BFloat16 : std::uint16_t {};
 
 template <typename T>
 struct DataTypeOf;
-template <> struct DataTypeOf<float> { static constexpr DataType value = DataType::kF32; };
-template <> struct DataTypeOf<double> { static constexpr DataType value = DataType::kF64; };
-template <> struct DataTypeOf<Float16> { static constexpr DataType value = DataType::kF16; };
-template <> struct DataTypeOf<BFloat16> { static constexpr DataType value = DataType::kBf16; };
-template <> struct DataTypeOf<std::int32_t> { static constexpr DataType value = DataType::kI32; };
-template <> struct DataTypeOf<std::int64_t> { static constexpr DataType value = DataType::kI64; };
-template <> struct DataTypeOf<std::uint8_t> { static constexpr DataType value = DataType::kU8; };
+template <>
+struct DataTypeOf<float> {
+  static constexpr DataType value = DataType::kF32;
+};
+template <>
+struct DataTypeOf<double> {
+  static constexpr DataType value = DataType::kF64;
+};
+template <>
+struct DataTypeOf<Float16> {
+  static constexpr DataType value = DataType::kF16;
+};
+template <>
+struct DataTypeOf<BFloat16> {
+  static constexpr DataType value = DataType::kBf16;
+};
+template <>
+struct DataTypeOf<std::int32_t> {
+  static constexpr DataType value = DataType::kI32;
+};
+template <>
+struct DataTypeOf<std::int64_t> {
+  static constexpr DataType value = DataType::kI64;
+};
+template <>
+struct DataTypeOf<std::uint8_t> {
+  static constexpr DataType value = DataType::kU8;
+};
 
 // Non-owning view of `count` elements. Bytes are derived, never passed.
 class ConstBufferView {
@@ -54,8 +77,8 @@ class ConstBufferView {
   std::size_t count() const { return count_; }
   DataType type() const { return type_; }
   std::size_t bytes() const { return count_ * size_of(type_); }
-  ConstBufferView slice(std::size_t begin, std::size_t count) const {
-    return {data_ + begin * size_of(type_), count, type_};
+  ConstBufferView slice(Range range) const {
+    return {data_ + range.begin * size_of(type_), range.size(), type_};
   }
 
  private:
@@ -78,8 +101,8 @@ class BufferView {
   std::size_t count() const { return count_; }
   DataType type() const { return type_; }
   std::size_t bytes() const { return count_ * size_of(type_); }
-  BufferView slice(std::size_t begin, std::size_t count) const {
-    return {data_ + begin * size_of(type_), count, type_};
+  BufferView slice(Range range) const {
+    return {data_ + range.begin * size_of(type_), range.size(), type_};
   }
 
  private:

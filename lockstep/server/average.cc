@@ -33,9 +33,9 @@ std::string_view to_string(Average average) {
 }
 
 std::vector<CombineStep> worker_program(std::size_t workers) {
-  std::vector<TreeNode> leaves;
-  for (std::uint32_t i = 0; i < workers; ++i) leaves.push_back({i, i + 1});
-  return combine_program(leaves, static_cast<std::uint32_t>(workers));
+  std::vector<Range> leaves;
+  for (std::size_t i = 0; i < workers; ++i) leaves.push_back({i, i + 1});
+  return combine_program(leaves, workers);
 }
 
 Averager::Averager(Average average, std::vector<std::uint64_t> weights)

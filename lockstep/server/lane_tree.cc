@@ -19,13 +19,13 @@ void add_right(LaneValue& left, const LaneValue& right) {
 
 }  // namespace
 
-TreePlace place_in_tree(TreeNode node, std::uint32_t lanes) {
+TreePlace place_in_tree(Range node, std::size_t lanes) {
   if (node.begin >= node.end || node.end > lanes) return {};
-  TreeNode at{0, lanes};
+  Range at{0, lanes};
   TreePlace place{.is_node = false, .parent = {}, .is_root = true};
   while (at != node) {
-    if (at.end - at.begin == 1) return {};
-    const std::uint32_t middle = at.begin + tree_split(at.end - at.begin);
+    if (at.size() == 1) return {};
+    const std::size_t middle = at.begin + tree_split(at.size());
     place = {.is_node = false, .parent = at, .is_root = false};
     if (node.end <= middle) {
       at.end = middle;
@@ -39,7 +39,7 @@ TreePlace place_in_tree(TreeNode node, std::uint32_t lanes) {
   return place;
 }
 
-LaneTree::Outcome LaneTree::add(TreeNode node, LaneValue value) {
+LaneTree::Outcome LaneTree::add(Range node, LaneValue value) {
   TreePlace place = place_in_tree(node, lanes_);
   if (!place.is_node) return Outcome::kNoNode;
   const auto after = present_.lower_bound(node.begin);
@@ -49,8 +49,8 @@ LaneTree::Outcome LaneTree::add(TreeNode node, LaneValue value) {
   }
   while (!place.is_root) {
     const bool is_left = node.begin == place.parent.begin;
-    const TreeNode sibling =
-        is_left ? TreeNode{node.end, place.parent.end} : TreeNode{place.parent.begin, node.begin};
+    const Range sibling =
+        is_left ? Range{node.end, place.parent.end} : Range{place.parent.begin, node.begin};
     const auto found = present_.find(sibling.begin);
     if (found == present_.end() || found->second.node != sibling) break;
     LaneValue other = std::move(found->second.value);
@@ -69,7 +69,7 @@ LaneTree::Outcome LaneTree::add(TreeNode node, LaneValue value) {
 }
 
 bool LaneTree::complete() const {
-  return present_.size() == 1 && present_.begin()->second.node == TreeNode{0, lanes_};
+  return present_.size() == 1 && present_.begin()->second.node == Range{0, lanes_};
 }
 
 LaneValue LaneTree::take() {
@@ -79,13 +79,13 @@ LaneValue LaneTree::take() {
   return value;
 }
 
-std::optional<TreeNode> LaneTree::first_gap() const {
-  std::uint32_t at = 0;
+std::optional<Range> LaneTree::first_gap() const {
+  std::size_t at = 0;
   for (const auto& [begin, entry] : present_) {
-    if (begin > at) return TreeNode{at, begin};
+    if (begin > at) return Range{at, begin};
     at = entry.node.end;
   }
-  if (at < lanes_) return TreeNode{at, lanes_};
+  if (at < lanes_) return Range{at, lanes_};
   return std::nullopt;
 }
 

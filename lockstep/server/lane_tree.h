@@ -24,30 +24,30 @@ class LaneTree {
 
   enum class Outcome : std::uint8_t { kAdded, kNoNode, kOverlaps };
   // All values have the same numbers of elements; kNoNode and kOverlaps change nothing.
-  [[nodiscard]] Outcome add(TreeNode node, LaneValue value);
+  [[nodiscard]] Outcome add(Range node, LaneValue value);
 
   bool complete() const;
   // The root's value, once complete. The tree is then empty.
   LaneValue take();
   // The first lanes for which nothing has come.
-  std::optional<TreeNode> first_gap() const;
+  std::optional<Range> first_gap() const;
 
  private:
   struct Entry {
-    TreeNode node;
+    Range node;
     LaneValue value;
   };
 
   std::uint32_t lanes_;
-  std::map<std::uint32_t, Entry> present_;  // by the node's first lane; disjoint
+  std::map<std::size_t, Entry> present_;  // by the node's first lane; disjoint
 };
 
 // The parent of a node of T(0, lanes), or nothing for the root; nothing at all if it is no node.
 struct TreePlace {
   bool is_node = false;
-  TreeNode parent;  // where there is one
+  Range parent;  // where there is one
   bool is_root = false;
 };
-TreePlace place_in_tree(TreeNode node, std::uint32_t lanes);
+TreePlace place_in_tree(Range node, std::size_t lanes);
 
 }  // namespace lockstep

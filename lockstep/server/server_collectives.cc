@@ -29,8 +29,8 @@ bool everybody_owns_a_lane(const LeafOwners& owners, int world_size) {
 void ServerEngine::reduce_nodes(const Running& running) {
   const Call& call = running.call;
   const bool scatters = call.collective == Collective::kReduceScatterNodes;
-  const Piece piece = scatters ? pieces_of(call.counts, call.total, world_size())[index_of(rank_)]
-                               : Piece{0, call.total};
+  const Range piece = scatters ? chunks_of(call.counts, call.total, world_size())[index_of(rank_)]
+                               : Range{0, call.total};
   const bool fast =
       adds(call.op) && (running.type() == DataType::kF32 || running.type() == DataType::kF64);
   if (!fast) {
@@ -58,7 +58,7 @@ void ServerEngine::reduce_nodes(const Running& running) {
 
 void ServerEngine::sum_nodes_f32(const Running& running, std::span<float> sum) {
   const Call& call = running.call;
-  const std::vector<TreeNode> nodes = owned_nodes(call.owners, rank_);
+  const std::vector<Range> nodes = owned_nodes(call.owners, rank_);
   std::vector<Part> parts;
   for (std::size_t i = 0; i < nodes.size(); ++i) {
     const auto* data = reinterpret_cast<const float*>(call.partials[i].data());
@@ -70,13 +70,13 @@ void ServerEngine::sum_nodes_f32(const Running& running, std::span<float> sum) {
 
 void ServerEngine::sum_nodes_f64(const Running& running, std::span<double> sum) {
   const Call& call = running.call;
-  const std::vector<TreeNode> nodes = owned_nodes(call.owners, rank_);
+  const std::vector<Range> nodes = owned_nodes(call.owners, rank_);
   std::size_t begin = 0;
   do {  // no numbers at all are a round, too
     const std::size_t count = std::min(kMostNumbers, sum.size() - begin);
     std::vector<Part> parts;
     for (std::size_t i = 0; i < nodes.size(); ++i) {
-      const ConstBufferView some = call.partials[i].slice(begin, count);
+      const ConstBufferView some = call.partials[i].slice({begin, begin + count});
       Part part{nodes[i], {}, std::vector<double>(count)};
       if (count > 0) std::memcpy(part.numbers.data(), some.data(), some.bytes());
       parts.push_back(std::move(part));
@@ -91,7 +91,7 @@ void ServerEngine::sum_nodes_f64(const Running& running, std::span<double> sum) 
 }
 
 void ServerEngine::reduce_rows(const Running& running, const TreeInputs& inputs,
-                               std::span<const std::byte* const> rows, Piece piece,
+                               std::span<const std::byte* const> rows, Range piece,
                                std::byte* out) {
   const std::size_t element = running.element();
   const std::size_t strip = kStripBytes / element;
@@ -112,7 +112,7 @@ void ServerEngine::reduce_rows(const Running& running, const TreeInputs& inputs,
     reduce_tree({running.call.op, running.type(), inputs.program, inputs.leaves}, strips,
                 {&result, 1}, count);
     const std::size_t first = std::max(begin, piece.begin);
-    const std::size_t last = std::min(begin + count, piece.begin + piece.count);
+    const std::size_t last = std::min(begin + count, piece.end);
     if (out == nullptr || first >= last) continue;
     std::memcpy(out + (first - piece.begin) * element,
                 static_cast<std::byte*>(result) + (first - begin) * element,
@@ -126,8 +126,8 @@ void ServerEngine::reduce_ranks(const Running& running) {
   const std::byte* const row = call.in.data();
   const bool scatters = call.collective == Collective::kReduceScatter;
   const bool wanted = call.collective != Collective::kReduce || rank_ == call.root;
-  const Piece piece = scatters ? pieces_of(call.counts, call.total, world_size())[index_of(rank_)]
-                               : Piece{0, call.total};
+  const Range piece = scatters ? chunks_of(call.counts, call.total, world_size())[index_of(rank_)]
+                               : Range{0, call.total};
   reduce_rows(running, TreeInputs::ranks(world_size()), {&row, 1}, piece,
               wanted ? call.out.data() : nullptr);
 }
@@ -136,11 +136,11 @@ void ServerEngine::gather(const Running& running) {
   const Call& call = running.call;
   agree(running);
   const bool wanted = call.collective == Collective::kAllGather || rank_ == call.root;
-  const std::vector<Piece> pieces = pieces_of(call.counts, call.total, world_size());
+  const std::vector<Range> pieces = chunks_of(call.counts, call.total, world_size());
   for (int from = 0; from < world_size(); ++from) {
-    const Piece piece = pieces[index_of(from)];
-    const std::size_t bytes = piece.count * running.element();
-    std::byte* place = wanted ? call.out.slice(piece.begin, piece.count).data() : nullptr;
+    const Range piece = pieces[index_of(from)];
+    const std::size_t bytes = piece.size() * running.element();
+    std::byte* place = wanted ? call.out.slice(piece).data() : nullptr;
     if (from == rank_) {
       if (!wanted) place = scratch_.get(bytes);
       copy_bytes(place, call.in.data(), bytes);
@@ -152,14 +152,14 @@ void ServerEngine::gather(const Running& running) {
 void ServerEngine::scatter(const Running& running) {
   const Call& call = running.call;
   agree(running);
-  const std::vector<Piece> pieces = pieces_of(call.counts, call.total, world_size());
+  const std::vector<Range> pieces = chunks_of(call.counts, call.total, world_size());
   for (int to = 0; to < world_size(); ++to) {
-    const Piece piece = pieces[index_of(to)];
-    const std::size_t bytes = piece.count * running.element();
+    const Range piece = pieces[index_of(to)];
+    const std::size_t bytes = piece.size() * running.element();
     std::byte* place = to == rank_ ? call.out.data() : nullptr;
     if (rank_ == call.root) {
       if (to != rank_) place = scratch_.get(bytes);
-      copy_bytes(place, call.in.slice(piece.begin, piece.count).data(), bytes);
+      copy_bytes(place, call.in.slice(piece).data(), bytes);
     }
     spread(running.control, call.root, place, bytes);
   }
@@ -186,19 +186,19 @@ void ServerEngine::all_to_all(const Running& running) {
                               names_[to], counts[to][n + from]));
     }
   }
-  const std::vector<Piece> sent = pieces_of(call.counts, call.in.count(), world_size());
-  const std::vector<Piece> received = pieces_of(call.recv_counts, call.out.count(), world_size());
+  const std::vector<Range> sent = chunks_of(call.counts, call.in.count(), world_size());
+  const std::vector<Range> received = chunks_of(call.recv_counts, call.out.count(), world_size());
   for (std::size_t from = 0; from < n; ++from) {
     for (std::size_t to = 0; to < n; ++to) {
       const bool mine = static_cast<int>(from) == rank_;
       const auto bytes = static_cast<std::size_t>(counts[from][to]) * running.element();
       std::byte* place = nullptr;
       if (static_cast<int>(to) == rank_) {
-        place = call.out.slice(received[from].begin, received[from].count).data();
+        place = call.out.slice(received[from]).data();
       } else if (mine) {
         place = scratch_.get(bytes);
       }
-      if (mine) copy_bytes(place, call.in.slice(sent[to].begin, sent[to].count).data(), bytes);
+      if (mine) copy_bytes(place, call.in.slice(sent[to]).data(), bytes);
       if (from != to) spread(running.control, static_cast<int>(from), place, bytes);
     }
   }

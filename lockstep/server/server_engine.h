@@ -87,7 +87,7 @@ class ServerEngine final : public Engine {
   };
   // What this rank brings to a round: a node of the tree, its elements, and numbers for the tail.
   struct Part {
-    TreeNode node;
+    Range node;
     std::span<const float> data;
     std::vector<double> numbers;
   };
@@ -116,7 +116,7 @@ class ServerEngine final : public Engine {
   void sum_nodes_f64(const Running& running, std::span<double> sum);
   // Combines everybody's rows here; `out` gets the elements of `piece`.
   void reduce_rows(const Running& running, const TreeInputs& inputs,
-                   std::span<const std::byte* const> rows, Piece piece, std::byte* out);
+                   std::span<const std::byte* const> rows, Range piece, std::byte* out);
   void reduce_ranks(const Running& running);
   void gather(const Running& running);
   void scatter(const Running& running);

@@ -7,6 +7,7 @@
 #include <numeric>
 
 #include "lockstep/base/error.h"
+#include "lockstep/base/index.h"
 #include "lockstep/base/random.h"
 #include "lockstep/server/round.h"
 
@@ -128,10 +129,10 @@ void SyntheticJob::lane_step(const Shard& shard, Report& report) {
   }
   std::vector<std::vector<float>> values;
   std::vector<LanePart> parts;
-  for (const TreeNode& node : owned_nodes(owners, client_.worker_id())) {
-    values.push_back(sum(shard.step, 0, node.begin, node.end, elements));
+  for (const Range& node : owned_nodes(owners, client_.worker_id())) {
+    values.push_back(sum(shard.step, 0, node, elements));
     // The job goes on (docs/wire_protocol.md), and so many lanes are in here.
-    parts.push_back({node, values.back(), {0, static_cast<double>(node.end - node.begin)}});
+    parts.push_back({node, values.back(), {0, static_cast<double>(node.size())}});
   }
   gradient_.resize(elements);
   const auto tail = client_.reduce_lanes(shard.step, 0, lanes, parts, 2, gradient_);
@@ -141,24 +142,23 @@ void SyntheticJob::lane_step(const Shard& shard, Report& report) {
   }
   report.elements += elements;
   if (options_.check) {
-    compare(shard.step, "lanes", sum(shard.step, 0, 0, lanes, elements), gradient_, report);
+    compare(shard.step, "lanes", sum(shard.step, 0, {0, lanes}, elements), gradient_, report);
   }
 }
 
-std::vector<float> SyntheticJob::sum(std::uint64_t step, std::uint32_t part, std::uint32_t begin,
-                                     std::uint32_t end, std::size_t elements,
-                                     std::span<const float> weights) const {
-  if (end - begin == 1) {
+std::vector<float> SyntheticJob::sum(std::uint64_t step, std::uint32_t part, Range sources,
+                                     std::size_t elements, std::span<const float> weights) const {
+  if (sources.size() == 1) {
     std::vector<float> leaf(elements);
-    synthetic_gradient(options_.seed, step, begin, part, leaf);
+    synthetic_gradient(options_.seed, step, static_cast<std::uint32_t>(sources.begin), part, leaf);
     if (!weights.empty()) {
-      for (float& value : leaf) value *= weights[begin];
+      for (float& value : leaf) value *= weights[sources.begin];
     }
     return leaf;
   }
-  const std::uint32_t middle = begin + tree_split(end - begin);
-  std::vector<float> left = sum(step, part, begin, middle, elements, weights);
-  const std::vector<float> right = sum(step, part, middle, end, elements, weights);
+  const std::size_t middle = sources.begin + tree_split(sources.size());
+  std::vector<float> left = sum(step, part, {sources.begin, middle}, elements, weights);
+  const std::vector<float> right = sum(step, part, {middle, sources.end}, elements, weights);
   for (std::size_t i = 0; i < elements; ++i) left[i] += right[i];
   return left;
 }
@@ -178,8 +178,7 @@ void SyntheticJob::check_average(std::uint64_t step, std::uint32_t part,
     }
     total = settings.total_samples;
   }
-  std::vector<float> expected =
-      sum(step, part, 0, static_cast<std::uint32_t>(workers), received.size(), weights);
+  std::vector<float> expected = sum(step, part, {0, index_of(workers)}, received.size(), weights);
   const float factor = total == 0 ? 0.0F : static_cast<float>(1.0 / static_cast<double>(total));
   for (float& value : expected) value = total == 0 ? 0.0F : value * factor;
   compare(step, part == 0 ? "vector" : fmt::format("part {}", part), expected, received, report);

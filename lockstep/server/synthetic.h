@@ -65,10 +65,9 @@ class SyntheticJob {
                      Report& report) const;
   void compare(std::uint64_t step, std::string_view what, std::span<const float> expected,
                std::span<const float> received, Report& report) const;
-  // The sum of sources [begin, end) in the canonical tree, each times its weight.
-  std::vector<float> sum(std::uint64_t step, std::uint32_t part, std::uint32_t begin,
-                         std::uint32_t end, std::size_t elements,
-                         std::span<const float> weights = {}) const;
+  // The sum of `sources` in the canonical tree, each times its weight.
+  std::vector<float> sum(std::uint64_t step, std::uint32_t part, Range sources,
+                         std::size_t elements, std::span<const float> weights = {}) const;
 
   WorkerClient& client_;
   const SyntheticOptions options_;

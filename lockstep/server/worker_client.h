@@ -32,7 +32,7 @@ struct WorkerOptions {
 
 // A worker's partial sum for a node of T(0, lanes).
 struct LanePart {
-  TreeNode node;
+  Range node;
   std::span<const float> data;
   std::vector<double> tail;
 };

@@ -178,8 +178,8 @@ std::vector<double> WorkerClient::reduce_lanes(std::uint64_t step, std::uint64_t
     const std::size_t begin = select(piece);
     for (const LanePart& part : parts) {
       LOCKSTEP_CHECK(part.data.size() == sum.size() && part.tail.size() == tail_count);
-      head.lane_begin = part.node.begin;
-      head.lane_end = part.node.end;
+      head.lane_begin = static_cast<std::uint32_t>(part.node.begin);
+      head.lane_end = static_cast<std::uint32_t>(part.node.end);
       GradientFoot foot;
       if (head.tail_count > 0) foot.tail = part.tail;
       channel_.queue({encode_head(head),

@@ -137,7 +137,7 @@ class GpuReplica final : public Replica {
          .elements = layout().size()});
     delivery_.reduce = [this](std::span<float* const> accumulators, Range range,
                               DeviceStream stream) {
-      exchange_->reduce(accumulators, {range.begin, range.size()}, stream);
+      exchange_->reduce(accumulators, range, stream);
     };
   }
   // Only the last lane delivers.

@@ -12,13 +12,13 @@ namespace {
 constexpr std::size_t kPiece = 1 << 16;
 
 // The lanes of `node`, whose sum is to end up in `accumulator`; the accumulators after it are free.
-void append_lanes(TreeNode node, std::uint32_t accumulator, LaneSchedule& schedule) {
-  if (node.end - node.begin == 1) {
-    schedule.lanes.push_back({node.begin, accumulator, {}});
+void append_lanes(Range node, std::uint32_t accumulator, LaneSchedule& schedule) {
+  if (node.size() == 1) {
+    schedule.lanes.push_back({static_cast<std::uint32_t>(node.begin), accumulator, {}});
     schedule.accumulators = std::max(schedule.accumulators, accumulator + 1);
     return;
   }
-  const std::uint32_t middle = node.begin + tree_split(node.end - node.begin);
+  const std::size_t middle = node.begin + tree_split(node.size());
   append_lanes({node.begin, middle}, accumulator, schedule);
   append_lanes({middle, node.end}, accumulator + 1, schedule);
   schedule.lanes.back().merges.push_back({accumulator, accumulator + 1});
@@ -26,7 +26,7 @@ void append_lanes(TreeNode node, std::uint32_t accumulator, LaneSchedule& schedu
 
 }  // namespace
 
-LaneSchedule schedule_lanes(std::span<const TreeNode> partials) {
+LaneSchedule schedule_lanes(std::span<const Range> partials) {
   LaneSchedule schedule;
   schedule.partials.assign(partials.begin(), partials.end());
   for (std::uint32_t i = 0; i < partials.size(); ++i) {

@@ -23,14 +23,14 @@ struct LaneWork {
   std::vector<AccumulatorMerge> merges;  // once it is there, in this order
 };
 struct LaneSchedule {
-  std::vector<LaneWork> lanes;     // in the order in which they are to be computed
-  std::vector<TreeNode> partials;  // the worker's maximal nodes; partial i ends up in accumulator i
+  std::vector<LaneWork> lanes;  // in the order in which they are to be computed
+  std::vector<Range> partials;  // the worker's maximal nodes; partial i ends up in accumulator i
   // At most the partials, and floor(log2(n)) for the n lanes of the largest.
   std::uint32_t accumulators = 0;
 };
 
 // For the maximal nodes of one worker, as owned_nodes() gives them.
-LaneSchedule schedule_lanes(std::span<const TreeNode> partials);
+LaneSchedule schedule_lanes(std::span<const Range> partials);
 
 // The accumulators of a schedule and their sums. ready() may be told of a lane's gradient piece by
 // piece, while the rest is still being computed. One thread at a time.

@@ -26,7 +26,7 @@ std::vector<Range> cut_buckets(std::size_t size, std::size_t bucket_bytes) {
 // The tree over the elements of `lanes`, number by number.
 std::vector<double> tree_sum_of(std::span<const std::vector<double>> lanes) {
   if (lanes.size() == 1) return lanes[0];
-  const std::size_t middle = tree_split(static_cast<std::uint32_t>(lanes.size()));
+  const std::size_t middle = tree_split(lanes.size());
   std::vector<double> sum = tree_sum_of(lanes.first(middle));
   const std::vector<double> right = tree_sum_of(lanes.subspan(middle));
   for (std::size_t i = 0; i < sum.size(); ++i) sum[i] += right[i];
@@ -58,11 +58,6 @@ Range shard_range(std::size_t size, int rank, int world_size) {
     return std::min(size, blocks * part / n * kNormBlock);
   };
   return {edge(r), edge(r + 1)};
-}
-
-Range common_part(Range shard, Range range) {
-  const std::size_t begin = std::clamp(shard.begin, range.begin, range.end);
-  return {begin, std::clamp(shard.end, begin, range.end)};
 }
 
 std::vector<std::size_t> shard_sizes(std::size_t size, int world_size) {
@@ -176,7 +171,7 @@ Call GradientReducer::order_free_call(Range range, const CallOptions& options) {
   }
   if (!options_.shard) return calls::all_reduce(data, ReduceOp::kSum, chosen);
   const Range own = own_part(range);
-  return calls::reduce_scatter(data, data.slice(own.begin - range.begin, own.size()),
+  return calls::reduce_scatter(data, data.slice({own.begin - range.begin, own.end - range.begin}),
                                ReduceOp::kSum, shard_counts(range), chosen);
 }
 
@@ -211,10 +206,10 @@ std::vector<std::size_t> GradientReducer::shard_counts(Range range) const {
 std::vector<double> GradientReducer::sum_tails(std::span<const std::vector<double>> lane_tails) {
   std::vector<std::vector<double>> sums;
   std::size_t lane = 0;
-  for (const TreeNode node : nodes_) {
-    sums.push_back(tree_sum_of(lane_tails.subspan(lane, node.end - node.begin)));
+  for (const Range node : nodes_) {
+    sums.push_back(tree_sum_of(lane_tails.subspan(lane, node.size())));
     sums.back().push_back(lane == 0 ? withheld_ : 0);
-    lane += node.end - node.begin;
+    lane += node.size();
   }
   std::vector<ConstBufferView> views;
   for (const std::vector<double>& sum : sums) views.emplace_back(std::span<const double>(sum));

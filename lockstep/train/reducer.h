@@ -41,8 +41,6 @@ bool travels(const ReducerOptions& options, int world_size);
 // The part of a flat buffer that rank `rank` keeps when the optimizer is sharded: whole norm
 // blocks, as evenly as they go.
 Range shard_range(std::size_t size, int rank, int world_size);
-// What of `shard` lies in `range`; empty, but inside `range`, where nothing does.
-Range common_part(Range shard, Range range);
 std::vector<std::size_t> shard_sizes(std::size_t size, int world_size);
 
 struct ReducedStep {
@@ -103,7 +101,7 @@ class GradientReducer {
   // Constant after construction.
   Communicator& communicator_;
   const LeafOwners owners_;
-  const std::vector<TreeNode> nodes_;  // of this rank
+  const std::vector<Range> nodes_;  // of this rank
   const std::vector<std::span<float>> partials_;
   const ReducerOptions options_;
   const std::function<void(Range)> reduced_;

@@ -86,7 +86,7 @@ struct ReplicaOptions {
   AdamWOptions adamw;
   int rows = 1;  // of a lane, or of a validation batch
   int context = 1;
-  std::vector<TreeNode> partials;  // as owned_nodes() gives them
+  std::vector<Range> partials;  // as owned_nodes() gives them
   Range shard;
   Exchange exchange = Exchange::kHost;
   bool recompute = false;  // activations on a GPU, which spares memory

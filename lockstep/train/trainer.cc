@@ -61,7 +61,7 @@ LeafOwners lane_owners(const TrainerOptions& options, int world_size) {
                             "batch {}); a worker needs at least one",
                             world_size, lanes, options.global_batch, options.micro_batch));
   }
-  return even_owners(static_cast<std::uint32_t>(lanes), world_size);
+  return even_owners(lanes, world_size);
 }
 
 ReplicaOptions replica_options(const TrainerOptions& options, int rank, int world_size) {

@@ -11,14 +11,14 @@ namespace lockstep {
 namespace {
 
 constexpr std::size_t kMinProgressBytes = 4 + 8 + 1 + 4 + 4;
-static_assert(kMaxChannels * (kMinProgressBytes + kMaxDescription) + kMaxErrorText + 64 <
+static_assert(kMaxGroups * (kMinProgressBytes + kMaxDescription) + kMaxErrorText + 64 <
               kMaxControlBody);
 
 void write_progress(ByteWriter& writer, const std::vector<Progress>& progress) {
-  const std::size_t count = std::min<std::size_t>(progress.size(), kMaxChannels);
-  writer.count(count, kMaxChannels);
+  const std::size_t count = std::min<std::size_t>(progress.size(), kMaxGroups);
+  writer.count(count, kMaxGroups);
   for (const Progress& entry : std::span(progress).first(count)) {
-    writer.u32(entry.channel);
+    writer.u32(entry.group);
     writer.u64(entry.sequence);
     writer.u8(entry.inside ? 1 : 0);
     writer.string(std::string_view(entry.description).substr(0, kMaxDescription), kMaxDescription);
@@ -27,12 +27,12 @@ void write_progress(ByteWriter& writer, const std::vector<Progress>& progress) {
 }
 
 std::vector<Progress> read_progress(ByteReader& reader) {
-  const std::uint32_t count = reader.count(kMinProgressBytes, kMaxChannels);
+  const std::uint32_t count = reader.count(kMinProgressBytes, kMaxGroups);
   std::vector<Progress> progress;
   progress.reserve(count);
   for (std::uint32_t i = 0; i < count && reader.ok(); ++i) {
     Progress entry;
-    entry.channel = reader.u32();
+    entry.group = reader.u32();
     entry.sequence = reader.u64();
     const std::uint8_t inside = reader.u8();
     entry.inside = inside == 1;

@@ -15,7 +15,7 @@ namespace lockstep {
 // bytes. Heartbeat and goodbye carry progress, or nothing when the centre sends them; ping carries
 // nothing; a verdict is an error (wire_error.h).
 
-inline constexpr std::uint32_t kMaxChannels = 64;      // in one message; the rest is left out
+inline constexpr std::uint32_t kMaxGroups = 64;        // in one message; the rest is left out
 inline constexpr std::uint32_t kMaxDescription = 512;  // longer ones are cut
 inline constexpr std::size_t kMaxControlBody = 65536;
 

@@ -19,7 +19,7 @@ enum Offset : std::size_t {
   kAlgorithmAt = 6,
   kReservedAt = 7,
   kGenerationAt = 8,
-  kChannelAt = 12,
+  kGroupAt = 12,
   kSequenceAt = 16,
   kCountAt = 24,
   kShapeAt = 32,
@@ -42,7 +42,7 @@ MeshFrameBytes encode(const MeshFrame& frame) {
   store_little_endian(&bytes[kAlgorithmAt], frame.algorithm);
   store_little_endian<std::uint8_t>(&bytes[kReservedAt], 0);
   store_little_endian(&bytes[kGenerationAt], frame.generation);
-  store_little_endian(&bytes[kChannelAt], frame.channel);
+  store_little_endian(&bytes[kGroupAt], frame.group);
   store_little_endian(&bytes[kSequenceAt], frame.sequence);
   store_little_endian(&bytes[kCountAt], frame.count);
   store_little_endian(&bytes[kShapeAt], frame.shape);
@@ -72,7 +72,7 @@ std::optional<MeshFrame> decode_mesh_frame(std::span<const std::byte, kMeshFrame
       .op = load_little_endian<std::uint8_t>(at + kOpAt),
       .algorithm = load_little_endian<std::uint8_t>(at + kAlgorithmAt),
       .generation = load_little_endian<std::uint32_t>(at + kGenerationAt),
-      .channel = load_little_endian<std::uint32_t>(at + kChannelAt),
+      .group = load_little_endian<std::uint32_t>(at + kGroupAt),
       .sequence = load_little_endian<std::uint64_t>(at + kSequenceAt),
       .count = load_little_endian<std::uint64_t>(at + kCountAt),
       .shape = load_little_endian<std::uint64_t>(at + kShapeAt),

@@ -17,14 +17,15 @@ struct MeshFrame {
   std::uint8_t op = 0;         // comm's ReduceOp
   std::uint8_t algorithm = 0;  // comm's Algorithm
   std::uint32_t generation = 0;
-  std::uint32_t channel = 0;   // communicator within the generation
-  std::uint64_t sequence = 0;  // n-th collective of the channel
+  std::uint32_t group = 0;     // the communicator's number within the generation
+  std::uint64_t sequence = 0;  // n-th collective of the group
   std::uint64_t count = 0;     // elements, as called
   std::uint64_t shape = 0;     // root, and a hash of uneven counts or of lane ownership
   std::uint32_t step = 0;
   std::uint32_t bucket = 0;
-  std::uint32_t part = 0;      // n-th message of the collective on this link; not compared with the caller's
-  std::uint64_t payload = 0;   // bytes that follow
+  std::uint32_t part =
+      0;  // n-th message of the collective on this link; not compared with the caller's
+  std::uint64_t payload = 0;  // bytes that follow
 
   bool operator==(const MeshFrame&) const = default;
 };

@@ -55,7 +55,7 @@ inline std::vector<float> added(std::vector<float> left, const std::vector<float
 // The canonical tree by its definition.
 inline std::vector<float> tree_of(std::span<const std::vector<float>> leaves) {
   if (leaves.size() == 1) return leaves[0];
-  const std::size_t split = tree_split(static_cast<std::uint32_t>(leaves.size()));
+  const std::size_t split = tree_split(leaves.size());
   return added(tree_of(leaves.first(split)), tree_of(leaves.subspan(split)));
 }
 

@@ -32,7 +32,7 @@ struct Case {
   int world_size = 1;
   std::size_t count = 0;
   DeviceExchangeOptions options;
-  std::vector<Piece> pieces;  // reduced one after another
+  std::vector<Range> pieces;  // reduced one after another
   std::size_t round = kSmallRound;
   bool gathers = false;  // all_gather at the end
 
@@ -61,7 +61,7 @@ Ran run(const Case& test) {
   ran.before.resize(world_size);
   ran.after.resize(world_size);
   for (std::size_t rank = 0; rank < world_size; ++rank) {
-    for (const TreeNode node : owned_nodes(test.options.owners, static_cast<int>(rank))) {
+    for (const Range node : owned_nodes(test.options.owners, static_cast<int>(rank))) {
       ran.before[rank].push_back(
           tree_of(std::span(ran.leaves).subspan(node.begin, node.end - node.begin)));
     }
@@ -78,7 +78,7 @@ Ran run(const Case& test) {
       upload(partial, partials.back());
     }
     CudaExchange exchange(std::make_unique<LocalDeviceLinks>(hub, rank), test.options, test.round);
-    for (const Piece piece : test.pieces) exchange.reduce(partials, piece, stream.get());
+    for (const Range piece : test.pieces) exchange.reduce(partials, piece, stream.get());
     if (test.gathers) exchange.all_gather(partials[0], stream.get());
     check_cuda(cudaStreamSynchronize(stream.get()), "waiting for a stream");
     for (const float* partial : partials) {
@@ -93,12 +93,12 @@ Ran run(const Case& test) {
 }
 
 // Elements `piece` of rank `rank`'s first partial are those of `sum`.
-void expect_sum(const Case& test, const Ran& ran, std::size_t rank, Piece piece,
+void expect_sum(const Case& test, const Ran& ran, std::size_t rank, Range piece,
                 const std::vector<float>& sum) {
   ASSERT_FALSE(ran.after[rank].empty()) << test.name();
   const auto got = bits(ran.after[rank][0]);
   const auto expected = bits(sum);
-  for (std::size_t i = piece.begin; i < piece.begin + piece.count; ++i) {
+  for (std::size_t i = piece.begin; i < piece.end; ++i) {
     ASSERT_EQ(got[i], expected[i]) << test.name() << ": rank " << rank << ", element " << i;
   }
 }
@@ -107,8 +107,8 @@ void expect_sum(const Case& test, const Ran& ran, std::size_t rank, Piece piece,
 void expect_rest(const Case& test, const Ran& ran, std::size_t rank) {
   ASSERT_EQ(ran.after[rank].size(), ran.before[rank].size()) << test.name();
   std::vector<bool> reduced(test.count);
-  for (const Piece& piece : test.pieces) {
-    std::fill_n(reduced.begin() + static_cast<std::ptrdiff_t>(piece.begin), piece.count, true);
+  for (const Range& piece : test.pieces) {
+    std::fill_n(reduced.begin() + static_cast<std::ptrdiff_t>(piece.begin), piece.size(), true);
   }
   for (std::size_t row = 0; row < ran.after[rank].size(); ++row) {
     const auto before = bits(ran.before[rank][row]);
@@ -125,7 +125,7 @@ void expect_tree_everywhere(const Case& test) {
   const Ran ran = run(test);
   const std::vector<float> sum = tree_of(ran.leaves);
   for (std::size_t rank = 0; rank < ran.after.size(); ++rank) {
-    for (const Piece& piece : test.pieces) expect_sum(test, ran, rank, piece, sum);
+    for (const Range& piece : test.pieces) expect_sum(test, ran, rank, piece, sum);
     expect_rest(test, ran, rank);
   }
 }
@@ -161,7 +161,7 @@ TEST(CudaExchange, ReducesPiecesWhereverTheyLie) {
       Case test{.world_size = 3, .count = 2000, .options = {}, .pieces = {}, .round = round};
       test.options.owners = even_owners(10, 3);
       test.options.elements = elements;
-      test.pieces = {{1003, 500}, {3, 17}, {20, 1}, {21, 0}, {1503, 497}, {100, 512}};
+      test.pieces = {{1003, 1503}, {3, 20}, {20, 21}, {21, 21}, {1503, 2000}, {100, 612}};
       expect_tree_everywhere(test);
     }
   }
@@ -180,7 +180,7 @@ TEST(CudaExchange, CutsLargePiecesIntoRounds) {
   constexpr std::size_t kCount = 300007;
   Case test{.world_size = 4, .count = kCount, .options = {}, .pieces = {}, .round = 1 << 14};
   test.options.owners = even_owners(6, 4);
-  test.pieces = {{kCount / 2, kCount - kCount / 2}, {0, kCount / 2}};
+  test.pieces = {{kCount / 2, kCount}, {0, kCount / 2}};
   expect_tree_everywhere(test);
 }
 
@@ -205,14 +205,14 @@ TEST(CudaExchange, GivesEachRankItsShardAndGathersThem) {
       Case test{.world_size = world_size, .count = kCount, .options = {}, .pieces = {}};
       test.options.owners = even_owners(13, world_size);
       test.options.shards = odd_shards(kCount, world_size);
-      test.pieces = {{700, 800}, {0, 301}, {301, 399}};  // together all
+      test.pieces = {{700, 1500}, {0, 301}, {301, 700}};  // together all
       test.gathers = gathers;
       const Ran ran = run(test);
       const std::vector<float> sum = tree_of(ran.leaves);
       std::size_t begin = 0;
       for (std::size_t rank = 0; rank < ran.after.size(); ++rank) {
         const std::size_t own = test.options.shards[rank];
-        expect_sum(test, ran, rank, gathers ? Piece{0, kCount} : Piece{begin, own}, sum);
+        expect_sum(test, ran, rank, gathers ? Range{0, kCount} : Range{begin, begin + own}, sum);
         expect_rest(test, ran, rank);
         begin += own;
       }
@@ -224,7 +224,7 @@ TEST(CudaExchange, NativelyAddsOwnPartialsFirst) {
   LOCKSTEP_NEEDS_GPU();
   for (const int world_size : {1, 2, 3, 5}) {
     for (const bool sharded : {false, true}) {
-      Case test{.world_size = world_size, .count = 1003, .options = {}, .pieces = {{5, 900}}};
+      Case test{.world_size = world_size, .count = 1003, .options = {}, .pieces = {{5, 905}}};
       test.options.owners = even_owners(13, world_size);
       test.options.native = true;
       if (sharded) test.options.shards = odd_shards(test.count, world_size);

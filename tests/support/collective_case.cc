@@ -236,7 +236,7 @@ void Part::all_gather() {
   Memory out(comm_, case_, total);
   if (case_.in_place) {
     const BufferView all = out_view(out);
-    const BufferView own = all.slice(begin, counts[me_]);
+    const BufferView own = all.slice({begin, begin + counts[me_]});
     if (!mine.empty()) std::memcpy(own.data(), mine.data(), mine.size());
     execute(calls::all_gather(own, all, given), out, elements(0, 0, total), true);
     return;
@@ -308,7 +308,7 @@ void Part::nodes() {
   std::vector<std::unique_ptr<Memory>> partials;
   std::vector<std::vector<std::byte>> sums;
   std::vector<ConstBufferView> views;
-  for (const TreeNode& node : owned_nodes(owners, comm_.rank())) {
+  for (const Range& node : owned_nodes(owners, comm_.rank())) {
     sums.push_back(
         reduce_leaves(case_, std::span(data_.leaves).subspan(node.begin, node.end - node.begin)));
     partials.push_back(std::make_unique<Memory>(comm_, case_, case_.count));

@@ -37,9 +37,8 @@ class FaultTransport final : public Transport {
   int waits_for() const override { return std::max(inner_->waits_for(), Transport::waits_for()); }
   void run(std::span<Transfer> transfers, const MeshFrame& stamp, TransferObserver* observer,
            Deadline deadline) override;
-  std::unique_ptr<Transport> split(const std::vector<int>& members,
-                                   std::uint32_t channel) override {
-    return inner_->split(members, channel);
+  std::unique_ptr<Transport> split(const std::vector<int>& members, std::uint32_t group) override {
+    return inner_->split(members, group);
   }
 
  private:

@@ -73,16 +73,16 @@ class Simulator {
     std::vector<Recv> pending;
     std::size_t not_taken = 0;
     std::map<std::size_t, std::vector<Value>> tree;  // received for Merge::kTree, by rank
-    Piece tree_piece;
+    Range tree_piece;
   };
 
   std::deque<std::vector<Value>>& channel(std::size_t from, std::size_t to) {
     return channels_[{from, to}];
   }
 
-  std::vector<Value> copy(const Rank& rank, Piece piece) const {
+  std::vector<Value> copy(const Rank& rank, Range piece) const {
     const auto begin = rank.buffer.begin() + static_cast<std::ptrdiff_t>(piece.begin);
-    return {begin, begin + static_cast<std::ptrdiff_t>(piece.count)};
+    return {begin, begin + static_cast<std::ptrdiff_t>(piece.size())};
   }
 
   void check_round(std::size_t r, const Round& round) {
@@ -93,19 +93,19 @@ class Simulator {
     for (const Send& send : round.sends) {
       ASSERT_NE(send.peer, static_cast<int>(r));
       ASSERT_EQ(++sends.at(send.peer), 1);
-      ASSERT_LE(send.piece.begin + send.piece.count, ranks_[r].buffer.size());
+      ASSERT_LE(send.range.begin + send.range.size(), ranks_[r].buffer.size());
     }
     for (const Recv& recv : round.recvs) {
       ASSERT_NE(recv.peer, static_cast<int>(r));
       ASSERT_EQ(++recvs.at(recv.peer), 1);
-      ASSERT_LE(recv.piece.begin + recv.piece.count, ranks_[r].buffer.size());
+      ASSERT_LE(recv.range.begin + recv.range.size(), ranks_[r].buffer.size());
       if (recv.merge == Merge::kTree) {
         ASSERT_EQ(round.recvs.size(), ranks_.size() - 1);
-        ASSERT_EQ(recv.piece, round.recvs[0].piece);
+        ASSERT_EQ(recv.range, round.recvs[0].piece);
         ASSERT_EQ(round.recvs[0].merge, Merge::kTree);
       } else {
-        for (std::size_t i = 0; i < recv.piece.count; ++i) {
-          ASSERT_EQ(++touched[recv.piece.begin + i], 1) << "two receives write one element";
+        for (std::size_t i = 0; i < recv.range.size(); ++i) {
+          ASSERT_EQ(++touched[recv.range.begin + i], 1) << "two receives write one element";
         }
       }
     }
@@ -116,7 +116,7 @@ class Simulator {
     if (rank.round == rank.plan.rounds.size()) return;
     const Round& round = rank.plan.rounds[rank.round];
     ASSERT_NO_FATAL_FAILURE(check_round(r, round));
-    for (const Send& send : round.sends) channel(r, send.peer).push_back(copy(rank, send.piece));
+    for (const Send& send : round.sends) channel(r, send.peer).push_back(copy(rank, send.range));
     rank.pending = round.recvs;
     rank.not_taken = rendezvous_ ? round.sends.size() : 0;
     finish_round_if_over(r);
@@ -128,16 +128,16 @@ class Simulator {
     rank.pending.erase(rank.pending.begin() + static_cast<std::ptrdiff_t>(index));
     const std::vector<Value> message = channel(recv.peer, r).front();
     channel(recv.peer, r).pop_front();
-    ASSERT_EQ(message.size(), recv.piece.count) << recv.peer << " -> " << r;
+    ASSERT_EQ(message.size(), recv.range.size()) << recv.peer << " -> " << r;
     for (std::size_t i = 0; i < message.size() && recv.merge != Merge::kTree; ++i) {
-      Value& own = rank.buffer[recv.piece.begin + i];
+      Value& own = rank.buffer[recv.range.begin + i];
       if (recv.merge == Merge::kCopy) own = message[i];
       if (recv.merge == Merge::kLeft) own = combine_(message[i], own);
       if (recv.merge == Merge::kRight) own = combine_(own, message[i]);
     }
     if (recv.merge == Merge::kTree) {
       rank.tree[recv.peer] = message;
-      rank.tree_piece = recv.piece;
+      rank.tree_piece = recv.range;
     }
     finish_round_if_over(r);
     if (rendezvous_) {
@@ -151,7 +151,7 @@ class Simulator {
     if (!rank.pending.empty() || rank.not_taken > 0) return;
     if (!rank.tree.empty()) {
       rank.tree[r] = copy(rank, rank.tree_piece);
-      for (std::size_t i = 0; i < rank.tree_piece.count; ++i) {
+      for (std::size_t i = 0; i < rank.tree_piece.size(); ++i) {
         std::vector<Value> leaves;
         for (const auto& [from, values] : rank.tree) leaves.push_back(values[i]);
         rank.buffer[rank.tree_piece.begin + i] = tree_value(leaves, 0, leaves.size(), combine_);

@@ -153,15 +153,15 @@ class PretendedExchange final : public DeviceExchange {
   PretendedExchange(Communicator& communicator, DeviceExchangeOptions options)
       : communicator_(communicator), options_(std::move(options)) {}
 
-  void reduce(std::span<float* const> partials, Piece piece, DeviceStream) override {
+  void reduce(std::span<float* const> partials, Range piece, DeviceStream) override {
     std::vector<ConstBufferView> views;
     for (const float* partial : partials) {
-      views.emplace_back(std::span<const float>(partial + piece.begin, piece.count));
+      views.emplace_back(std::span<const float>(partial + piece.begin, piece.size()));
     }
-    std::vector<float> sum(piece.count);
+    std::vector<float> sum(piece.size());
     communicator_.reduce_nodes(std::move(views), options_.owners, std::span(sum));
     const std::size_t begin = own_begin();
-    for (std::size_t i = 0; i < piece.count; ++i) {  // where it is not this rank's, no number
+    for (std::size_t i = 0; i < piece.size(); ++i) {  // where it is not this rank's, no number
       const std::size_t at = piece.begin + i;
       const bool own =
           options_.shards.empty() || (at >= begin && at < begin + shard(communicator_.rank()));

@@ -14,35 +14,35 @@ namespace {
 using ::testing::ElementsAre;
 
 // The definition once more, with the cut found by counting up.
-std::uint32_t cut(std::uint32_t leaves) {
-  std::uint32_t p = 1;
+std::size_t cut(std::size_t leaves) {
+  std::size_t p = 1;
   while (2 * p < leaves) p *= 2;
   return p;
 }
 
-std::string expression(std::uint32_t begin, std::uint32_t end) {
+std::string expression(std::size_t begin, std::size_t end) {
   if (end - begin == 1) return std::to_string(begin);
-  const std::uint32_t middle = begin + cut(end - begin);
+  const std::size_t middle = begin + cut(end - begin);
   return fmt::format("({}+{})", expression(begin, middle), expression(middle, end));
 }
 
-void all_nodes(TreeNode node, std::vector<TreeNode>& nodes) {
+void all_nodes(Range node, std::vector<Range>& nodes) {
   nodes.push_back(node);
   if (node.end - node.begin == 1) return;
-  const std::uint32_t middle = node.begin + cut(node.end - node.begin);
+  const std::size_t middle = node.begin + cut(node.end - node.begin);
   all_nodes({node.begin, middle}, nodes);
   all_nodes({middle, node.end}, nodes);
 }
 
 // Runs the program on the expressions of the nodes.
-std::string evaluate(std::span<const TreeNode> nodes, std::uint32_t leaves) {
+std::string evaluate(std::span<const Range> nodes, std::size_t leaves) {
   std::vector<std::string> stack;
   std::size_t next = 0;
   std::size_t deepest = 0;
   const std::vector<CombineStep> program = combine_program(nodes, leaves);
   for (const CombineStep step : program) {
     if (step.push) {
-      const TreeNode node = nodes[next++];
+      const Range node = nodes[next++];
       stack.push_back(expression(node.begin, node.end));
     } else {
       const std::string right = stack.back();
@@ -57,7 +57,7 @@ std::string evaluate(std::span<const TreeNode> nodes, std::uint32_t leaves) {
   return stack.back();
 }
 
-std::vector<LeafOwners> some_owners(std::uint32_t leaves) {
+std::vector<LeafOwners> some_owners(std::size_t leaves) {
   std::mt19937 random(leaves);
   std::vector<LeafOwners> cases;
   for (int world_size = 1; world_size <= 9; ++world_size) {
@@ -74,39 +74,39 @@ std::vector<LeafOwners> some_owners(std::uint32_t leaves) {
 }
 
 TEST(CanonicalTree, SplitsAtTheLargestPowerOfTwoStrictlyBelow) {
-  for (std::uint32_t leaves = 2; leaves <= 64; ++leaves) {
+  for (std::size_t leaves = 2; leaves <= 64; ++leaves) {
     EXPECT_EQ(tree_split(leaves), cut(leaves)) << leaves;
   }
   EXPECT_EQ(tree_split(0xffffffffU), 0x80000000U);
 }
 
 TEST(CanonicalTree, ProgramOfLeavesIsTheRecursion) {
-  for (std::uint32_t leaves = 1; leaves <= 64; ++leaves) {
-    std::vector<TreeNode> nodes;
-    for (std::uint32_t leaf = 0; leaf < leaves; ++leaf) nodes.push_back({leaf, leaf + 1});
+  for (std::size_t leaves = 1; leaves <= 64; ++leaves) {
+    std::vector<Range> nodes;
+    for (std::size_t leaf = 0; leaf < leaves; ++leaf) nodes.push_back({leaf, leaf + 1});
     EXPECT_EQ(evaluate(nodes, leaves), expression(0, leaves));
   }
-  const std::vector<TreeNode> three{{0, 1}, {1, 2}, {2, 3}};
+  const std::vector<Range> three{{0, 1}, {1, 2}, {2, 3}};
   EXPECT_EQ(evaluate(three, 3), "((0+1)+2)");
 }
 
 TEST(CanonicalTree, MaximalNodesAreTheLargestOfOneOwner) {
-  for (std::uint32_t leaves = 1; leaves <= 64; ++leaves) {
-    std::vector<TreeNode> real;
+  for (std::size_t leaves = 1; leaves <= 64; ++leaves) {
+    std::vector<Range> real;
     all_nodes({0, leaves}, real);
     for (const LeafOwners& owners : some_owners(leaves)) {
-      const auto one_owner = [&](TreeNode node) {
+      const auto one_owner = [&](Range node) {
         return std::all_of(owners.begin() + node.begin, owners.begin() + node.end,
                            [&](int owner) { return owner == owners[node.begin]; });
       };
-      const std::vector<TreeNode> nodes = maximal_nodes(owners);
-      std::uint32_t next_leaf = 0;
-      for (const TreeNode node : nodes) {
+      const std::vector<Range> nodes = maximal_nodes(owners);
+      std::size_t next_leaf = 0;
+      for (const Range node : nodes) {
         EXPECT_EQ(node.begin, next_leaf);
         next_leaf = node.end;
         EXPECT_TRUE(one_owner(node));
         ASSERT_NE(std::find(real.begin(), real.end(), node), real.end());
-        for (const TreeNode& above : real) {
+        for (const Range& above : real) {
           const bool contains = above.begin <= node.begin && node.end <= above.end;
           EXPECT_FALSE(contains && above != node && one_owner(above));
         }
@@ -119,15 +119,14 @@ TEST(CanonicalTree, MaximalNodesAreTheLargestOfOneOwner) {
 
 TEST(CanonicalTree, OwnedNodesOfAllRanksAreTheMaximalNodes) {
   for (const LeafOwners& owners : some_owners(37)) {
-    std::vector<TreeNode> together;
+    std::vector<Range> together;
     for (int rank = 0; rank < 9; ++rank) {
-      for (const TreeNode node : owned_nodes(owners, rank)) {
+      for (const Range node : owned_nodes(owners, rank)) {
         EXPECT_EQ(owners[node.begin], rank);
         together.push_back(node);
       }
     }
-    std::sort(together.begin(), together.end(),
-              [](TreeNode a, TreeNode b) { return a.begin < b.begin; });
+    std::sort(together.begin(), together.end(), [](Range a, Range b) { return a.begin < b.begin; });
     EXPECT_EQ(together, maximal_nodes(owners));
   }
 }
@@ -137,9 +136,8 @@ TEST(CanonicalTree, EvenOwnersAreContiguousRuns) {
   EXPECT_THAT(even_owners(4, 4), ElementsAre(0, 1, 2, 3));
   EXPECT_THAT(even_owners(2, 4), ElementsAre(1, 3));
   EXPECT_TRUE(even_owners(0, 3).empty());
-  EXPECT_THAT(
-      maximal_nodes(even_owners(8, 3)),
-      ElementsAre(TreeNode{0, 2}, TreeNode{2, 4}, TreeNode{4, 5}, TreeNode{5, 6}, TreeNode{6, 8}));
+  EXPECT_THAT(maximal_nodes(even_owners(8, 3)),
+              ElementsAre(Range{0, 2}, Range{2, 4}, Range{4, 5}, Range{5, 6}, Range{6, 8}));
 }
 
 TEST(CanonicalTree, NoLeavesNeedNoProgram) {
@@ -149,9 +147,9 @@ TEST(CanonicalTree, NoLeavesNeedNoProgram) {
 }
 
 TEST(CanonicalTreeDeathTest, NodesThatDoNotCoverTheTreeAreABug) {
-  const std::vector<TreeNode> hole{{0, 2}, {3, 4}};
+  const std::vector<Range> hole{{0, 2}, {3, 4}};
   EXPECT_DEATH(combine_program(hole, 4), "check failed");
-  const std::vector<TreeNode> not_a_node{{0, 1}, {1, 3}};
+  const std::vector<Range> not_a_node{{0, 1}, {1, 3}};
   EXPECT_DEATH(combine_program(not_a_node, 3), "check failed");
 }
 

@@ -318,15 +318,15 @@ TEST(ControlPlane, WithoutAVerdictFailFallsBackOnWhatItSaw) {
 
 TEST(ProgressBook, ListsTheLivingFirstAndForgetsTheLongGone) {
   ProgressBook book;
-  for (std::uint32_t channel = 0; channel < 1000; ++channel) {
-    book.add(&channel, [=] { return std::vector<Progress>{{channel, 1, false, ""}}; });
-    book.remove(&channel);
+  for (std::uint32_t group = 0; group < 1000; ++group) {
+    book.add(&group, [=] { return std::vector<Progress>{{group, 1, false, ""}}; });
+    book.remove(&group);
   }
   book.add(&book, [] { return std::vector<Progress>{{7777, 1, true, ""}}; });
   const auto all = book.all();
-  ASSERT_LE(all.size(), std::size_t{kMaxChannels});
-  EXPECT_EQ(all[0].channel, 7777u);
-  EXPECT_EQ(all[1].channel, 999u);
+  ASSERT_LE(all.size(), std::size_t{kMaxGroups});
+  EXPECT_EQ(all[0].group, 7777u);
+  EXPECT_EQ(all[1].group, 999u);
 }
 
 TEST(ControlPlane, FailFromManyThreadsEndsAllWithOneError) {

@@ -15,9 +15,9 @@ namespace lockstep::gradient_tree_test {
 namespace {
 
 // The definition of T, with the cut found by counting up.
-std::string expression(std::uint32_t begin, std::uint32_t end) {
+std::string expression(std::size_t begin, std::size_t end) {
   if (end - begin == 1) return std::to_string(begin);
-  std::uint32_t p = 1;
+  std::size_t p = 1;
   while (2 * p < end - begin) p *= 2;
   return fmt::format("({}+{})", expression(begin, begin + p), expression(begin + p, end));
 }
@@ -49,7 +49,7 @@ TEST(LaneSchedule, AddsInTheCanonicalTreeWithFewAccumulators) {
           EXPECT_EQ(partials[i], expression(nodes[i].begin, nodes[i].end));
         }
         // Lanes come in order, each once; open at a time are floor(log2(n)) + 1, and the partials.
-        std::uint32_t lane = nodes[0].begin;
+        std::size_t lane = nodes[0].begin;
         for (const LaneWork& work : schedule.lanes) EXPECT_EQ(work.lane, lane++);
         EXPECT_EQ(lane, nodes.back().end);
         const auto n = static_cast<std::uint32_t>(schedule.lanes.size());

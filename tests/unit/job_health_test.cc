@@ -21,8 +21,8 @@ std::vector<std::string> names(int count) {
 }
 
 Progress at(std::uint64_t sequence, bool inside = true, std::string what = "all_reduce",
-            std::uint32_t channel = 0) {
-  return {channel, sequence, inside, std::move(what)};
+            std::uint32_t group = 0) {
+  return {group, sequence, inside, std::move(what)};
 }
 
 Progress waiting_at(std::uint64_t sequence, int waits_for) {
@@ -206,7 +206,7 @@ TEST_F(JobHealthTest, BeingInsideACollectiveThatALeaverNeverEnteredIsFatal) {
 TEST_F(JobHealthTest, LeavingAfterTheLastCollectiveIsFine) {
   health.goodbye(2, {at(18, false)}, now);
   health.heartbeat(0, {at(18)}, now);
-  health.heartbeat(1, {at(19, true, "all_reduce", 7)}, now);  // a channel rank 2 was not part of
+  health.heartbeat(1, {at(19, true, "all_reduce", 7)}, now);  // a group rank 2 was not part of
   EXPECT_FALSE(health.verdict());
 }
 
@@ -287,7 +287,7 @@ TEST_F(JobHealthTest, AMismatchExplainsATimeout) {
   expect_verdict(ErrorCode::kCollectiveMismatch, 1, "as collective 5");
 }
 
-TEST_F(JobHealthTest, OtherPlacesAndChannelsAreNoMismatch) {
+TEST_F(JobHealthTest, OtherPlacesAndGroupsAreNoMismatch) {
   health.heartbeat(0, {at(17, true, "a"), at(3, true, "x", 9)}, now);
   health.heartbeat(1, {at(16, true, "b"), at(17, true, "y", 9)}, now);
   health.heartbeat(2, {at(0, false, "never mind")}, now);
@@ -355,7 +355,7 @@ TEST_F(JobHealthTest, ATimeoutInACircleKeepsTheReportersView) {
   expect_verdict(ErrorCode::kTimeout, 1, "rank 1 (node1): nothing came (seen by rank 0 (node0))");
 }
 
-TEST_F(JobHealthTest, ATimeoutNamesTheRankThatNeverUsedTheChannel) {
+TEST_F(JobHealthTest, ATimeoutNamesTheRankThatNeverUsedTheGroup) {
   health.report(0, {Error(ErrorCode::kTimeout, "nothing came", 2), {at(1)}}, now);
   health.settle();
   expect_verdict(ErrorCode::kTimeout, 2, "rank 2 (node2) has not entered collective 1");

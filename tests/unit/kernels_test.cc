@@ -332,9 +332,9 @@ void check_reduce_tree(const KernelTable& kernels, const TreeReduction& reductio
   }
 }
 
-std::vector<CombineStep> program_over(std::uint32_t leaves) {
-  std::vector<TreeNode> nodes;
-  for (std::uint32_t leaf = 0; leaf < leaves; ++leaf) nodes.push_back({leaf, leaf + 1});
+std::vector<CombineStep> program_over(std::size_t leaves) {
+  std::vector<Range> nodes;
+  for (std::size_t leaf = 0; leaf < leaves; ++leaf) nodes.push_back({leaf, leaf + 1});
   return combine_program(nodes, leaves);
 }
 

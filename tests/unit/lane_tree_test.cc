@@ -16,7 +16,7 @@ namespace {
 using ::testing::HasSubstr;
 using namespace test;
 
-LaneValue leaf(std::uint32_t lane) {
+LaneValue leaf(std::size_t lane) {
   LaneValue value;
   for (std::uint64_t i = 0; i < 17; ++i) value.data.push_back(random_f32(3, lane, i) - 0.5F);
   value.tail = {static_cast<double>(random_f32(4, lane, 0)), 1.0};
@@ -24,9 +24,9 @@ LaneValue leaf(std::uint32_t lane) {
 }
 
 // T(begin, end), as it is defined.
-LaneValue reference(std::uint32_t begin, std::uint32_t end) {
+LaneValue reference(std::size_t begin, std::size_t end) {
   if (end - begin == 1) return leaf(begin);
-  const std::uint32_t middle = begin + tree_split(end - begin);
+  const std::size_t middle = begin + tree_split(end - begin);
   LaneValue left = reference(begin, middle);
   const LaneValue right = reference(middle, end);
   for (std::size_t i = 0; i < left.data.size(); ++i) left.data[i] += right.data[i];
@@ -44,7 +44,7 @@ TEST(LaneTree, AnyOwnershipAndAnyOrderGiveTheSameBits) {
       auto nodes = maximal_nodes(owners);
       std::ranges::shuffle(nodes, random);
       LaneTree tree(lanes);
-      for (const TreeNode& node : nodes) {
+      for (const Range& node : nodes) {
         EXPECT_FALSE(tree.complete());
         ASSERT_EQ(tree.add(node, reference(node.begin, node.end)), LaneTree::Outcome::kAdded);
       }
@@ -65,19 +65,19 @@ TEST(LaneTree, RefusesWhatIsNoNodeAndWhatHasCome) {
   EXPECT_EQ(tree.add({2, 3}, leaf(2)), LaneTree::Outcome::kOverlaps);
   EXPECT_EQ(tree.add({2, 4}, leaf(2)), LaneTree::Outcome::kOverlaps);
   EXPECT_EQ(tree.add({0, 4}, leaf(2)), LaneTree::Outcome::kOverlaps);
-  EXPECT_EQ(tree.first_gap(), (TreeNode{0, 2}));
+  EXPECT_EQ(tree.first_gap(), (Range{0, 2}));
   EXPECT_EQ(tree.add({3, 4}, leaf(3)), LaneTree::Outcome::kAdded);
   EXPECT_EQ(tree.add({3, 4}, leaf(3)), LaneTree::Outcome::kOverlaps);  // now part of [2, 4)
 }
 
-GradientHead partial(std::uint64_t offset, TreeNode node, std::uint32_t tail = 0) {
+GradientHead partial(std::uint64_t offset, Range node, std::uint32_t tail = 0) {
   GradientHead head;
   head.tag = WireTag::kPartialSum;
   head.step = 3;
   head.offset = offset;
   head.lanes = 4;
-  head.lane_begin = node.begin;
-  head.lane_end = node.end;
+  head.lane_begin = static_cast<std::uint32_t>(node.begin);
+  head.lane_end = static_cast<std::uint32_t>(node.end);
   head.count = 2;
   head.tail_count = tail;
   return head;

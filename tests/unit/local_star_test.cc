@@ -17,9 +17,9 @@ using ::testing::HasSubstr;
 TEST(LocalStar, LanesOfAnyOwnershipGiveTheTreesBits) {
   constexpr std::uint32_t kLanes = 13;
   constexpr std::size_t kElements = 2 * kLanePiece + 17;
-  const auto sum = [](auto& self, std::uint32_t begin, std::uint32_t end) -> std::vector<float> {
+  const auto sum = [](auto& self, std::size_t begin, std::size_t end) -> std::vector<float> {
     if (end - begin == 1) return gradient(static_cast<int>(begin), kElements);
-    const std::uint32_t middle = begin + tree_split(end - begin);
+    const std::size_t middle = begin + tree_split(end - begin);
     auto left = self(self, begin, middle);
     const auto right = self(self, middle, end);
     for (std::size_t i = 0; i < left.size(); ++i) left[i] += right[i];
@@ -46,7 +46,7 @@ TEST(LocalStar, LanesOfAnyOwnershipGiveTheTreesBits) {
     for (std::uint64_t step = 0; step < deals.size(); ++step) {
       std::vector<std::vector<float>> values;
       std::vector<LanePart> parts;
-      for (const TreeNode& node : owned_nodes(deals[step], rank)) {
+      for (const Range& node : owned_nodes(deals[step], rank)) {
         values.push_back(sum(sum, node.begin, node.end));
         parts.push_back({node, values.back(), {static_cast<double>(node.end - node.begin)}});
       }

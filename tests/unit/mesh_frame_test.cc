@@ -14,7 +14,7 @@ const MeshFrame kFrame{
     .op = 0x13,
     .algorithm = 0x14,
     .generation = 0x21222324,
-    .channel = 0x31323334,
+    .group = 0x31323334,
     .sequence = 0x4142434445464748,
     .count = 0x5152535455565758,
     .shape = 0x6162636465666768,
@@ -35,7 +35,7 @@ std::vector<std::byte> specified(const MeshFrame& frame, std::uint32_t checksum)
   writer.u8(frame.algorithm);
   writer.u8(0);
   writer.u32(frame.generation);
-  writer.u32(frame.channel);
+  writer.u32(frame.group);
   writer.u64(frame.sequence);
   writer.u64(frame.count);
   writer.u64(frame.shape);

@@ -145,14 +145,14 @@ TEST(ControlMessages, RoundTrip) {
   expect_exact(encode(report), [](auto body) { return decode_report(body).has_value(); });
 }
 
-TEST(ControlMessages, LongTextsAndManyChannelsAreCut) {
-  const std::vector<Progress> progress(kMaxChannels + 5, {1, 1, true, std::string(5000, 'x')});
+TEST(ControlMessages, LongTextsAndManyGroupsAreCut) {
+  const std::vector<Progress> progress(kMaxGroups + 5, {1, 1, true, std::string(5000, 'x')});
   const Report report{Error(ErrorCode::kIo, std::string(100000, 'y')), progress};
   const auto body = encode(report);
   EXPECT_LE(body.size(), kMaxControlBody);
   const auto decoded = decode_report(body);
   ASSERT_TRUE(decoded);
-  EXPECT_EQ(decoded->progress.size(), kMaxChannels);
+  EXPECT_EQ(decoded->progress.size(), kMaxGroups);
   EXPECT_EQ(decoded->progress[0].description.size(), kMaxDescription);
   EXPECT_EQ(decoded->error.message().size(), kMaxErrorText);
 }

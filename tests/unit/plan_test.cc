@@ -60,25 +60,23 @@ std::vector<std::size_t> counts(int world_size) {
 }
 
 // Uneven pieces with an empty one among them and a hole between them.
-std::vector<Piece> uneven_pieces(int world_size) {
-  std::vector<Piece> pieces;
+std::vector<Range> uneven_pieces(int world_size) {
+  std::vector<Range> pieces;
   std::size_t begin = 3;
   for (int r = 0; r < world_size; ++r) {
     const auto count = static_cast<std::size_t>((r * 5 + 2) % 7);
-    pieces.push_back({begin, count});
+    pieces.push_back({begin, begin + count});
     begin += count + static_cast<std::size_t>(r % 2);
   }
   return pieces;
 }
 
-std::size_t end_of(const std::vector<Piece>& pieces) {
-  return pieces.back().begin + pieces.back().count + 2;
-}
+std::size_t end_of(const std::vector<Range>& pieces) { return pieces.back().end + 2; }
 
 std::size_t traffic(const Plan& plan) {
   std::size_t elements = 0;
   for (const Round& round : plan.rounds) {
-    for (const Send& send : round.sends) elements += send.piece.count;
+    for (const Send& send : round.sends) elements += send.range.size();
   }
   return elements;
 }
@@ -93,12 +91,12 @@ TEST(Plan, ChunksAreEvenAndAdjacent) {
     for (const std::size_t count : counts(parts)) {
       std::size_t next = 0;
       for (int i = 0; i < parts; ++i) {
-        const Piece chunk = chunk_of(count, parts, i);
+        const Range chunk = chunk_of(count, parts, i);
         EXPECT_EQ(chunk.begin, next);
         const auto size = count / static_cast<std::size_t>(parts);
         const bool larger = static_cast<std::size_t>(i) < count % static_cast<std::size_t>(parts);
-        EXPECT_EQ(chunk.count, larger ? size + 1 : size);
-        next += chunk.count;
+        EXPECT_EQ(chunk.size(), larger ? size + 1 : size);
+        next += chunk.size();
       }
       EXPECT_EQ(next, count);
     }
@@ -112,7 +110,7 @@ TEST(Plan, AlgorithmsHaveNames) {
 }
 
 TEST(Plan, AloneThereIsNothingToDo) {
-  const std::vector<Piece> one{{0, 5}};
+  const std::vector<Range> one{{0, 5}};
   for (const Algorithm algorithm : kAll) {
     EXPECT_TRUE(plan_all_reduce(algorithm, 0, 1, 5).rounds.empty());
   }
@@ -237,13 +235,13 @@ TEST(Plan, ReduceScatterLeavesEachPieceWithItsRank) {
   for (const Algorithm algorithm : {Algorithm::kDirect, Algorithm::kRing}) {
     for (const int n : world_sizes()) {
       SCOPED_TRACE(fmt::format("{} n={}", to_string(algorithm), n));
-      const std::vector<Piece> pieces = uneven_pieces(n);
+      const std::vector<Range> pieces = uneven_pieces(n);
       Symbols symbols;
       const auto plans =
           plans_of(n, [&](int rank) { return plan_reduce_scatter(algorithm, rank, pieces); });
       ASSERT_NO_FATAL_FAILURE(simulate(plans, full_buffers(n, end_of(pieces)), symbols,
                                        [&](std::size_t r, const auto& buffer) {
-                                         for (std::size_t k = 0; k < pieces[r].count; ++k) {
+                                         for (std::size_t k = 0; k < pieces[r].size(); ++k) {
                                            const std::size_t i = pieces[r].begin + k;
                                            if (algorithm == Algorithm::kDirect) {
                                              ASSERT_EQ(buffer[i], symbols.canonical(n, i));
@@ -266,7 +264,7 @@ TEST(Plan, AllGatherBringsEveryPieceEverywhere) {
   for (const Algorithm algorithm : {Algorithm::kDirect, Algorithm::kRing}) {
     for (const int n : world_sizes()) {
       SCOPED_TRACE(fmt::format("{} n={}", to_string(algorithm), n));
-      const std::vector<Piece> pieces = uneven_pieces(n);
+      const std::vector<Range> pieces = uneven_pieces(n);
       Symbols symbols;
       const auto plans =
           plans_of(n, [&](int rank) { return plan_all_gather(algorithm, rank, pieces); });
@@ -277,7 +275,7 @@ TEST(Plan, AllGatherBringsEveryPieceEverywhere) {
               expected.push_back(Symbols::leaf(r, i));
             }
             for (std::size_t p = 0; p < pieces.size(); ++p) {
-              for (std::size_t k = 0; k < pieces[p].count; ++k) {
+              for (std::size_t k = 0; k < pieces[p].size(); ++k) {
                 expected[pieces[p].begin + k] = Symbols::leaf(p, pieces[p].begin + k);
               }
             }
@@ -323,12 +321,12 @@ TEST(Plan, GatherAndScatterMovePiecesToAndFromTheRoot) {
   for (const int n : world_sizes()) {
     for (const int root : {0, n / 2, n - 1}) {
       SCOPED_TRACE(fmt::format("n={} root={}", n, root));
-      const std::vector<Piece> pieces = uneven_pieces(n);
+      const std::vector<Range> pieces = uneven_pieces(n);
       // The root's buffer is the whole, in place; another rank's buffer is its piece alone.
       Buffers buffers(static_cast<std::size_t>(n));
       for (std::size_t r = 0; r < buffers.size(); ++r) {
         const bool is_root = static_cast<int>(r) == root;
-        const std::size_t count = is_root ? end_of(pieces) : pieces[r].count;
+        const std::size_t count = is_root ? end_of(pieces) : pieces[r].size();
         for (std::size_t i = 0; i < count; ++i) buffers[r].push_back(Symbols::leaf(r, i));
       }
       Symbols symbols;
@@ -337,7 +335,7 @@ TEST(Plan, GatherAndScatterMovePiecesToAndFromTheRoot) {
           simulate(gather, buffers, symbols, [&](std::size_t r, const auto& buffer) {
             auto expected = buffers[r];
             for (int p = 0; p < n && static_cast<int>(r) == root; ++p) {
-              for (std::size_t k = 0; k < pieces[p].count && p != root; ++k) {
+              for (std::size_t k = 0; k < pieces[p].size() && p != root; ++k) {
                 expected[pieces[p].begin + k] = buffers[p][k];
               }
             }
@@ -347,7 +345,7 @@ TEST(Plan, GatherAndScatterMovePiecesToAndFromTheRoot) {
       ASSERT_NO_FATAL_FAILURE(
           simulate(scatter, buffers, symbols, [&](std::size_t r, const auto& buffer) {
             auto expected = buffers[r];
-            for (std::size_t k = 0; k < pieces[r].count && static_cast<int>(r) != root; ++k) {
+            for (std::size_t k = 0; k < pieces[r].size() && static_cast<int>(r) != root; ++k) {
               expected[k] = buffers[root][pieces[r].begin + k];
             }
             ASSERT_EQ(buffer, expected);

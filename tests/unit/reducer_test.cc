@@ -27,7 +27,7 @@ std::vector<Told> run_step(int ranks, const ReducerOptions& options) {
                               std::chrono::seconds(20));
     std::vector<float> gradient(kSize, static_cast<float>(rank + 1));
     const auto sum = static_cast<float>(ranks * (ranks + 1) / 2);
-    GradientReducer reducer(communicator, even_owners(static_cast<std::uint32_t>(ranks), ranks),
+    GradientReducer reducer(communicator, even_owners(static_cast<std::size_t>(ranks), ranks),
                             {gradient}, options, [&](Range range) {
                               told[index].ranges.push_back(range);
                               for (std::size_t i = range.begin; i < range.end; ++i) {

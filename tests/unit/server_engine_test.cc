@@ -148,7 +148,7 @@ TEST(ServerEngine, LargeSumsHaveTheBitsOfTheLocalGroup) {
     std::vector<std::vector<double>> wide;
     std::vector<ConstBufferView> views;
     std::vector<ConstBufferView> wide_views;
-    for (const TreeNode& node : owned_nodes(owners, comm.rank())) {
+    for (const Range& node : owned_nodes(owners, comm.rank())) {
       partials.push_back(gradient(static_cast<int>(node.begin), kElements));
       wide.emplace_back(partials.back().begin(), partials.back().begin() + kNumbers);
     }

@@ -65,7 +65,7 @@ std::uint64_t digest_of(const MeshFrame& s) {
   const std::uint64_t codes = s.kind | std::uint64_t{s.type} << 8 | std::uint64_t{s.op} << 16 |
                               std::uint64_t{s.algorithm} << 24 | std::uint64_t{s.generation} << 32;
   std::uint64_t hash = mix(1, codes);
-  hash = mix(hash, s.channel | std::uint64_t{s.bucket} << 32);
+  hash = mix(hash, s.group | std::uint64_t{s.bucket} << 32);
   hash = mix(hash, s.step);
   hash = mix(hash, s.count);
   return mix(hash, s.shape);

@@ -36,7 +36,7 @@ class Combiner final : public TransferObserver {
   const NodeExchange& exchange_;
   const int rank_;
   const std::size_t element_;
-  const Piece own_;
+  const Range own_;
   const std::size_t own_bytes_;
   std::size_t segments_ = 0;
   std::size_t combined_ = 0;
@@ -56,7 +56,7 @@ Combiner::Combiner(const NodeExchange& exchange, Transport& transport, Scratch& 
       rank_(transport.rank()),
       element_(size_of(exchange.type)),
       own_(exchange.pieces[index_of(rank_)]),
-      own_bytes_(own_.count * element_) {
+      own_bytes_(own_.size() * element_) {
   const int n = transport.world_size();
   const std::size_t segment_bytes = exchange.segment_bytes;
   segments_ = (own_bytes_ + segment_bytes - 1) / segment_bytes;
@@ -75,18 +75,19 @@ Combiner::Combiner(const NodeExchange& exchange, Transport& transport, Scratch& 
   send_rows_.reserve(exchange.rows.size() * static_cast<std::size_t>(n));
   for (int i = 1; i < n; ++i) {
     const int peer = (rank_ + i) % n;
-    const Piece theirs = exchange.pieces[index_of(peer)];
+    const Range theirs = exchange.pieces[index_of(peer)];
     const std::size_t begin = send_rows_.size();
     for (const std::byte* row : exchange.rows) {
       send_rows_.push_back(const_cast<std::byte*>(row) + theirs.begin * element_);
       const std::byte* sent = send_rows_.back();
       sends_first_ |=
-          exchange.out < sent + theirs.count * element_ && sent < exchange.out + own_bytes_;
+          exchange.out < sent + theirs.size() * element_ && sent < exchange.out + own_bytes_;
     }
     Transfer send;
     send.peer = peer;
     send.direction = Direction::kSend;
-    send.layout = {std::span(send_rows_).subspan(begin), theirs.count * element_, segment_bytes, 0};
+    send.layout = {std::span(send_rows_).subspan(begin), theirs.size() * element_, segment_bytes,
+                   0};
     send.limit = send.layout.bytes();
     transfers_.push_back(send);
 
@@ -135,19 +136,19 @@ void Combiner::combine(std::size_t segment) {
 }  // namespace
 
 TreeInputs TreeInputs::ranks(int world_size) {
-  return nodes(even_owners(static_cast<std::uint32_t>(world_size), world_size), world_size);
+  return nodes(even_owners(index_of(world_size), world_size), world_size);
 }
 
 TreeInputs TreeInputs::nodes(const LeafOwners& owners, int world_size) {
   TreeInputs inputs;
   inputs.rows_of.assign(static_cast<std::size_t>(world_size), 0);
-  const std::vector<TreeNode> all = maximal_nodes(owners);
-  for (const TreeNode& node : all) {
+  const std::vector<Range> all = maximal_nodes(owners);
+  for (const Range& node : all) {
     const int owner = owners[node.begin];
     inputs.sources.push_back({owner, inputs.rows_of[index_of(owner)]++});
   }
   inputs.most_rows = *std::max_element(inputs.rows_of.begin(), inputs.rows_of.end());
-  inputs.program = combine_program(all, static_cast<std::uint32_t>(owners.size()));
+  inputs.program = combine_program(all, owners.size());
   inputs.leaves = static_cast<int>(owners.size());
   return inputs;
 }

@@ -48,7 +48,7 @@ struct NodeExchange {
   ReduceOp op = ReduceOp::kSum;
   const TreeInputs* inputs = nullptr;
   std::span<const std::byte* const> rows;  // of this rank
-  std::span<const Piece> pieces;           // in elements
+  std::span<const Range> pieces;           // in elements
   std::byte* out = nullptr;                // this rank's piece; may lie in a row, at its place
   std::size_t segment_bytes = 0;
   bool check_finite = false;

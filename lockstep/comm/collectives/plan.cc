@@ -15,8 +15,8 @@ int shifted(int rank, int offset, int world_size) {
   return (rank + offset + world_size) % world_size;
 }
 
-std::vector<Piece> chunks_of(std::size_t count, int parts) {
-  std::vector<Piece> chunks;
+std::vector<Range> chunks_of(std::size_t count, int parts) {
+  std::vector<Range> chunks;
   for (int index = 0; index < parts; ++index) chunks.push_back(chunk_of(count, parts, index));
   return chunks;
 }
@@ -32,9 +32,9 @@ std::vector<Round> mirrored(const std::vector<Round>& rounds) {
   std::vector<Round> back;
   for (auto round = rounds.rbegin(); round != rounds.rend(); ++round) {
     Round& mirror = back.emplace_back();
-    for (const Recv& recv : round->recvs) mirror.sends.push_back({recv.peer, recv.piece});
+    for (const Recv& recv : round->recvs) mirror.sends.push_back({recv.peer, recv.range});
     for (const Send& send : round->sends) {
-      mirror.recvs.push_back({send.peer, send.piece, Merge::kCopy});
+      mirror.recvs.push_back({send.peer, send.range, Merge::kCopy});
     }
   }
   return back;
@@ -44,7 +44,7 @@ std::vector<Round> mirrored(const std::vector<Round>& rounds) {
 // In the k-th place all send k ranks ahead and receive from k ranks behind, so no rank is
 // everybody's first.
 template <typename PieceOfPeer>
-Round reduce_directly(int rank, int world_size, PieceOfPeer theirs, Piece mine) {
+Round reduce_directly(int rank, int world_size, PieceOfPeer theirs, Range mine) {
   Round round;
   for (int k = 1; k < world_size; ++k) {
     const int ahead = shifted(rank, k, world_size);
@@ -55,7 +55,7 @@ Round reduce_directly(int rank, int world_size, PieceOfPeer theirs, Piece mine) 
 }
 
 // In round k a rank passes on what it reduced in round k - 1; piece r ends at rank r.
-std::vector<Round> ring_reduce(int rank, const std::vector<Piece>& pieces) {
+std::vector<Round> ring_reduce(int rank, const std::vector<Range>& pieces) {
   const int n = static_cast<int>(pieces.size());
   const int ahead = shifted(rank, 1, n);
   const int behind = shifted(rank, -1, n);
@@ -67,7 +67,7 @@ std::vector<Round> ring_reduce(int rank, const std::vector<Piece>& pieces) {
   return rounds;
 }
 
-std::vector<Round> ring_gather(int rank, const std::vector<Piece>& pieces) {
+std::vector<Round> ring_gather(int rank, const std::vector<Range>& pieces) {
   const int n = static_cast<int>(pieces.size());
   const int ahead = shifted(rank, 1, n);
   const int behind = shifted(rank, -1, n);
@@ -88,7 +88,7 @@ struct Ranks {
 };
 
 // Up the canonical tree: the first rank of a node holds its value.
-void append_tree_reduce(int rank, Ranks ranks, Piece whole, std::vector<Round>& rounds) {
+void append_tree_reduce(int rank, Ranks ranks, Range whole, std::vector<Round>& rounds) {
   if (ranks.size() == 1) return;
   const int middle = ranks.middle();
   append_tree_reduce(rank, rank < middle ? Ranks{ranks.begin, middle} : Ranks{middle, ranks.end},
@@ -97,23 +97,22 @@ void append_tree_reduce(int rank, Ranks ranks, Piece whole, std::vector<Round>& 
   if (rank == middle) rounds.push_back({{{ranks.begin, whole}}, {}});
 }
 
-Piece half_of(Piece piece, bool upper) {
-  const std::size_t lower_count = piece.count - piece.count / 2;
-  if (upper) return {piece.begin + lower_count, piece.count - lower_count};
-  return {piece.begin, lower_count};
+Range half_of(Range range, bool upper) {
+  const std::size_t middle = range.end - range.size() / 2;
+  return upper ? Range{middle, range.end} : Range{range.begin, middle};
 }
 
 // What the index-th of `holders` (a power of two) ranks holds after they halved `whole` among
 // them: the lowest bit of the index chooses first, so the j-th of 2^k holders has the union of
 // what holders j, j + 2^k, j + 2 * 2^k ... have when there are more of them.
-Piece held_piece(Piece whole, int holders, int index) {
+Range held_piece(Range whole, int holders, int index) {
   for (int bit = 1; bit < holders; bit *= 2) whole = half_of(whole, (index & bit) != 0);
   return whole;
 }
 
 // Recursive halving along the canonical tree. Afterwards the value of a node is spread over its
 // first ranks, as many as the largest power of two that is not above its size.
-void append_halving(int rank, Ranks ranks, Piece whole, std::vector<Round>& rounds) {
+void append_halving(int rank, Ranks ranks, Range whole, std::vector<Round>& rounds) {
   if (ranks.size() == 1) return;
   const int middle = ranks.middle();
   const bool on_left = rank < middle;
@@ -126,7 +125,7 @@ void append_halving(int rank, Ranks ranks, Piece whole, std::vector<Round>& roun
   if (left_holders == right_holders) {
     // Both hold the same piece; the lower rank keeps the lower half.
     const int partner = on_left ? middle + index : ranks.begin + index;
-    const Piece piece = held_piece(whole, left_holders, index);
+    const Range piece = held_piece(whole, left_holders, index);
     rounds.push_back(
         {{{partner, half_of(piece, on_left)}},
          {{partner, half_of(piece, !on_left), on_left ? Merge::kRight : Merge::kLeft}}});
@@ -162,18 +161,19 @@ std::string_view to_string(Algorithm algorithm) {
   return "unknown";
 }
 
-Piece chunk_of(std::size_t count, int parts, int index) {
+Range chunk_of(std::size_t count, int parts, int index) {
   LOCKSTEP_CHECK(parts > 0 && index >= 0 && index < parts);
   const auto i = static_cast<std::size_t>(index);
   const std::size_t size = count / static_cast<std::size_t>(parts);
   const std::size_t larger = count % static_cast<std::size_t>(parts);
-  return {i * size + std::min(i, larger), size + (i < larger ? 1 : 0)};
+  const std::size_t begin = i * size + std::min(i, larger);
+  return {begin, begin + size + (i < larger ? 1 : 0)};
 }
 
 Plan plan_all_reduce(Algorithm algorithm, int rank, int world_size, std::size_t count) {
   check_rank(rank, static_cast<std::size_t>(world_size));
   if (world_size == 1) return {};
-  const Piece whole{0, count};
+  const Range whole{0, count};
   if (algorithm == Algorithm::kPair) {
     const auto everything = [&](int) { return whole; };
     return {{reduce_directly(rank, world_size, everything, whole)}};
@@ -182,7 +182,7 @@ Plan plan_all_reduce(Algorithm algorithm, int rank, int world_size, std::size_t 
   std::vector<Round> rounds;
   switch (algorithm) {
     case Algorithm::kRing: {
-      const std::vector<Piece> chunks = chunks_of(count, world_size);
+      const std::vector<Range> chunks = chunks_of(count, world_size);
       rounds = ring_reduce(rank, chunks);
       append(rounds, ring_gather(rank, chunks));
       return {rounds};
@@ -201,7 +201,7 @@ Plan plan_all_reduce(Algorithm algorithm, int rank, int world_size, std::size_t 
   return {rounds};
 }
 
-Plan plan_reduce_scatter(Algorithm algorithm, int rank, const std::vector<Piece>& pieces) {
+Plan plan_reduce_scatter(Algorithm algorithm, int rank, const std::vector<Range>& pieces) {
   check_rank(rank, pieces.size());
   if (pieces.size() == 1) return {};
   if (algorithm == Algorithm::kRing) return {ring_reduce(rank, pieces)};
@@ -210,7 +210,7 @@ Plan plan_reduce_scatter(Algorithm algorithm, int rank, const std::vector<Piece>
   return {{reduce_directly(rank, static_cast<int>(pieces.size()), piece, pieces[rank])}};
 }
 
-Plan plan_all_gather(Algorithm algorithm, int rank, const std::vector<Piece>& pieces) {
+Plan plan_all_gather(Algorithm algorithm, int rank, const std::vector<Range>& pieces) {
   if (pieces.size() > 1 && algorithm == Algorithm::kRing) return {ring_gather(rank, pieces)};
   return {mirrored(plan_reduce_scatter(algorithm, rank, pieces).rounds)};
 }
@@ -220,7 +220,7 @@ Plan plan_all_gather(Algorithm algorithm, int rank, const std::vector<Piece>& pi
 Plan plan_broadcast(int rank, int world_size, std::size_t count, int root) {
   check_rank(rank, static_cast<std::size_t>(world_size));
   check_rank(root, static_cast<std::size_t>(world_size));
-  const Piece whole{0, count};
+  const Range whole{0, count};
   const int relative = shifted(rank, -root, world_size);
   const auto rank_of = [&](int v) { return shifted(v, root, world_size); };
   int bit = relative & -relative;
@@ -239,7 +239,7 @@ Plan plan_broadcast(int rank, int world_size, std::size_t count, int root) {
 Plan plan_reduce(int rank, int world_size, std::size_t count, int root) {
   check_rank(rank, static_cast<std::size_t>(world_size));
   check_rank(root, static_cast<std::size_t>(world_size));
-  const Piece whole{0, count};
+  const Range whole{0, count};
   Plan plan;
   append_tree_reduce(rank, {0, world_size}, whole, plan.rounds);
   if (root != 0 && rank == 0) plan.rounds.push_back({{{root, whole}}, {}});
@@ -247,11 +247,11 @@ Plan plan_reduce(int rank, int world_size, std::size_t count, int root) {
   return plan;
 }
 
-Plan plan_gather(int rank, const std::vector<Piece>& pieces, int root) {
+Plan plan_gather(int rank, const std::vector<Range>& pieces, int root) {
   return {mirrored(plan_scatter(rank, pieces, root).rounds)};
 }
 
-Plan plan_scatter(int rank, const std::vector<Piece>& pieces, int root) {
+Plan plan_scatter(int rank, const std::vector<Range>& pieces, int root) {
   check_rank(rank, pieces.size());
   check_rank(root, pieces.size());
   const int world_size = static_cast<int>(pieces.size());
@@ -263,7 +263,7 @@ Plan plan_scatter(int rank, const std::vector<Piece>& pieces, int root) {
       round.sends.push_back({peer, pieces[peer]});
     }
   } else {
-    round.recvs.push_back({root, {0, pieces[rank].count}, Merge::kCopy});
+    round.recvs.push_back({root, {0, pieces[rank].size()}, Merge::kCopy});
   }
   return {{round}};
 }

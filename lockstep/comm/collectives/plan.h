@@ -5,11 +5,13 @@
 #include <string_view>
 #include <vector>
 
+#include "lockstep/base/range.h"
+
 namespace lockstep {
 
 // A plan says which piece of a buffer goes to whom in which round of a collective. It is plain data
-// computed by pure functions of (rank, world size, counts); the executor in planned_communicator.cc
-// moves the bytes.
+// computed by pure functions of (rank, world size, counts); RoundRunner and
+// NodeExchange move the bytes.
 
 enum class Algorithm : std::uint8_t {
   kAuto,             // the table in choose_algorithm()
@@ -24,13 +26,6 @@ enum class Algorithm : std::uint8_t {
 
 std::string_view to_string(Algorithm algorithm);
 
-// Elements [begin, begin + count) of the collective's buffer.
-struct Piece {
-  std::size_t begin = 0;
-  std::size_t count = 0;
-  bool operator==(const Piece&) const = default;
-};
-
 // What happens to a received piece.
 enum class Merge : std::uint8_t {
   kCopy,   // buffer[piece] = received
@@ -42,12 +37,12 @@ enum class Merge : std::uint8_t {
 
 struct Send {
   int peer = 0;
-  Piece piece;
+  Range range;
 };
 
 struct Recv {
   int peer = 0;
-  Piece piece;
+  Range range;
   Merge merge = Merge::kCopy;
 };
 
@@ -65,7 +60,7 @@ struct Plan {
 };
 
 // Cuts `count` elements into `parts` chunks; the first `count % parts` have one more element.
-Piece chunk_of(std::size_t count, int parts, int index);
+Range chunk_of(std::size_t count, int parts, int index);
 
 // After the plan ran on all ranks, every rank holds the reduction of all buffers.
 // kRing is order-free; all others combine in the canonical tree over ranks (canonical_tree.h).
@@ -74,10 +69,10 @@ Plan plan_all_reduce(Algorithm algorithm, int rank, int world_size, std::size_t 
 
 // `pieces[r]` of the buffer belongs to rank r; afterwards it holds the reduction there, and the
 // rest of the buffer is unspecified. kRing and kDirect.
-Plan plan_reduce_scatter(Algorithm algorithm, int rank, const std::vector<Piece>& pieces);
+Plan plan_reduce_scatter(Algorithm algorithm, int rank, const std::vector<Range>& pieces);
 
 // Rank r brings `pieces[r]`; afterwards every rank has all of them. kRing and kDirect.
-Plan plan_all_gather(Algorithm algorithm, int rank, const std::vector<Piece>& pieces);
+Plan plan_all_gather(Algorithm algorithm, int rank, const std::vector<Range>& pieces);
 
 // Binomial trees over ranks relative to the root for broadcast; reduce runs in the canonical tree,
 // then rank 0 hands the result to `root`; the buffers of the other ranks are unspecified after it.
@@ -85,8 +80,8 @@ Plan plan_broadcast(int rank, int world_size, std::size_t count, int root);
 Plan plan_reduce(int rank, int world_size, std::size_t count, int root);
 
 // Direct: the root exchanges `pieces[r]` of its buffer with rank r. A non-root rank's buffer is
-// that piece alone, so its piece is {0, pieces[rank].count}.
-Plan plan_gather(int rank, const std::vector<Piece>& pieces, int root);
-Plan plan_scatter(int rank, const std::vector<Piece>& pieces, int root);
+// that piece alone, so its range is {0, pieces[rank].size()}.
+Plan plan_gather(int rank, const std::vector<Range>& pieces, int root);
+Plan plan_scatter(int rank, const std::vector<Range>& pieces, int root);
 
 }  // namespace lockstep

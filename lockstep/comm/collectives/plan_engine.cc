@@ -56,8 +56,8 @@ Buffer PlanEngine::allocate(std::size_t bytes) {
   return space != nullptr ? space->allocate(bytes) : Buffer::heap(bytes);
 }
 
-std::unique_ptr<Engine> PlanEngine::split(const std::vector<int>& members, std::uint32_t channel) {
-  return std::make_unique<PlanEngine>(transport_->split(members, channel), options_);
+std::unique_ptr<Engine> PlanEngine::split(const std::vector<int>& members, std::uint32_t group) {
+  return std::make_unique<PlanEngine>(transport_->split(members, group), options_);
 }
 
 Outcome PlanEngine::run(const Call& call, const MeshFrame& stamp, Deadline deadline) {
@@ -87,7 +87,7 @@ void PlanEngine::run_plan(const Running& running, const Plan& plan, BufferView d
 
 std::optional<std::size_t> PlanEngine::exchange(const Running& running, const TreeInputs& inputs,
                                                 std::span<const std::byte* const> rows,
-                                                std::span<const Piece> pieces, std::byte* out) {
+                                                std::span<const Range> pieces, std::byte* out) {
   NodeExchange exchange;
   exchange.type = running.type();
   exchange.op = running.call.op;
@@ -100,7 +100,7 @@ std::optional<std::size_t> PlanEngine::exchange(const Running& running, const Tr
   return exchange.run(*transport_, scratch_, running.stamp, running.deadline);
 }
 
-void PlanEngine::gather_pieces(const Running& running, std::span<const Piece> pieces,
+void PlanEngine::gather_pieces(const Running& running, std::span<const Range> pieces,
                                BufferView data) {
   const Algorithm algorithm =
       running.algorithm() == Algorithm::kRing ? Algorithm::kRing : Algorithm::kDirect;
@@ -113,13 +113,13 @@ Outcome PlanEngine::all_reduce(const Running& running) {
   const std::byte* row = data.data();
   switch (running.algorithm()) {
     case Algorithm::kPair: {
-      const std::vector<Piece> pieces(static_cast<std::size_t>(world_size()), {0, data.count()});
+      const std::vector<Range> pieces(static_cast<std::size_t>(world_size()), {0, data.count()});
       return {exchange(running, ranks_, {&row, 1}, pieces, data.data())};
     }
     case Algorithm::kDirect: {
-      const std::vector<Piece> pieces = pieces_of({}, data.count(), world_size());
-      const Piece own = pieces[index_of(rank())];
-      exchange(running, ranks_, {&row, 1}, pieces, data.slice(own.begin, own.count).data());
+      const std::vector<Range> pieces = chunks_of({}, data.count(), world_size());
+      const Range own = pieces[index_of(rank())];
+      exchange(running, ranks_, {&row, 1}, pieces, data.slice(own).data());
       gather_pieces(running, pieces, data);
       return look_at(data, check_finite);
     }
@@ -135,8 +135,8 @@ Outcome PlanEngine::all_reduce(const Running& running) {
 
 Outcome PlanEngine::reduce_scatter(const Running& running) {
   const Call& call = running.call;
-  const std::vector<Piece> pieces = pieces_of(call.counts, call.total, world_size());
-  const Piece own = pieces[index_of(rank())];
+  const std::vector<Range> pieces = chunks_of(call.counts, call.total, world_size());
+  const Range own = pieces[index_of(rank())];
   if (running.algorithm() == Algorithm::kDirect) {
     const std::byte* row = call.in.data();
     return {exchange(running, ranks_, {&row, 1}, pieces, call.out.data())};
@@ -144,7 +144,7 @@ Outcome PlanEngine::reduce_scatter(const Running& running) {
   const BufferView work(temporary_.get(call.in.bytes()), call.in.count(), call.in.type());
   copy_bytes(work.data(), call.in.data(), call.in.bytes());
   run_plan(running, plan_reduce_scatter(running.algorithm(), rank(), pieces), work);
-  copy_bytes(call.out.data(), work.slice(own.begin, own.count).data(), call.out.bytes());
+  copy_bytes(call.out.data(), work.slice(own).data(), call.out.bytes());
   if (call.op == ReduceOp::kMean) {
     finish_mean(call.out.type(), call.out.data(), call.out.count(), world_size());
   }
@@ -156,12 +156,12 @@ Outcome PlanEngine::reduce(const Running& running) {
   const bool at_root = rank() == call.root;
   const BufferView work(temporary_.get(call.in.bytes()), call.in.count(), call.in.type());
   if (running.algorithm() == Algorithm::kDirect) {
-    const std::vector<Piece> pieces = pieces_of({}, call.total, world_size());
-    const Piece own = pieces[index_of(rank())];
+    const std::vector<Range> pieces = chunks_of({}, call.total, world_size());
+    const Range own = pieces[index_of(rank())];
     const std::byte* row = call.in.data();
-    std::byte* own_out = at_root ? call.out.slice(own.begin, own.count).data() : work.data();
+    std::byte* own_out = at_root ? call.out.slice(own).data() : work.data();
     exchange(running, ranks_, {&row, 1}, pieces, own_out);
-    const BufferView parts = at_root ? call.out : work.slice(0, own.count);
+    const BufferView parts = at_root ? call.out : work.slice({0, own.size()});
     run_plan(running, plan_gather(rank(), pieces, call.root), parts);
     return at_root ? look_at(call.out, call.options.check_finite) : Outcome{};
   }
@@ -178,23 +178,23 @@ Outcome PlanEngine::reduce(const Running& running) {
 Outcome PlanEngine::reduce_nodes(const Running& running) {
   const Call& call = running.call;
   const TreeInputs inputs = TreeInputs::nodes(call.owners, world_size());
-  const std::vector<Piece> pieces = pieces_of(call.counts, call.total, world_size());
-  const Piece own = pieces[index_of(rank())];
+  const std::vector<Range> pieces = chunks_of(call.counts, call.total, world_size());
+  const Range own = pieces[index_of(rank())];
   std::vector<const std::byte*> rows;
   for (const ConstBufferView& partial : call.partials) rows.push_back(partial.data());
   if (call.collective == Collective::kReduceScatterNodes) {
     return {exchange(running, inputs, rows, pieces, call.out.data())};
   }
-  exchange(running, inputs, rows, pieces, call.out.slice(own.begin, own.count).data());
+  exchange(running, inputs, rows, pieces, call.out.slice(own).data());
   gather_pieces(running, pieces, call.out);
   return look_at(call.out, call.options.check_finite);
 }
 
 void PlanEngine::all_gather(const Running& running) {
   const Call& call = running.call;
-  const std::vector<Piece> pieces = pieces_of(call.counts, call.total, world_size());
-  const Piece own = pieces[index_of(rank())];
-  copy_bytes(call.out.slice(own.begin, own.count).data(), call.in.data(), call.in.bytes());
+  const std::vector<Range> pieces = chunks_of(call.counts, call.total, world_size());
+  const Range own = pieces[index_of(rank())];
+  copy_bytes(call.out.slice(own).data(), call.in.data(), call.in.bytes());
   gather_pieces(running, pieces, call.out);
 }
 
@@ -205,17 +205,17 @@ void PlanEngine::broadcast(const Running& running) {
     return;
   }
   // A piece to every rank, then everybody's pieces to everybody.
-  const std::vector<Piece> pieces = pieces_of({}, call.total, world_size());
-  const Piece own = pieces[index_of(rank())];
-  const BufferView view = rank() == call.root ? call.out : call.out.slice(own.begin, own.count);
+  const std::vector<Range> pieces = chunks_of({}, call.total, world_size());
+  const Range own = pieces[index_of(rank())];
+  const BufferView view = rank() == call.root ? call.out : call.out.slice(own);
   run_plan(running, plan_scatter(rank(), pieces, call.root), view);
   gather_pieces(running, pieces, call.out);
 }
 
 void PlanEngine::scatter_or_gather(const Running& running) {
   const Call& call = running.call;
-  const std::vector<Piece> pieces = pieces_of(call.counts, call.total, world_size());
-  const Piece own = pieces[index_of(rank())];
+  const std::vector<Range> pieces = chunks_of(call.counts, call.total, world_size());
+  const Range own = pieces[index_of(rank())];
   const std::size_t offset = own.begin * size_of(call.out.type());
   const bool gathers = call.collective == Collective::kGather;
   if (rank() == call.root) {
@@ -237,12 +237,11 @@ void PlanEngine::scatter_or_gather(const Running& running) {
 void PlanEngine::all_to_all(const Running& running) {
   const Call& call = running.call;
   const int n = world_size();
-  const std::vector<Piece> sent = pieces_of(call.counts, call.in.count(), n);
-  const std::vector<Piece> received = pieces_of(call.recv_counts, call.out.count(), n);
+  const std::vector<Range> sent = chunks_of(call.counts, call.in.count(), n);
+  const std::vector<Range> received = chunks_of(call.recv_counts, call.out.count(), n);
   const auto me = static_cast<std::size_t>(rank());
-  copy_bytes(call.out.slice(received[me].begin, received[me].count).data(),
-             call.in.slice(sent[me].begin, sent[me].count).data(),
-             sent[me].count * size_of(call.in.type()));
+  copy_bytes(call.out.slice(received[me]).data(), call.in.slice(sent[me]).data(),
+             sent[me].size() * size_of(call.in.type()));
   Round round;
   for (int i = 1; i < n; ++i) {
     const int to = (rank() + i) % n;

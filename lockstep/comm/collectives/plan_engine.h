@@ -27,7 +27,7 @@ class PlanEngine final : public Engine {
   Supervisor& supervisor() override { return transport_->supervisor(); }
   Algorithm choose(const Call& call) const override;
   Outcome run(const Call& call, const MeshFrame& stamp, Deadline deadline) override;
-  std::unique_ptr<Engine> split(const std::vector<int>& members, std::uint32_t channel) override;
+  std::unique_ptr<Engine> split(const std::vector<int>& members, std::uint32_t group) override;
   Buffer allocate(std::size_t bytes) override;
   int waits_for() const override { return transport_->waits_for(); }
 
@@ -47,8 +47,8 @@ class PlanEngine final : public Engine {
   // Combines everybody's rows into this rank's piece.
   std::optional<std::size_t> exchange(const Running& running, const TreeInputs& inputs,
                                       std::span<const std::byte* const> rows,
-                                      std::span<const Piece> pieces, std::byte* out);
-  void gather_pieces(const Running& running, std::span<const Piece> pieces, BufferView data);
+                                      std::span<const Range> pieces, std::byte* out);
+  void gather_pieces(const Running& running, std::span<const Range> pieces, BufferView data);
   void run_plan(const Running& running, const Plan& plan, BufferView data);
   std::size_t segment_bytes() const;
 

@@ -74,8 +74,8 @@ void RoundRunner::run(const Round& round, const std::byte* from, std::byte* to, 
     merger.targets.push_back({});
   };
   for (const Send& send : round.sends) {
-    add(send.peer, Direction::kSend, const_cast<std::byte*>(from) + send.piece.begin * element,
-        send.piece.count * element);
+    add(send.peer, Direction::kSend, const_cast<std::byte*>(from) + send.range.begin * element,
+        send.range.size() * element);
   }
   const std::size_t window_bytes = kWindow * segment_bytes_;
   const auto merging = static_cast<std::size_t>(
@@ -84,8 +84,8 @@ void RoundRunner::run(const Round& round, const std::byte* from, std::byte* to, 
   std::byte* window = merging > 0 ? scratch_.get(merging * window_bytes) : nullptr;
   for (const Recv& recv : round.recvs) {
     LOCKSTEP_CHECK(recv.merge != Merge::kTree);
-    std::byte* piece = to + recv.piece.begin * element;
-    const std::size_t bytes = recv.piece.count * element;
+    std::byte* piece = to + recv.range.begin * element;
+    const std::size_t bytes = recv.range.size() * element;
     if (recv.merge == Merge::kCopy) {
       add(recv.peer, Direction::kRecv, piece, bytes);
       continue;

@@ -54,7 +54,7 @@ Outcome SharedCollectives::run(const Call& call, const MeshFrame& stamp, Deadlin
   if (!job_.reduce) {
     cut_pieces(call);
     brought = 0;
-    for (const Piece& p : job_.pieces) brought = std::max(brought, p.count * job_.element);
+    for (const Range& p : job_.pieces) brought = std::max(brought, p.size() * job_.element);
   }
   const bool small =
       brought <= kSlotData && brought * static_cast<std::size_t>(world_size_) <= kSmallTotal;
@@ -107,11 +107,11 @@ void SharedCollectives::describe_job(const Call& call) {
 
 void SharedCollectives::cut_pieces(const Call& call) {
   if (call.collective != Collective::kBroadcast) {
-    job_.pieces = pieces_of(call.counts, job_.count, world_size_);
+    job_.pieces = chunks_of(call.counts, job_.count, world_size_);
     return;
   }
   job_.pieces.assign(static_cast<std::size_t>(world_size_), {});
-  job_.pieces[index_of(call.root)].count = job_.count;
+  job_.pieces[index_of(call.root)].end = job_.count;
 }
 
 // Combines `count` elements of `inputs_`, which are elements `begin` and on of the result.
@@ -135,7 +135,7 @@ void SharedCollectives::note_non_finite(const void* data, std::size_t begin, std
 void SharedCollectives::run_small() {
   const Job& job = job_;
   const std::size_t vector_bytes = job.count * job.element;
-  const std::size_t row_bytes = job.reduce ? vector_bytes : piece(rank_).count * job.element;
+  const std::size_t row_bytes = job.reduce ? vector_bytes : piece(rank_).size() * job.element;
   std::byte* at = sync_.slot(rank_).data;
   for (const std::byte* row : job.rows) {
     copy_bytes(at, row, row_bytes);
@@ -144,7 +144,7 @@ void SharedCollectives::run_small() {
   sync_.exchange_slots();
 
   if (job.reduce && (!job.gather || job.gathers(rank_))) {
-    const Piece wanted = job.gather ? Piece{0, job.count} : piece(rank_);
+    const Range wanted = job.gather ? Range{0, job.count} : piece(rank_);
     inputs_.clear();
     for (const TreeInputs::Source& source : job.inputs->sources) {
       const std::byte* row = source.rank == rank_
@@ -153,11 +153,11 @@ void SharedCollectives::run_small() {
       inputs_.push_back(row + wanted.begin * job.element);
     }
     void* const out = job.out;
-    combine_piece({&out, 1}, 0, wanted.count);
+    combine_piece({&out, 1}, 0, wanted.size());
   } else if (job.gathers(rank_)) {
     for (int r = 0; r < world_size_; ++r) {
       copy_bytes(job.out + piece(r).begin * job.element, sync_.slot(r).data,
-                 piece(r).count * job.element);
+                 piece(r).size() * job.element);
     }
     if (job.check_finite) note_non_finite(job.out, 0, job.count);
   }
@@ -167,7 +167,7 @@ void SharedCollectives::run_small() {
 bool SharedCollectives::show_windows() {
   const Job& job = job_;
   const std::size_t vector_bytes = job.count * job.element;
-  const std::size_t row_bytes = job.reduce ? vector_bytes : piece(rank_).count * job.element;
+  const std::size_t row_bytes = job.reduce ? vector_bytes : piece(rank_).size() * job.element;
   LOCKSTEP_CHECK((job.inputs->most_rows + 1) * sizeof(std::uint64_t) <= kSlotData);
   std::uint64_t* note = note_in(sync_.slot(rank_));
   // Others store a reduction's result; what is only gathered is fetched by its receiver.
@@ -190,7 +190,7 @@ void SharedCollectives::run_window() {
   const auto shown = [&](int rank, std::size_t word) {
     return space_.locate(rank, note_in(sync_.slot(rank))[word]);
   };
-  const Piece own = piece(rank_);
+  const Range own = piece(rank_);
   const std::size_t offset = own.begin * job.element;
   if (job.reduce) {
     inputs_.clear();
@@ -203,13 +203,13 @@ void SharedCollectives::run_window() {
       const int r = (rank_ + i) % world_size_;
       if (job.gathers(r)) outputs_.push_back(shown(r, 0) + offset);
     }
-    combine_piece(outputs_, job.gather ? own.begin : 0, own.count);
+    combine_piece(outputs_, job.gather ? own.begin : 0, own.size());
   } else if (job.gathers(rank_)) {
     for (int i = 0; i < world_size_; ++i) {
       const int r = (rank_ + i) % world_size_;
-      if (piece(r).count == 0) continue;
+      if (piece(r).size() == 0) continue;
       copy_bytes(job.out + piece(r).begin * job.element, r == rank_ ? job.rows[0] : shown(r, 1),
-                 piece(r).count * job.element);
+                 piece(r).size() * job.element);
     }
     if (job.check_finite) note_non_finite(job.out, 0, job.count);
   }
@@ -220,10 +220,10 @@ void SharedCollectives::run_window() {
   sync_.await(&Board::finished, rounds_);
 }
 
-Piece SharedCollectives::segment_of(int rank, std::size_t segment, std::size_t round) const {
-  const Piece whole = piece(rank);
-  const std::size_t begin = std::min(whole.count, round * segment);
-  return {whole.begin + begin, std::min(segment, whole.count - begin)};
+Range SharedCollectives::segment_of(int rank, std::size_t segment, std::size_t round) const {
+  const Range whole = piece(rank);
+  const std::size_t begin = whole.begin + round * segment;
+  return common_part({begin, begin + segment}, whole);
 }
 
 // Lays out what the others need of this rank's rows: for every rank, for every row, one segment.
@@ -231,11 +231,11 @@ void SharedCollectives::stage_rows(std::size_t parity, std::size_t segment, std:
   const Job& job = job_;
   for (int r = 0; r < world_size_; ++r) {
     if (r == rank_) continue;
-    const Piece part = segment_of(r, segment, round);
+    const Range part = segment_of(r, segment, round);
     for (std::size_t row = 0; row < job.rows.size(); ++row) {
       const std::size_t place = static_cast<std::size_t>(r) * job.inputs->most_rows + row;
       copy_bytes(own_.stage_in[parity] + place * segment * job.element,
-                 job.rows[row] + part.begin * job.element, part.count * job.element);
+                 job.rows[row] + part.begin * job.element, part.size() * job.element);
     }
   }
 }
@@ -249,12 +249,12 @@ void SharedCollectives::run_staged() {
   const std::size_t segment = Board::kStageBytes / shares / 64 * 64 / job.element;
   LOCKSTEP_CHECK(segment > 0);
   std::size_t rounds = 1;
-  for (const Piece& p : job.pieces) rounds = std::max(rounds, (p.count + segment - 1) / segment);
+  for (const Range& p : job.pieces) rounds = std::max(rounds, (p.size() + segment - 1) / segment);
 
   for (std::size_t round = 0; round < rounds; ++round) {
     const std::uint64_t turn = ++rounds_;
     const std::size_t parity = turn & 1;
-    const Piece own = segment_of(rank_, segment, round);
+    const Range own = segment_of(rank_, segment, round);
     const std::size_t within = own.begin - piece(rank_).begin;
     if (turn > 2) sync_.await(&Board::finished, turn - 2);
     if (job.reduce) {
@@ -273,14 +273,14 @@ void SharedCollectives::run_staged() {
       if (!job.gather) outputs_.push_back(job.out + within * job.element);
       if (job.gathers(rank_)) outputs_.push_back(job.out + own.begin * job.element);
       if (job.gather) outputs_.push_back(own_.stage_out[parity]);
-      combine_piece(outputs_, job.gather ? own.begin : within, own.count);
+      combine_piece(outputs_, job.gather ? own.begin : within, own.size());
     } else {
       sync_.signal(&Board::staged, turn);
       sync_.await(&Board::staged, turn - 1);
       const std::byte* from = job.rows[0] + within * job.element;
-      copy_bytes(own_.stage_out[parity], from, own.count * job.element);
+      copy_bytes(own_.stage_out[parity], from, own.size() * job.element);
       if (job.gathers(rank_)) {
-        copy_bytes(job.out + own.begin * job.element, from, own.count * job.element);
+        copy_bytes(job.out + own.begin * job.element, from, own.size() * job.element);
       }
     }
     own_.first_non_finite[sync_.parity()] = first_non_finite_;
@@ -290,9 +290,9 @@ void SharedCollectives::run_staged() {
     sync_.await(&Board::finished, turn);
     for (int i = 1; i < world_size_; ++i) {
       const int r = (rank_ + i) % world_size_;
-      const Piece part = segment_of(r, segment, round);
+      const Range part = segment_of(r, segment, round);
       copy_bytes(job.out + part.begin * job.element, sync_.board(r).stage_out[parity],
-                 part.count * job.element);
+                 part.size() * job.element);
     }
   }
   if (!job.reduce && job.check_finite && job.gathers(rank_)) {

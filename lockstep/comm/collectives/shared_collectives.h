@@ -35,7 +35,7 @@ class SharedCollectives {
     DataType type = DataType::kU8;
     std::size_t element = 1;    // bytes
     std::size_t count = 0;      // elements of the whole vector
-    std::vector<Piece> pieces;  // unless it is small and whole on every rank
+    std::vector<Range> pieces;  // unless it is small and whole on every rank
     // reduce: the vectors this rank brings, whole; otherwise its own piece.
     std::vector<const std::byte*> rows;
     const TreeInputs* inputs = nullptr;
@@ -57,9 +57,9 @@ class SharedCollectives {
   void note_non_finite(const void* data, std::size_t begin, std::size_t count);
   Outcome outcome(bool in_parts) const;
 
-  Piece piece(int rank) const { return job_.pieces[index_of(rank)]; }
+  Range piece(int rank) const { return job_.pieces[index_of(rank)]; }
   // Part `round` of a rank's piece, cut into segments of `segment` elements.
-  Piece segment_of(int rank, std::size_t segment, std::size_t round) const;
+  Range segment_of(int rank, std::size_t segment, std::size_t round) const;
 
   SharedSpace& space_;
   BoardSync sync_;

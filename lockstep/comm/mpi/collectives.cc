@@ -12,7 +12,7 @@ bool overlap(ConstBufferView a, ConstBufferView b) {
   return a.data() < b.data() + b.bytes() && b.data() < a.data() + a.bytes();
 }
 
-std::vector<Piece> whole(std::size_t count) { return {{0, count}}; }
+std::vector<Range> whole(std::size_t count) { return {{0, count}}; }
 
 // One after another: MPI's part of the sum follows no order either.
 void fold(const Call& call, std::byte* out) {
@@ -71,7 +71,7 @@ void MpiEngine::reduce_scatter(const Running& running, ConstBufferView in) {
     std::memcpy(copy, in.data(), in.bytes());
     in = {copy, in.count(), in.type()};
   }
-  MpiSlices sent(in.data(), pieces_of(call.counts, call.total, world_size()), running.element());
+  MpiSlices sent(in.data(), chunks_of(call.counts, call.total, world_size()), running.element());
   MpiSlices received(call.out.data(), whole(call.out.count()), running.element());
   in_rounds(running, "MPI_Ireduce_scatter", sent, received, [&](bool, MPI_Request* request) {
     return MPI_Ireduce_scatter(sent.data(), received.data(), sent.counts(),
@@ -106,7 +106,7 @@ void MpiEngine::broadcast(const Running& running) {
 void MpiEngine::all_gather(const Running& running) {
   const Call& call = running.call;
   MpiSlices sent(call.in.data(), whole(call.in.count()), running.element());
-  MpiSlices received(call.out.data(), pieces_of(call.counts, call.total, world_size()),
+  MpiSlices received(call.out.data(), chunks_of(call.counts, call.total, world_size()),
                      running.element());
   in_rounds(running, "MPI_Iallgatherv", sent, received, [&](bool all, MPI_Request* request) {
     const bool in_place = all && overlap(call.in, call.out);
@@ -123,7 +123,7 @@ void MpiEngine::gather(const Running& running) {
   MpiSlices sent(call.in.data(), whole(call.in.count()), running.element());
   MpiSlices received(
       call.out.data(),
-      at_root ? pieces_of(call.counts, call.total, world_size()) : std::vector<Piece>{},
+      at_root ? chunks_of(call.counts, call.total, world_size()) : std::vector<Range>{},
       running.element());
   in_rounds(running, "MPI_Igatherv", sent, received, [&](bool all, MPI_Request* request) {
     const bool in_place = all && at_root && overlap(call.in, call.out);
@@ -138,7 +138,7 @@ void MpiEngine::scatter(const Running& running) {
   const Call& call = running.call;
   const bool at_root = rank() == call.root;
   MpiSlices sent(call.in.data(),
-                 at_root ? pieces_of(call.counts, call.total, world_size()) : std::vector<Piece>{},
+                 at_root ? chunks_of(call.counts, call.total, world_size()) : std::vector<Range>{},
                  running.element());
   MpiSlices received(call.out.data(), whole(call.out.count()), running.element());
   in_rounds(running, "MPI_Iscatterv", sent, received, [&](bool all, MPI_Request* request) {
@@ -152,9 +152,9 @@ void MpiEngine::scatter(const Running& running) {
 void MpiEngine::all_to_all(const Running& running) {
   const Call& call = running.call;
   compare_counts(running);
-  MpiSlices sent(call.in.data(), pieces_of(call.counts, call.in.count(), world_size()),
+  MpiSlices sent(call.in.data(), chunks_of(call.counts, call.in.count(), world_size()),
                  running.element());
-  MpiSlices received(call.out.data(), pieces_of(call.recv_counts, call.out.count(), world_size()),
+  MpiSlices received(call.out.data(), chunks_of(call.recv_counts, call.out.count(), world_size()),
                      running.element());
   in_rounds(running, "MPI_Ialltoallv", sent, received, [&](bool, MPI_Request* request) {
     return MPI_Ialltoallv(sent.data(), sent.counts(), sent.displacements(),

@@ -25,7 +25,7 @@ std::uint64_t digest_of(const MeshFrameBytes& stamp) {
 }
 
 std::size_t largest_piece(const Call& call, int world_size) {
-  std::size_t largest = call.counts.empty() ? chunk_of(call.total, world_size, 0).count : 0;
+  std::size_t largest = call.counts.empty() ? chunk_of(call.total, world_size, 0).size() : 0;
   for (const std::size_t count : call.counts) largest = std::max(largest, count);
   for (const std::size_t count : call.recv_counts) largest = std::max(largest, count);
   return largest;
@@ -50,8 +50,8 @@ Algorithm MpiEngine::choose(const Call& call) const {
                           to_string(call.collective), to_string(asked)));
 }
 
-std::unique_ptr<Engine> MpiEngine::split(const std::vector<int>& members, std::uint32_t channel) {
-  return std::make_unique<MpiEngine>(group_->split(members, channel), most_elements_);
+std::unique_ptr<Engine> MpiEngine::split(const std::vector<int>& members, std::uint32_t group) {
+  return std::make_unique<MpiEngine>(group_->split(members, group), most_elements_);
 }
 
 Outcome MpiEngine::run(const Call& call, const MeshFrame& stamp, Deadline deadline) {

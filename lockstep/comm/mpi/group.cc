@@ -10,7 +10,7 @@ namespace {
 
 using namespace std::chrono_literals;
 
-MPI_Comm create(MPI_Comm parent, const std::vector<int>& members, std::uint32_t channel) {
+MPI_Comm create(MPI_Comm parent, const std::vector<int>& members, std::uint32_t group) {
   constexpr std::uint32_t kTags = 32768;  // as many as every MPI has
   const auto lock = mpi_lock();
   MPI_Group all = MPI_GROUP_NULL;
@@ -19,7 +19,7 @@ MPI_Comm create(MPI_Comm parent, const std::vector<int>& members, std::uint32_t 
   check_mpi(MPI_Comm_group(parent, &all), "MPI_Comm_group");
   check_mpi(MPI_Group_incl(all, static_cast<int>(members.size()), members.data(), &some),
             "MPI_Group_incl");
-  check_mpi(MPI_Comm_create_group(parent, some, static_cast<int>(channel % kTags), &comm),
+  check_mpi(MPI_Comm_create_group(parent, some, static_cast<int>(group % kTags), &comm),
             "MPI_Comm_create_group");
   check_mpi(MPI_Comm_set_errhandler(comm, MPI_ERRORS_RETURN), "MPI_Comm_set_errhandler");
   MPI_Group_free(&some);
@@ -43,11 +43,11 @@ MpiGroup::~MpiGroup() {
 }
 
 std::unique_ptr<MpiGroup> MpiGroup::split(const std::vector<int>& members,
-                                          std::uint32_t channel) const {
+                                          std::uint32_t group) const {
   // MPI can do this only in a blocking call, which a stopped member would never let return: it gets
   // a thread of its own, which is left behind in that case.
   std::packaged_task<MPI_Comm()> task(
-      [parent = comm_, members, channel] { return create(parent, members, channel); });
+      [parent = comm_, members, group] { return create(parent, members, group); });
   std::future<MPI_Comm> created = task.get_future();
   std::thread(std::move(task)).detach();
   const Deadline deadline = Deadline::after(10 * world_.timeout());

@@ -30,7 +30,7 @@ class MpiGroup {
   ControlPlane& control() const { return world_.control(); }
 
   // As Transport::split.
-  std::unique_ptr<MpiGroup> split(const std::vector<int>& members, std::uint32_t channel) const;
+  std::unique_ptr<MpiGroup> split(const std::vector<int>& members, std::uint32_t group) const;
 
  private:
   MpiWorld& world_;

@@ -22,9 +22,8 @@ class MpiLinks final : public Links {
   int job_rank(int rank) const override { return group_->job_rank(rank); }
   std::string name_of(int rank) const override { return group_->name_of(rank); }
   Supervisor& supervisor() override { return group_->control(); }
-  std::unique_ptr<Links> split(const std::vector<int>& members, int,
-                               std::uint32_t channel) override {
-    return std::make_unique<MpiLinks>(group_->split(members, channel));
+  std::unique_ptr<Links> split(const std::vector<int>& members, int, std::uint32_t group) override {
+    return std::make_unique<MpiLinks>(group_->split(members, group));
   }
   // MPI has its own ways within a host.
   SharedSpace* shared_space() override { return nullptr; }
@@ -43,7 +42,7 @@ std::unique_ptr<Transport> make_mpi_transport(const MpiOptions& options) {
   std::unique_ptr<MpiGroup> group = MpiWorld::join(options).group();
   const int rank = group->rank();
   const int world_size = group->world_size();
-  return std::make_unique<MeshTransport>(rank, world_size, /*generation=*/0, /*channel=*/0,
+  return std::make_unique<MeshTransport>(rank, world_size, /*generation=*/0, /*group=*/0,
                                          std::make_unique<MpiLinks>(std::move(group)));
 }
 

@@ -19,8 +19,8 @@ namespace lockstep {
 // status other than 0, MPI_Abort ends all ranks: MPI_Finalize would wait for a dead peer.
 //
 // All ranks make the same calls in the same order; where there are several, their communicators
-// need channels of their own, because they share the control links. Failures are as in join_job(),
-// and Error{kIo} for what MPI itself reports.
+// need group numbers of their own, because they share the control links. Failures are as in
+// join_job(), and Error{kIo} for what MPI itself reports.
 struct MpiOptions {
   std::chrono::nanoseconds timeout = std::chrono::seconds(30);  // that of the first call holds
   std::string interface;  // of the control links; empty: loopback on one host, else the way out

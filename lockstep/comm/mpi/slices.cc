@@ -9,8 +9,8 @@ void MpiSlices::take_all() {
   data_ = vector_;
   counts_.clear();
   displacements_.clear();
-  for (const Piece& piece : pieces_) {
-    counts_.push_back(static_cast<int>(piece.count));
+  for (const Range& piece : pieces_) {
+    counts_.push_back(static_cast<int>(piece.size()));
     displacements_.push_back(static_cast<int>(piece.begin));
   }
 }
@@ -21,15 +21,15 @@ void MpiSlices::take_round(std::size_t round, std::size_t slice, Scratch& scratc
   counts_.clear();
   displacements_.clear();
   int place = 0;
-  for (const Piece& piece : pieces_) {
-    const std::size_t skipped = std::min(piece.count, round * slice);
-    const Piece part{piece.begin + skipped, std::min(slice, piece.count - skipped)};
-    if (fill && part.count > 0) {
+  for (const Range& piece : pieces_) {
+    const std::size_t begin = piece.begin + round * slice;
+    const Range part = common_part({begin, begin + slice}, piece);
+    if (fill && part.size() > 0) {
       std::memcpy(data_ + static_cast<std::size_t>(place) * element_,
-                  vector_ + part.begin * element_, part.count * element_);
+                  vector_ + part.begin * element_, part.size() * element_);
     }
     taken_.push_back(part);
-    counts_.push_back(static_cast<int>(part.count));
+    counts_.push_back(static_cast<int>(part.size()));
     displacements_.push_back(place);
     place += counts_.back();
   }
@@ -37,10 +37,10 @@ void MpiSlices::take_round(std::size_t round, std::size_t slice, Scratch& scratc
 
 void MpiSlices::put_round() {
   for (std::size_t i = 0; i < taken_.size(); ++i) {
-    if (taken_[i].count == 0) continue;
+    if (taken_[i].size() == 0) continue;
     std::memcpy(vector_ + taken_[i].begin * element_,
                 data_ + static_cast<std::size_t>(displacements_[i]) * element_,
-                taken_[i].count * element_);
+                taken_[i].size() * element_);
   }
 }
 

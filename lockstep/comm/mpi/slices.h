@@ -13,7 +13,7 @@ namespace lockstep {
 // scratch memory.
 class MpiSlices {
  public:
-  MpiSlices(const std::byte* data, std::vector<Piece> pieces, std::size_t element)
+  MpiSlices(const std::byte* data, std::vector<Range> pieces, std::size_t element)
       : vector_(const_cast<std::byte*>(data)), pieces_(std::move(pieces)), element_(element) {}
 
   // The whole vector, where it is.
@@ -29,11 +29,11 @@ class MpiSlices {
 
  private:
   std::byte* const vector_;
-  const std::vector<Piece> pieces_;
+  const std::vector<Range> pieces_;
   const std::size_t element_;
 
   std::byte* data_ = nullptr;
-  std::vector<Piece> taken_;
+  std::vector<Range> taken_;
   std::vector<int> counts_;
   std::vector<int> displacements_;
 };

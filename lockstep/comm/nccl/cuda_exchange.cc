@@ -19,12 +19,6 @@ constexpr std::size_t kQuad = 4;  // chunks of an aligned piece are aligned for 
   throw Error(ErrorCode::kInvalidArgument, "exchange between GPUs: " + what);
 }
 
-Piece common(Piece a, Piece b) {
-  const std::size_t begin = std::max(a.begin, b.begin);
-  const std::size_t end = std::min(a.begin + a.count, b.begin + b.count);
-  return {begin, end > begin ? end - begin : 0};
-}
-
 TreeInputs checked_inputs(const LeafOwners& owners, int world_size) {
   for (int rank = 0; rank < world_size; ++rank) {
     if (std::find(owners.begin(), owners.end(), rank) != owners.end()) continue;
@@ -45,13 +39,13 @@ TreeInputs checked_inputs(const LeafOwners& owners, int world_size) {
   return inputs;
 }
 
-std::vector<Piece> checked_shards(const std::vector<std::size_t>& shards, int world_size) {
+std::vector<Range> checked_shards(const std::vector<std::size_t>& shards, int world_size) {
   if (shards.empty()) return {};
   if (shards.size() != static_cast<std::size_t>(world_size)) {
     refuse(fmt::format("{} shards for {} ranks", shards.size(), world_size));
   }
   const std::size_t total = std::accumulate(shards.begin(), shards.end(), std::size_t{0});
-  return pieces_of(shards, total, world_size);
+  return chunks_of(shards, total, world_size);
 }
 
 }  // namespace
@@ -66,7 +60,7 @@ CudaExchange::CudaExchange(std::unique_ptr<DeviceLinks> links, const DeviceExcha
       elements_(options.elements),
       inputs_(checked_inputs(options.owners, world_size_)) {
   if (!shards_.empty()) {
-    const std::size_t total = shards_.back().begin + shards_.back().count;
+    const std::size_t total = shards_.back().end;
     if (elements_ != 0 && elements_ != total) {
       refuse(fmt::format("the shards have {} elements, the vector {}", total, elements_));
     }
@@ -88,7 +82,7 @@ CudaExchange::CudaExchange(std::unique_ptr<DeviceLinks> links, const DeviceExcha
   round_ = std::max(kQuad, share / kQuad * kQuad);
   row_ = round_;
   if (elements_ != 0) {
-    const std::size_t longest = chunks_of({0, elements_})[index_of(rank_)].count;
+    const std::size_t longest = chunks_of({0, elements_})[index_of(rank_)].size();
     row_ = std::min(row_, (longest + kQuad - 1) / kQuad * kQuad);
   }
   scratch_ = DeviceArray<float>(rows * row_, "what other ranks' GPUs send");
@@ -98,40 +92,42 @@ float* CudaExchange::scratch_row(int rank, std::size_t row) const {
   return scratch_.data() + (scratch_begin_[index_of(rank)] + row) * row_;
 }
 
-std::vector<Piece> CudaExchange::chunks_of(Piece piece) const {
-  std::vector<Piece> chunks;
+std::vector<Range> CudaExchange::chunks_of(Range piece) const {
+  std::vector<Range> chunks;
   for (int rank = 0; rank < world_size_; ++rank) {
     if (!shards_.empty()) {
-      chunks.push_back(common(piece, shards_[index_of(rank)]));
+      chunks.push_back(common_part(shards_[index_of(rank)], piece));
       continue;
     }
-    const Piece quads = chunk_of((piece.count + kQuad - 1) / kQuad, world_size_, rank);
-    chunks.push_back(common(piece, {piece.begin + quads.begin * kQuad, quads.count * kQuad}));
+    const Range quads = chunk_of((piece.size() + kQuad - 1) / kQuad, world_size_, rank);
+    chunks.push_back(
+        common_part({piece.begin + quads.begin * kQuad, piece.begin + quads.end * kQuad}, piece));
   }
   return chunks;
 }
 
-void CudaExchange::reduce(std::span<float* const> partials, Piece piece, DeviceStream stream) {
+void CudaExchange::reduce(std::span<float* const> partials, Range piece, DeviceStream stream) {
   links_->check();
   const std::size_t own_rows = inputs_.rows_of[index_of(rank_)];
   if (partials.size() != own_rows) {
     refuse(fmt::format("rank {} owns {} nodes, but brings {} partial sums", rank_, own_rows,
                        partials.size()));
   }
-  if (elements_ != 0 && (piece.begin > elements_ || piece.count > elements_ - piece.begin)) {
-    refuse(fmt::format("a piece of {} elements from {} on, of a vector of {}", piece.count,
+  if (elements_ != 0 && (piece.begin > piece.end || piece.end > elements_)) {
+    refuse(fmt::format("a piece of {} elements from {} on, of a vector of {}", piece.size(),
                        piece.begin, elements_));
   }
   if (native_) return reduce_natively(partials, piece, stream);
   if (world_size_ == 1) return;  // its one node is the whole tree
 
-  const std::vector<Piece> chunks = chunks_of(piece);
+  const std::vector<Range> chunks = chunks_of(piece);
   std::size_t longest = 0;
-  for (const Piece& chunk : chunks) longest = std::max(longest, chunk.count);
-  std::vector<Piece> round(chunks.size());
+  for (const Range& chunk : chunks) longest = std::max(longest, chunk.size());
+  std::vector<Range> round(chunks.size());
   for (std::size_t begin = 0; begin < longest; begin += round_) {
     for (std::size_t r = 0; r < chunks.size(); ++r) {
-      round[r] = common(chunks[r], {chunks[r].begin + begin, round_});
+      const std::size_t at = chunks[r].begin + begin;
+      round[r] = common_part({at, at + round_}, chunks[r]);
     }
     run_round(partials, round, stream);
   }
@@ -139,56 +135,56 @@ void CudaExchange::reduce(std::span<float* const> partials, Piece piece, DeviceS
   if (shards_.empty()) gather(partials[0], chunks, stream);
 }
 
-void CudaExchange::run_round(std::span<float* const> partials, const std::vector<Piece>& pieces,
+void CudaExchange::run_round(std::span<float* const> partials, const std::vector<Range>& pieces,
                              DeviceStream stream) {
-  const Piece own = pieces[index_of(rank_)];
+  const Range own = pieces[index_of(rank_)];
   std::vector<DeviceSend> sends;
   std::vector<DeviceRecv> recvs;
   for (int i = 1; i < world_size_; ++i) {
     const int to = (rank_ + i) % world_size_;
-    const Piece theirs = pieces[index_of(to)];
+    const Range theirs = pieces[index_of(to)];
     for (const float* partial : partials) {
-      if (theirs.count > 0) sends.push_back({to, partial + theirs.begin, theirs.count});
+      if (theirs.size() > 0) sends.push_back({to, partial + theirs.begin, theirs.size()});
     }
     const int from = (rank_ + world_size_ - i) % world_size_;
     for (std::size_t row = 0; row < inputs_.rows_of[index_of(from)]; ++row) {
-      if (own.count > 0) recvs.push_back({from, scratch_row(from, row), own.count});
+      if (own.size() > 0) recvs.push_back({from, scratch_row(from, row), own.size()});
     }
   }
   links_->exchange(sends, recvs, stream);
-  if (own.count == 0) return;
+  if (own.size() == 0) return;
   std::vector<const float*> rows;
   for (const TreeInputs::Source& source : inputs_.sources) {
     rows.push_back(source.rank == rank_ ? partials[source.row] + own.begin
                                         : scratch_row(source.rank, source.row));
   }
-  cuda::combine(inputs_.program, rows, partials[0] + own.begin, own.count, stream);
+  cuda::combine(inputs_.program, rows, partials[0] + own.begin, own.size(), stream);
 }
 
-void CudaExchange::gather(float* values, const std::vector<Piece>& pieces, DeviceStream stream) {
-  const Piece own = pieces[index_of(rank_)];
+void CudaExchange::gather(float* values, const std::vector<Range>& pieces, DeviceStream stream) {
+  const Range own = pieces[index_of(rank_)];
   std::vector<DeviceSend> sends;
   std::vector<DeviceRecv> recvs;
   for (int i = 1; i < world_size_; ++i) {
     const int to = (rank_ + i) % world_size_;
-    if (own.count > 0) sends.push_back({to, values + own.begin, own.count});
+    if (own.size() > 0) sends.push_back({to, values + own.begin, own.size()});
     const int from = (rank_ + world_size_ - i) % world_size_;
-    const Piece theirs = pieces[index_of(from)];
-    if (theirs.count > 0) recvs.push_back({from, values + theirs.begin, theirs.count});
+    const Range theirs = pieces[index_of(from)];
+    if (theirs.size() > 0) recvs.push_back({from, values + theirs.begin, theirs.size()});
   }
   links_->exchange(sends, recvs, stream);
 }
 
 // With shards too, everybody gets the whole sum: more than asked for, but right.
-void CudaExchange::reduce_natively(std::span<float* const> partials, Piece piece,
+void CudaExchange::reduce_natively(std::span<float* const> partials, Range piece,
                                    DeviceStream stream) {
-  if (piece.count == 0) return;
+  if (piece.size() == 0) return;
   if (partials.size() > 1) {
     std::vector<const float*> rows;
     for (const float* partial : partials) rows.push_back(partial + piece.begin);
-    cuda::combine(own_program_, rows, partials[0] + piece.begin, piece.count, stream);
+    cuda::combine(own_program_, rows, partials[0] + piece.begin, piece.size(), stream);
   }
-  links_->all_reduce(partials[0] + piece.begin, piece.count, stream);
+  links_->all_reduce(partials[0] + piece.begin, piece.size(), stream);
 }
 
 void CudaExchange::all_gather(float* values, DeviceStream stream) {

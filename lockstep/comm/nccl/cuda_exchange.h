@@ -24,18 +24,18 @@ class CudaExchange final : public DeviceExchange {
   CudaExchange(std::unique_ptr<DeviceLinks> links, const DeviceExchangeOptions& options,
                std::size_t round_elements = kRoundElements);
 
-  void reduce(std::span<float* const> partials, Piece piece, DeviceStream stream) override;
+  void reduce(std::span<float* const> partials, Range piece, DeviceStream stream) override;
   void all_gather(float* values, DeviceStream stream) override;
   void check() override { links_->check(); }
   void abort() noexcept override { links_->abort(); }
 
  private:
-  std::vector<Piece> chunks_of(Piece piece) const;
+  std::vector<Range> chunks_of(Range piece) const;
   // pieces[r] is what rank r adds up.
-  void run_round(std::span<float* const> partials, const std::vector<Piece>& pieces,
+  void run_round(std::span<float* const> partials, const std::vector<Range>& pieces,
                  DeviceStream stream);
-  void gather(float* values, const std::vector<Piece>& pieces, DeviceStream stream);
-  void reduce_natively(std::span<float* const> partials, Piece piece, DeviceStream stream);
+  void gather(float* values, const std::vector<Range>& pieces, DeviceStream stream);
+  void reduce_natively(std::span<float* const> partials, Range piece, DeviceStream stream);
   float* scratch_row(int rank, std::size_t row) const;
 
   // Constant after construction.
@@ -43,7 +43,7 @@ class CudaExchange final : public DeviceExchange {
   const int rank_;
   const int world_size_;
   const bool native_;
-  std::vector<Piece> shards_;  // per rank; empty: everybody has all
+  std::vector<Range> shards_;  // per rank; empty: everybody has all
   std::size_t elements_ = 0;   // 0: not known
   TreeInputs inputs_;
   std::vector<CombineStep> own_program_;    // adds this rank's rows one after another

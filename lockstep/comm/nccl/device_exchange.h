@@ -40,7 +40,7 @@ class DeviceExchange {
   // `partials` are this rank's sums over owned_nodes(owners, rank), in that order: whole vectors on
   // the device. Elements `piece` of the first become the sum over all lanes (with shards: where
   // they are this rank's; the rest of `piece` is unspecified). The others keep their values.
-  virtual void reduce(std::span<float* const> partials, Piece piece, DeviceStream stream) = 0;
+  virtual void reduce(std::span<float* const> partials, Range piece, DeviceStream stream) = 0;
   // With shards: everybody's shard of `values`, in place.
   virtual void all_gather(float* values, DeviceStream stream) = 0;
 

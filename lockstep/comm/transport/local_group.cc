@@ -185,9 +185,9 @@ struct Group {
     return std::make_unique<FaultyStream>(std::move(stream), plan);
   }
 
-  std::shared_ptr<Group> child(const std::vector<int>& members, std::uint32_t channel) {
+  std::shared_ptr<Group> child(const std::vector<int>& members, std::uint32_t group) {
     const std::lock_guard lock(mutex);
-    const auto [place, first] = children.try_emplace({channel, members});
+    const auto [place, first] = children.try_emplace({group, members});
     std::shared_ptr<Group> made = place->second.group;
     if (first) {
       made = std::make_shared<Group>(static_cast<int>(members.size()));
@@ -230,8 +230,8 @@ class LocalLinks final : public Links {
   bool oversubscribed() const override { return oversubscribed_; }
   bool spare_cores() const override { return spare_cores_; }
   std::unique_ptr<Links> split(const std::vector<int>& members, int rank,
-                               std::uint32_t channel) override {
-    return std::make_unique<LocalLinks>(group_->child(members, channel), rank);
+                               std::uint32_t group) override {
+    return std::make_unique<LocalLinks>(group_->child(members, group), rank);
   }
 
  private:

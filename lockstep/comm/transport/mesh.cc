@@ -102,8 +102,8 @@ class MeshSpace final : public SharedSpace {
 // the other finds the connection at its door.
 class MeshLinks final : public Links {
  public:
-  MeshLinks(std::shared_ptr<Hub> hub, std::vector<int> members, int rank, std::uint32_t channel)
-      : hub_(std::move(hub)), members_(std::move(members)), rank_(rank), channel_(channel) {
+  MeshLinks(std::shared_ptr<Hub> hub, std::vector<int> members, int rank, std::uint32_t group)
+      : hub_(std::move(hub)), members_(std::move(members)), rank_(rank), group_(group) {
     for (std::size_t i = 0; i < members_.size(); ++i) {
       slots_.push_back(std::make_unique<Slot>());
     }
@@ -138,10 +138,10 @@ class MeshLinks final : public Links {
   bool oversubscribed() const override { return oversubscribed_; }
   bool spare_cores() const override { return spare_cores_; }
   std::unique_ptr<Links> split(const std::vector<int>& members, int rank,
-                               std::uint32_t channel) override {
+                               std::uint32_t group) override {
     std::vector<int> job_ranks;
     for (const int member : members) job_ranks.push_back(job_rank(member));
-    return std::make_unique<MeshLinks>(hub_, std::move(job_ranks), rank, channel);
+    return std::make_unique<MeshLinks>(hub_, std::move(job_ranks), rank, group);
   }
 
  private:
@@ -168,7 +168,7 @@ class MeshLinks final : public Links {
     const bool connects = hub_->job.rank() > job_rank(peer);
     Socket socket = connects
                         ? call(peer, deadline)
-                        : std::move(hub_->door.wait_for(job_rank(peer), channel_, deadline).socket);
+                        : std::move(hub_->door.wait_for(job_rank(peer), group_, deadline).socket);
     socket.set_peer(name_of(peer), job_rank(peer));
     if (hub_->shares_memory_with(job_rank(peer))) return share_memory(peer, socket, deadline);
     tune_tcp(socket, hub_->timeout);
@@ -184,7 +184,7 @@ class MeshLinks final : public Links {
       Socket socket = shared ? connect_unix(card(peer).unix_name, deadline, latch)
                              : connect_tcp(mesh_address_of(peer), deadline, latch);
       client_handshake(socket, hub_->job.identity, shared ? Purpose::kShared : Purpose::kMesh,
-                       channel_, deadline, latch);
+                       group_, deadline, latch);
       return socket;
     } catch (const Error& error) {
       latch->check();
@@ -240,7 +240,7 @@ class MeshLinks final : public Links {
   const std::shared_ptr<Hub> hub_;
   const std::vector<int> members_;  // job ranks, in the order of the group's ranks
   const int rank_;
-  const std::uint32_t channel_;
+  const std::uint32_t group_;
   bool oversubscribed_ = false;
   bool spare_cores_ = false;
   std::unique_ptr<MeshSpace> space_;  // null unless the whole group shares memory

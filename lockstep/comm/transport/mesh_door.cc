@@ -44,10 +44,10 @@ MeshDoor::~MeshDoor() {
   thread_.join();
 }
 
-MeshDoor::Arrival MeshDoor::wait_for(int peer, std::uint32_t channel, Deadline deadline) {
+MeshDoor::Arrival MeshDoor::wait_for(int peer, std::uint32_t group, Deadline deadline) {
   std::unique_lock lock(mutex_);
   for (;;) {
-    const auto found = arrivals_.find({channel, peer});
+    const auto found = arrivals_.find({group, peer});
     if (found != arrivals_.end()) {
       Arrival arrival = std::move(found->second);
       arrivals_.erase(found);
@@ -138,7 +138,7 @@ void MeshDoor::deliver(Visitor& visitor) {
   if (visitor.purpose == Purpose::kShared) require_trusted_peer(visitor.link.socket());
   {
     const std::lock_guard lock(mutex_);
-    arrivals_[{peer.channel, peer.rank}] = {std::move(visitor.link.socket()), visitor.purpose};
+    arrivals_[{peer.group, peer.rank}] = {std::move(visitor.link.socket()), visitor.purpose};
   }
   arrived_.notify_all();
 }

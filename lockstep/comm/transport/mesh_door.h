@@ -25,9 +25,9 @@ class MeshDoor {
     Socket socket;
     Purpose purpose{};  // kMesh: TCP; kShared: unix
   };
-  // The connection that job rank `peer` has opened, or will open, for `channel`. Throws
+  // The connection that job rank `peer` has opened, or will open, for `group`. Throws
   // Error{kTimeout} naming it at the deadline, or the latch's error.
-  Arrival wait_for(int peer, std::uint32_t channel, Deadline deadline);
+  Arrival wait_for(int peer, std::uint32_t group, Deadline deadline);
 
  private:
   struct Visitor;  // a connection whose handshake is under way

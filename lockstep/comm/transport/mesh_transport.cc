@@ -58,11 +58,11 @@ struct MeshTransport::Active {
 };
 
 MeshTransport::MeshTransport(int rank, int world_size, std::uint32_t generation,
-                             std::uint32_t channel, std::unique_ptr<Links> links)
+                             std::uint32_t group, std::unique_ptr<Links> links)
     : rank_(rank),
       world_size_(world_size),
       generation_(generation),
-      channel_(channel),
+      group_(group),
       links_(std::move(links)) {
   for (int i = 0; i < 2 * world_size; ++i) ports_.push_back(std::make_unique<Port>());
 }
@@ -83,7 +83,7 @@ void MeshTransport::run(std::span<Transfer> transfers, const MeshFrame& stamp,
   };
   MeshFrame full = stamp;
   full.generation = generation_;
-  full.channel = channel_;
+  full.group = group_;
 
   // No allocation for the few transfers of small collectives, where it would be felt.
   std::array<Active, 8> few;
@@ -284,12 +284,12 @@ void MeshTransport::fail_timeout(std::span<Active> active, const MeshFrame& stam
 }
 
 std::unique_ptr<Transport> MeshTransport::split(const std::vector<int>& members,
-                                                std::uint32_t channel) {
+                                                std::uint32_t group) {
   const auto me = std::find(members.begin(), members.end(), rank_);
   LOCKSTEP_CHECK(me != members.end());
   const int rank = static_cast<int>(me - members.begin());
-  return std::make_unique<MeshTransport>(rank, static_cast<int>(members.size()), generation_,
-                                         channel, links_->split(members, rank, channel));
+  return std::make_unique<MeshTransport>(rank, static_cast<int>(members.size()), generation_, group,
+                                         links_->split(members, rank, group));
 }
 
 }  // namespace lockstep

@@ -22,7 +22,7 @@ class Links {
   virtual int job_rank(int rank) const = 0;
   virtual Supervisor& supervisor() = 0;
   virtual std::unique_ptr<Links> split(const std::vector<int>& members, int rank,
-                                       std::uint32_t channel) = 0;
+                                       std::uint32_t group) = 0;
   // As in Transport.
   virtual SharedSpace* shared_space() = 0;
   virtual bool oversubscribed() const = 0;
@@ -33,7 +33,7 @@ class Links {
 // Messages over streams: framing, full duplex progress over many peers, deadlines.
 class MeshTransport final : public Transport {
  public:
-  MeshTransport(int rank, int world_size, std::uint32_t generation, std::uint32_t channel,
+  MeshTransport(int rank, int world_size, std::uint32_t generation, std::uint32_t group,
                 std::unique_ptr<Links> links);
   ~MeshTransport() override;
 
@@ -46,7 +46,7 @@ class MeshTransport final : public Transport {
   bool oversubscribed() const override { return links_->oversubscribed(); }
   void run(std::span<Transfer> transfers, const MeshFrame& stamp, TransferObserver* observer,
            Deadline deadline) override;
-  std::unique_ptr<Transport> split(const std::vector<int>& members, std::uint32_t channel) override;
+  std::unique_ptr<Transport> split(const std::vector<int>& members, std::uint32_t group) override;
 
  private:
   struct Port;    // one direction of one link
@@ -65,7 +65,7 @@ class MeshTransport final : public Transport {
   const int rank_;
   const int world_size_;
   const std::uint32_t generation_;
-  const std::uint32_t channel_;
+  const std::uint32_t group_;
   const std::unique_ptr<Links> links_;
   std::vector<std::unique_ptr<Port>> ports_;  // two per peer
   Sender sender_;

@@ -78,9 +78,9 @@ class Transport {
                    TransferObserver* observer, Deadline deadline) = 0;
 
   // A group of some of these ranks, with links of its own; `members` in the order of their new
-  // ranks. All members call it with the same arguments; `channel` is fresh on every one of them.
+  // ranks. All members call it with the same arguments; `group` is fresh on every one of them.
   virtual std::unique_ptr<Transport> split(const std::vector<int>& members,
-                                           std::uint32_t channel) = 0;
+                                           std::uint32_t group) = 0;
 
   void send(int to, std::span<const std::byte> data, Deadline deadline);
   void recv(int from, std::span<std::byte> data, Deadline deadline);

@@ -185,7 +185,7 @@ void Centre::join(Guest& guest, const Message& message, Clock::time_point now) {
   if (!join) return dismiss(guest, Error(ErrorCode::kUnexpectedMessage, "malformed join"));
   const Card& card = join->card;
   if (guest.handshake.done() &&
-      guest.handshake.peer() != PeerIdentity{card.id, card.rank, guest.handshake.peer().channel}) {
+      guest.handshake.peer() != PeerIdentity{card.id, card.rank, guest.handshake.peer().group}) {
     return dismiss(guest, Error(ErrorCode::kAuthentication,
                                 "the card names another process than the handshake", card.rank));
   }

@@ -69,7 +69,7 @@ std::vector<std::byte> encode(const Hello& hello) {
   writer.u8(hello.has_token ? 1 : 0);
   writer.u16(0);
   writer.u32(hello.generation);
-  writer.u32(hello.channel);
+  writer.u32(hello.group);
   writer.i32(hello.rank);
   writer.bytes(hello.id);
   writer.bytes(hello.nonce);
@@ -84,7 +84,7 @@ std::optional<Hello> decode_hello(std::span<const std::byte> body) {
   const std::uint8_t has_token = reader.u8();
   const std::uint16_t zero = reader.u16();
   hello.generation = reader.u32();
-  hello.channel = reader.u32();
+  hello.group = reader.u32();
   hello.rank = reader.i32();
   std::ranges::copy(reader.bytes(hello.id.size()), hello.id.begin());
   std::ranges::copy(reader.bytes(hello.nonce.size()), hello.nonce.begin());
@@ -94,7 +94,7 @@ std::optional<Hello> decode_hello(std::span<const std::byte> body) {
   return hello;
 }
 
-Handshake::Handshake(Role role, const Identity& identity, Purpose purpose, std::uint32_t channel)
+Handshake::Handshake(Role role, const Identity& identity, Purpose purpose, std::uint32_t group)
     : role_(role) {
   require_sodium();
   if (identity.job.size() > kMaxJobName) {
@@ -106,7 +106,7 @@ Handshake::Handshake(Role role, const Identity& identity, Purpose purpose, std::
   own_ = {.purpose = purpose,
           .job = identity.job,
           .generation = identity.generation,
-          .channel = channel,
+          .group = group,
           .id = identity.id,
           .rank = identity.rank,
           .has_token = !identity.token.empty(),
@@ -162,7 +162,7 @@ Handshake::Step Handshake::receive_proof(const Message& message) {
   if (auto error = compare_hellos()) return refuse(error->code(), std::string(error->message()));
   state_ = State::kDone;
   const bool server = role_ == Role::kServer;
-  peer_ = {peer_hello_.id, peer_hello_.rank, server ? peer_hello_.channel : own_.channel};
+  peer_ = {peer_hello_.id, peer_hello_.rank, server ? peer_hello_.group : own_.group};
   if (!server) return {};
   return {frame(MessageKind::kProof, proof(Role::kServer)), {}};
 }
@@ -255,8 +255,8 @@ PeerIdentity run(Handshake handshake, const Socket& socket, Deadline deadline,
 }  // namespace
 
 PeerIdentity client_handshake(const Socket& socket, const Identity& identity, Purpose purpose,
-                              std::uint32_t channel, Deadline deadline, const FailureLatch* latch) {
-  return run(Handshake(Handshake::Role::kClient, identity, purpose, channel), socket, deadline,
+                              std::uint32_t group, Deadline deadline, const FailureLatch* latch) {
+  return run(Handshake(Handshake::Role::kClient, identity, purpose, group), socket, deadline,
              latch);
 }
 

@@ -42,7 +42,7 @@ inline constexpr std::size_t kMaxHandshakeBody = 8192;  // of any of its message
 struct PeerIdentity {
   MemberId id{};
   int rank = -1;
-  std::uint32_t channel = 0;
+  std::uint32_t group = 0;
 
   bool operator==(const PeerIdentity&) const = default;
 };
@@ -52,7 +52,7 @@ struct Hello {
   Purpose purpose{};
   std::string job;
   std::uint32_t generation = 0;
-  std::uint32_t channel = 0;
+  std::uint32_t group = 0;
   MemberId id{};
   std::int32_t rank = -1;
   bool has_token = false;  // only to tell a missing token from a wrong one
@@ -68,8 +68,8 @@ class Handshake {
  public:
   enum class Role : std::uint8_t { kClient = 1, kServer = 2 };
 
-  // `channel` is what the client asks for; a server takes it from the peer.
-  Handshake(Role role, const Identity& identity, Purpose purpose, std::uint32_t channel = 0);
+  // `group` is what the client asks for; a server takes it from the peer.
+  Handshake(Role role, const Identity& identity, Purpose purpose, std::uint32_t group = 0);
 
   // What a client sends to begin; empty for a server.
   std::vector<std::byte> opening() const;
@@ -109,7 +109,7 @@ class Handshake {
 // Error{kAuthentication}: wrong or missing token, another job, generation or purpose.
 // Error{kVersionMismatch}: another protocol version.
 PeerIdentity client_handshake(const Socket& socket, const Identity& identity, Purpose purpose,
-                              std::uint32_t channel, Deadline deadline,
+                              std::uint32_t group, Deadline deadline,
                               const FailureLatch* latch = nullptr);
 PeerIdentity server_handshake(const Socket& socket, const Identity& identity, Purpose purpose,
                               Deadline deadline, const FailureLatch* latch = nullptr);

@@ -153,7 +153,7 @@ bool JobHealth::all_answered() const {
 void JobHealth::check_mismatch(int rank, Time now) {
   if (mismatch_) return;
   for (const Progress& own : ranks_[rank].progress) {
-    if (const auto error = find_mismatch(own.channel, own.sequence)) {
+    if (const auto error = find_mismatch(own.group, own.sequence)) {
       // The rest of the ranks will tell who is the odd one out.
       mismatch_ = error;
       ask_around(now);
@@ -162,11 +162,11 @@ void JobHealth::check_mismatch(int rank, Time now) {
   }
 }
 
-std::optional<Error> JobHealth::find_mismatch(std::uint32_t channel, std::uint64_t sequence) const {
+std::optional<Error> JobHealth::find_mismatch(std::uint32_t group, std::uint64_t sequence) const {
   if (sequence == 0) return std::nullopt;
   std::map<std::string_view, std::vector<int>> callers;
   for (int rank = 0; rank < static_cast<int>(ranks_.size()); ++rank) {
-    if (const Progress* entry = find_progress(rank, channel, sequence)) {
+    if (const Progress* entry = find_progress(rank, group, sequence)) {
       callers[entry->description].push_back(rank);
     }
   }
@@ -187,10 +187,10 @@ std::optional<Error> JobHealth::find_mismatch(std::uint32_t channel, std::uint64
 std::optional<Error> JobHealth::first_mismatch() const {
   std::set<std::pair<std::uint64_t, std::uint32_t>> places;  // by sequence
   for (const RankState& state : ranks_) {
-    for (const Progress& at : state.progress) places.emplace(at.sequence, at.channel);
+    for (const Progress& at : state.progress) places.emplace(at.sequence, at.group);
   }
-  for (const auto& [sequence, channel] : places) {
-    if (const auto error = find_mismatch(channel, sequence)) return error;
+  for (const auto& [sequence, group] : places) {
+    if (const auto error = find_mismatch(group, sequence)) return error;
   }
   return std::nullopt;
 }
@@ -201,7 +201,7 @@ void JobHealth::check_departed() {
     if (!ranks_[gone].departed) continue;
     for (const RankState& waiting : ranks_) {
       for (const Progress& at : waiting.progress) {
-        const Progress* last = find_progress(gone, at.channel);
+        const Progress* last = find_progress(gone, at.group);
         if (waiting.departed || !at.inside || last == nullptr || last->sequence >= at.sequence) {
           continue;
         }
@@ -233,15 +233,15 @@ bool JobHealth::name_absent(int reporter, const Progress& at, const Error& error
   std::vector<int> absent;
   std::uint64_t lowest = at.sequence;
   for (int rank = 0; rank < static_cast<int>(ranks_.size()); ++rank) {
-    const Progress* seen = find_progress(rank, at.channel);
+    const Progress* seen = find_progress(rank, at.group);
     if (seen == nullptr || seen->sequence > lowest || seen->sequence >= at.sequence) continue;
     if (seen->sequence < lowest) absent.clear();
     lowest = seen->sequence;
     absent.push_back(rank);
   }
-  // A rank that the reporter waited for and that never used this channel.
+  // A rank that the reporter waited for and that never used this group.
   if (absent.empty() && valid(error.rank()) && error.rank() != reporter &&
-      find_progress(error.rank(), at.channel) == nullptr) {
+      find_progress(error.rank(), at.group) == nullptr) {
     absent.push_back(error.rank());
     lowest = 0;
   }
@@ -266,7 +266,7 @@ bool JobHealth::name_idle(int reporter, const Progress& at, const Error& error) 
   int rank = error.rank();
   while (valid(rank) && !visited[rank]) {
     visited[rank] = true;
-    const Progress* seen = find_progress(rank, at.channel);
+    const Progress* seen = find_progress(rank, at.group);
     if (seen == nullptr || !seen->inside || !valid(seen->waits_for)) {
       decide(ErrorCode::kTimeout,
              fmt::format("{} {} {}, and the others wait for it", ranks_[rank].name,
@@ -279,18 +279,17 @@ bool JobHealth::name_idle(int reporter, const Progress& at, const Error& error) 
   return false;
 }
 
-const Progress* JobHealth::find_progress(int rank, std::uint32_t channel) const {
+const Progress* JobHealth::find_progress(int rank, std::uint32_t group) const {
   const auto& progress = ranks_[rank].progress;
-  const auto entry = std::ranges::find(progress, channel, &Progress::channel);
+  const auto entry = std::ranges::find(progress, group, &Progress::group);
   return entry == progress.end() ? nullptr : &*entry;
 }
 
-const Progress* JobHealth::find_progress(int rank, std::uint32_t channel,
+const Progress* JobHealth::find_progress(int rank, std::uint32_t group,
                                          std::uint64_t sequence) const {
   const auto& progress = ranks_[rank].progress;
-  const auto entry = std::ranges::find_if(progress, [&](const Progress& at) {
-    return at.channel == channel && at.sequence == sequence;
-  });
+  const auto entry = std::ranges::find_if(
+      progress, [&](const Progress& at) { return at.group == group && at.sequence == sequence; });
   return entry == progress.end() ? nullptr : &*entry;
 }
 

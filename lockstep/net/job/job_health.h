@@ -63,7 +63,7 @@ class JobHealth {
   void ask_around(Time now);
   bool all_answered() const;
   void check_mismatch(int rank, Time now);
-  std::optional<Error> find_mismatch(std::uint32_t channel, std::uint64_t sequence) const;
+  std::optional<Error> find_mismatch(std::uint32_t group, std::uint64_t sequence) const;
   std::optional<Error> first_mismatch() const;
   void check_departed();
   void suspect(int reporter, const Error& error, Time now);
@@ -71,9 +71,9 @@ class JobHealth {
   void resolve_question();
   bool name_absent(int reporter, const Progress& at, const Error& error);
   bool name_idle(int reporter, const Progress& at, const Error& error);
-  // What it entered last on a channel, and a certain collective if it is among those it told.
-  const Progress* find_progress(int rank, std::uint32_t channel) const;
-  const Progress* find_progress(int rank, std::uint32_t channel, std::uint64_t sequence) const;
+  // What it entered last in a group, and a certain collective if it is among those it told.
+  const Progress* find_progress(int rank, std::uint32_t group) const;
+  const Progress* find_progress(int rank, std::uint32_t group, std::uint64_t sequence) const;
   bool valid(int rank) const { return rank >= 0 && rank < static_cast<int>(ranks_.size()); }
   std::string seen_by(int reporter, const Error& error) const;
 

@@ -119,7 +119,7 @@ void Member::lose_centre(std::string how) {
 // Nobody watches any more, but whether we wait for the centre's own rank we can tell ourselves.
 void Member::check_centre_left() {
   for (const Progress& at : progress_()) {
-    const auto last = std::ranges::find(*centre_progress_, at.channel, &Progress::channel);
+    const auto last = std::ranges::find(*centre_progress_, at.group, &Progress::group);
     if (!at.inside || last == centre_progress_->end() || last->sequence >= at.sequence) continue;
     latch_.trip(Error(ErrorCode::kPeerLost,
                       fmt::format("{} has left the job after collective {}; {} waits for it in "

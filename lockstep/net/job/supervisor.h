@@ -15,7 +15,7 @@ namespace lockstep {
 
 // What a rank is doing, as told to the others: a collective that it has entered.
 struct Progress {
-  std::uint32_t channel = 0;    // which communicator
+  std::uint32_t group = 0;      // which communicator
   std::uint64_t sequence = 0;   // how many collectives it has entered there
   bool inside = false;          // still in that collective, or done with it
   std::string description;      // "all_reduce sum f32 x 1000 (tree)"
@@ -60,8 +60,8 @@ class Supervisor {
   // Ends the job on every rank at once. Does not block on peers.
   virtual void abort(const std::string& reason) = 0;
 
-  // Every communicator of this rank enters itself here. A channel means the same communicator on
-  // every rank, and all its members describe a collective alike.
+  // Every communicator of this rank enters itself here. A group's number means the same
+  // communicator on every rank, and all its members describe a collective alike.
   virtual ProgressBook& progress_book() = 0;
 
   // Called now and then by a rank that waits, for supervisors that have no thread of their own.

@@ -68,9 +68,9 @@ std::unique_ptr<Engine> make_engine(const MpiOptions& options, bool native) {
 void run_cases(const MpiOptions& options) {
   MpiOptions in_rounds = options;
   in_rounds.most_elements = 1000;
-  Communicator planned(make_engine(options, false), options.timeout, /*channel=*/0);
-  Communicator native(make_engine(options, true), options.timeout, /*channel=*/1);
-  Communicator native_in_rounds(make_engine(in_rounds, true), options.timeout, /*channel=*/2);
+  Communicator planned(make_engine(options, false), options.timeout, /*group=*/0);
+  Communicator native(make_engine(options, true), options.timeout, /*group=*/1);
+  Communicator native_in_rounds(make_engine(in_rounds, true), options.timeout, /*group=*/2);
   const int n = planned.world_size();
   run_all(planned, some_cases(n));
   run_all(native, native_cases(n));
