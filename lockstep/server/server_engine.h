@@ -68,7 +68,7 @@ class ServerEngine final : public Engine {
   Supervisor& supervisor() override { return supervisor_; }
   Algorithm choose(const Call& call) const override;
   Outcome run(const Call& call, const MeshFrame& stamp, Deadline deadline) override;
-  std::unique_ptr<Engine> split(const std::vector<int>& members, std::uint32_t channel) override;
+  std::unique_ptr<Engine> split(const std::vector<int>& members, std::uint32_t group) override;
   Buffer allocate(std::size_t bytes) override { return Buffer::heap(bytes); }
   bool finite_only() const override { return true; }
   void leave(Deadline deadline) override;

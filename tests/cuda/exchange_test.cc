@@ -265,7 +265,7 @@ TEST(CudaExchange, RefusesWhatDoesNotFit) {
               HasSubstr("rank 0 owns 1 nodes, but brings 0"));
   const std::vector<float*> one{nullptr};
   EXPECT_THAT(error_of([&] {
-                exchange->reduce(one, {4, 5}, nullptr);
+                exchange->reduce(one, {4, 9}, nullptr);
               }).what(),
               HasSubstr("5 elements from 4 on, of a vector of 8"));
   EXPECT_THAT(error_of([&] { exchange->all_gather(nullptr, nullptr); }).what(),

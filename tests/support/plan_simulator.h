@@ -101,7 +101,7 @@ class Simulator {
       ASSERT_LE(recv.range.begin + recv.range.size(), ranks_[r].buffer.size());
       if (recv.merge == Merge::kTree) {
         ASSERT_EQ(round.recvs.size(), ranks_.size() - 1);
-        ASSERT_EQ(recv.range, round.recvs[0].piece);
+        ASSERT_EQ(recv.range, round.recvs[0].range);
         ASSERT_EQ(round.recvs[0].merge, Merge::kTree);
       } else {
         for (std::size_t i = 0; i < recv.range.size(); ++i) {
