@@ -7,15 +7,15 @@
 #include <thread>
 
 #include "cli/allreduce_timing.h"
-#include "cli/choice.h"
 #include "cli/commands.h"
-#include "cli/launch.h"
-#include "cli/world.h"
+#include "cli/options.h"
 #include "lockstep/base/error.h"
 #include "lockstep/comm/collectives/algorithm_table.h"
-#include "lockstep/comm/collectives/plan_engine.h"
 #include "lockstep/comm/mpi/mpi.h"
-#include "lockstep/comm/transport/local_group.h"
+#include "lockstep/launch/launch.h"
+#include "lockstep/launch/rank_environment.h"
+#include "lockstep/lockstep.h"
+#include "lockstep/net/job/roster.h"
 
 namespace lockstep::cli {
 namespace {
@@ -32,7 +32,7 @@ exit code 1. Each iteration starts from freshly written input, which is not time
 of the slowest rank. algbw is bytes / median; busbw is that times 2(n-1)/n, what each rank sends.)";
 
 struct Options {
-  WorldOptions world;
+  JoinOptions job;
   TimingOptions timing;
   int ranks = 2;
   std::vector<std::size_t> bytes = {8, kKiB, 64 * kKiB, kMiB, 4 * kMiB, 25 * kMiB, 64 * kMiB};
@@ -54,7 +54,7 @@ class Printer {
     if (options_.json) {
       const nlohmann::ordered_json line = {
           {"op", "all_reduce"},
-          {"transport", to_string(options_.world.transport)},
+          {"transport", to_string(options_.job.transport)},
           {"algorithm", to_string(timing.algorithm)},
           {"ranks", ranks},
           {"bytes", bytes},
@@ -79,7 +79,7 @@ class Printer {
   void print_header(int ranks) const {
     fmt::print(
         "all_reduce sum {}, {} ranks, {}\n{:>12} {:>17} {:>11} {:>11} {:>11} {:>11} {:>11}  {}\n",
-        to_string(options_.timing.type), ranks, to_string(options_.world.transport), "bytes",
+        to_string(options_.timing.type), ranks, to_string(options_.job.transport), "bytes",
         "algorithm", "min us", "median us", "p99 us", "algbw GB/s", "busbw GB/s", "correct");
   }
 
@@ -141,19 +141,18 @@ int run_rank(Communicator& communicator, const Options& options) {
 
 // Ranks as threads of this process. The group fails as one, so any rank's error is the cause.
 int run_local(const Options& options) {
-  auto group = make_local_group(options.ranks);
-  std::vector<int> codes(group.size());
-  std::vector<std::exception_ptr> errors(group.size());
+  std::vector<Job> jobs = join_threads(options.ranks, options.job.timeout);
+  std::vector<int> codes(jobs.size());
+  std::vector<std::exception_ptr> errors(jobs.size());
   std::vector<std::thread> threads;
-  for (std::size_t rank = 0; rank < group.size(); ++rank) {
+  for (std::size_t rank = 0; rank < jobs.size(); ++rank) {
     threads.emplace_back([&, rank] {
       try {
-        Communicator communicator(std::make_unique<PlanEngine>(std::move(group[rank])),
-                                  options.world.timeout);
+        const Job job = std::move(jobs[rank]);
         try {
-          codes[rank] = run_rank(communicator, options);
+          codes[rank] = run_rank(job.communicator(), options);
         } catch (const std::exception& error) {
-          communicator.abort(error.what());  // the others may be waiting for this rank
+          job.communicator().abort(error.what());  // the others may be waiting for this rank
           throw;
         }
       } catch (...) {
@@ -179,7 +178,7 @@ void check_options(const Options& options) {
             fmt::format("--bytes {}: not a multiple of the size of {}", bytes,
                         to_string(options.timing.type)));
   }
-  const TransportKind transport = options.world.transport;
+  const TransportKind transport = options.job.transport;
   const bool shared = transport != TransportKind::kTcp && transport != TransportKind::kMpi;
   const bool native =
       options.timing.algorithm == Algorithm::kNative && transport == TransportKind::kMpi;
@@ -190,26 +189,26 @@ void check_options(const Options& options) {
 
 int run(Options& options, const std::vector<std::string>& arguments) {
   using std::chrono::duration;
-  options.world.timeout =
+  options.job.timeout =
       std::chrono::round<std::chrono::nanoseconds>(duration<double>(options.timeout));
   options.timing.duration =
       std::chrono::round<std::chrono::nanoseconds>(duration<double>(options.seconds));
   check_options(options);
-  if (!options.token_file.empty()) options.world.token = read_token_file(options.token_file);
+  if (!options.token_file.empty()) options.job.token = read_token_file(options.token_file);
 
-  if (options.world.transport == TransportKind::kLocal) return run_local(options);
-  if (options.world.transport == TransportKind::kMpi) {
-    if (!started_by_mpi()) become_mpirun(options.ranks, arguments);
-    return run_rank(*join_mpi_world(options.world, options.timing.algorithm == Algorithm::kNative),
-                    options);
+  if (options.job.transport == TransportKind::kLocal) return run_local(options);
+  if (options.job.transport == TransportKind::kMpi) {
+    if (!started_by_mpi()) become_mpirun(mpi_library(), options.ranks, arguments);
+    options.job.mpi_collectives = options.timing.algorithm == Algorithm::kNative;
+    return run_rank(join(options.job).communicator(), options);
   }
   const auto environment = rank_environment();
   if (!environment) return launch_ranks({options.ranks, arguments});
   require(options.ranks_given->count() == 0 || options.ranks == environment->world_size,
           fmt::format("--ranks {}, but the environment says {}", options.ranks,
                       environment->world_size));
-  const auto communicator = join_world(options.world, *environment);
-  return run_rank(*communicator, options);
+  const Job job = join(JoinOptions::from_environment(options.job));
+  return run_rank(job.communicator(), options);
 }
 
 }  // namespace
@@ -220,7 +219,7 @@ void add_bench_allreduce(CLI::App& bench, const std::vector<std::string>& argume
   command.footer(kExplanation);
   const auto options = std::make_shared<Options>();
 
-  add_choice(command, "--transport", options->world.transport,
+  add_choice(command, "--transport", options->job.transport,
              "local (threads), tcp, shm, mpi, or auto: shared memory where ranks share a host",
              {TransportKind::kLocal, TransportKind::kTcp, TransportKind::kShm, TransportKind::kAuto,
               TransportKind::kMpi})
@@ -258,7 +257,7 @@ void add_bench_allreduce(CLI::App& bench, const std::vector<std::string>& argume
       ->option_text("S [30]");
   command.add_option("--token-file", options->token_file, "The job's secret, needed between hosts")
       ->option_text("FILE");
-  command.add_option("--interface", options->world.interface, "Network interface to use")
+  command.add_option("--interface", options->job.interface, "Network interface to use")
       ->option_text("NAME");
   command.add_flag("--json", options->json, "One JSON object per line instead of a table");
   command.add_flag("--serve", options->serve,

@@ -1,8 +1,12 @@
 #include <fmt/format.h>
 
 #include <algorithm>
+#include <cerrno>
 #include <chrono>
+#include <cstdio>
+#include <fstream>
 #include <iostream>
+#include <iterator>
 #include <map>
 #include <memory>
 #include <nlohmann/json.hpp>
@@ -10,11 +14,12 @@
 #include <string>
 
 #include "cli/commands.h"
-#include "cli/device_choice.h"
-#include "cli/loss_curve.h"
-#include "cli/step_timing.h"
+#include "cli/options.h"
+#include "cli/step_bench.h"
 #include "lockstep/base/cores.h"
 #include "lockstep/base/error.h"
+#include "lockstep/model/weights_hash.h"
+#include "lockstep/run/device.h"
 
 namespace lockstep::cli {
 namespace {
@@ -66,6 +71,34 @@ Measured measure(StepBench& bench, double seconds) {
   std::ranges::sort(times);
   const std::size_t last = times.size() - 1;
   return {times.front(), times[last / 2], times[last - last / 100]};
+}
+
+// Trains on the tokens of a file (16 bits each, little-endian), `tokens()` of the bench a step and
+// one after the other, and prints a JSON object with the loss of each step, and one with the hash
+// of the weights at the end. The learning rate grows over the first `warmup` steps. Throws
+// Error{kIo} when the file has too few tokens.
+void print_loss_curve(StepBench& bench, const std::string& path, int steps, int warmup) {
+  std::ifstream file(path, std::ios::binary);
+  if (!file) throw_io("reading " + path, errno);
+  const std::string bytes{std::istreambuf_iterator<char>(file), {}};
+  const auto count = static_cast<std::size_t>(bench.tokens());
+  if (bytes.size() / 2 < count * static_cast<std::size_t>(steps) + 1) {
+    throw Error(ErrorCode::kIo, fmt::format("{}: {} tokens are too few for {} steps of {}", path,
+                                            bytes.size() / 2, steps, count));
+  }
+  const auto token = [&](std::size_t place) {
+    return static_cast<std::int32_t>(static_cast<unsigned char>(bytes[2 * place])) |
+           static_cast<std::int32_t>(static_cast<unsigned char>(bytes[2 * place + 1])) << 8;
+  };
+  for (int step = 0; step < steps; ++step) {
+    const std::size_t first = static_cast<std::size_t>(step) * count;
+    bench.set_learning_rate(kBenchLearningRate *
+                            std::min(1.0, static_cast<double>(step + 1) / std::max(1, warmup)));
+    const double loss = bench.step([&](std::size_t i) { return token(first + i); });
+    fmt::print("{{\"step\": {}, \"loss\": {}}}\n", step + 1, loss);
+    std::fflush(stdout);
+  }
+  fmt::print("{{\"weights\": \"{}\"}}\n", weights_hash(bench.layout(), bench.parameters()));
 }
 
 int run(const Options& options) {

@@ -18,7 +18,6 @@ void add_train(CLI::App& app, const std::vector<std::string>& arguments, Action&
 void add_data(CLI::App& app, Action& action);
 void add_generate(CLI::App& app, Action& action);
 void add_verify(CLI::App& app, Action& action);
-void add_bench(CLI::App& app, const std::vector<std::string>& arguments, Action& action);
 void add_coordinator(CLI::App& app, Action& action);
 void add_worker(CLI::App& app, Action& action);
 void add_bench_allreduce(CLI::App& bench, const std::vector<std::string>& arguments,

@@ -4,7 +4,7 @@
 #include <cstdio>
 #include <thread>
 
-#include "cli/choice.h"
+#include "cli/options.h"
 #include "cli/star.h"
 #include "cli/stop_signals.h"
 #include "lockstep/base/log.h"

@@ -4,11 +4,11 @@
 #include <chrono>
 
 #include "cli/commands.h"
+#include "cli/stories/stories.h"
 #include "lockstep/base/error.h"
 #include "lockstep/base/log.h"
 #include "lockstep/data/shard_builder.h"
 #include "lockstep/data/source.h"
-#include "lockstep/data/stories.h"
 #include "lockstep/files/mapped_file.h"
 #include "lockstep/report/progress.h"
 
@@ -28,8 +28,7 @@ may be larger than memory; docs/data_format.md specifies them. `lockstep train` 
 struct Options {
   std::vector<std::string> files;
   std::string out;
-  std::string tokenizer;
-  std::uint32_t vocab = 0;
+  TokenizerChoice tokenizer;
   std::uint64_t stories = 0;
   std::uint64_t seed = 0;
   std::uint64_t shard_tokens = 100'000'000;
@@ -67,7 +66,7 @@ class Percent {
 };
 
 void build(const Options& options, std::span<const std::string_view> texts, double entropy) {
-  const auto tokenizer = make_tokenizer(options.tokenizer, options.vocab, texts);
+  const auto tokenizer = make_tokenizer(options.tokenizer, texts);
   std::size_t total = 0;
   for (const std::string_view text : texts) total += text.size();
   ShardBuilder builder({options.out, options.shard_tokens, entropy}, *tokenizer);
@@ -97,17 +96,16 @@ int build_from_files(const Options& options) {
 }
 
 int build_stories(const Options& options) {
-  const Grammar grammar = story_grammar();
-  const double entropy = story_entropy_per_byte(grammar);
-  std::vector<std::string> stories;
-  for (std::uint64_t i = 0; i < options.stories; ++i) {
-    stories.push_back(generate_text(grammar, options.seed, i).text);
-    if (options.print) fmt::print("{}\n\n", stories.back());
+  const Documents stories = built_in_stories(options.seed, options.stories);
+  if (options.print) {
+    for (const std::string& story : stories.texts) fmt::print("{}\n\n", story);
   }
+  const double entropy = stories.entropy_per_byte;
   if (!options.out.empty()) {
-    build(options, std::vector<std::string_view>(stories.begin(), stories.end()), entropy);
+    build(options, std::vector<std::string_view>(stories.texts.begin(), stories.texts.end()),
+          entropy);
   }
-  const GrammarMeans means = expected(grammar);
+  const GrammarMeans means = expected(story_grammar());
   fmt::print(
       "entropy of the grammar: {:.3f} bits per story of {:.1f} bytes, {:.5f} bits per byte\n",
       means.bits, means.bytes, entropy);
@@ -130,7 +128,7 @@ int check(const Options& options) {
     if (shards.empty()) throw_bad_file(path, "no .bin files in this folder");
     for (const std::string& name : shards) {
       const TokenShard shard = TokenShard::open(name);
-      const std::uint32_t vocab = std::max(shard.header().vocab, options.vocab);
+      const std::uint32_t vocab = std::max(shard.header().vocab, options.tokenizer.vocab);
       const std::uint32_t largest = shard.largest(vocab == 0 ? kMostVocab : vocab);
       fmt::print("{}: {}, {} tokens of {} bytes, largest {}, vocabulary {}\n", name,
                  name_of(shard.format()), shard.size(), shard.header().token_bytes, largest,
@@ -163,10 +161,11 @@ void add_data(CLI::App& app, Action& action) {
   command.add_option("files", options->files, "Text files")->option_text("FILE ...");
   command.add_option("--out", options->out, "Folder for the shards")->option_text("DIR");
   command
-      .add_option("--tokenizer", options->tokenizer,
+      .add_option("--tokenizer", options->tokenizer.name,
                   "bytes, sentencepiece (trained on the text), or a SentencePiece .model file")
       ->option_text("NAME [bytes]");
-  command.add_option("--vocab", options->vocab, "Pieces of a sentencepiece that is trained")
+  command
+      .add_option("--vocab", options->tokenizer.vocab, "Pieces of a sentencepiece that is trained")
       ->check(CLI::Range(1, 1 << 24))
       ->option_text("N [4096]");
   command.add_option("--stories", options->stories, "Make so many stories of the built-in corpus")

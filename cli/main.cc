@@ -4,10 +4,10 @@
 #include <exception>
 
 #include "cli/commands.h"
-#include "cli/launch.h"
 #include "lockstep/base/error.h"
 #include "lockstep/base/log.h"
 #include "lockstep/base/version.h"
+#include "lockstep/launch/launch.h"
 
 namespace lockstep::cli {
 namespace {
@@ -34,7 +34,10 @@ int run(int argc, char** argv) {
   add_data(app, action);
   add_generate(app, action);
   add_verify(app, action);
-  add_bench(app, arguments, action);
+  CLI::App& bench = *app.add_subcommand("bench", "Measure this machine and its network.");
+  bench.require_subcommand(1);
+  add_bench_allreduce(bench, arguments, action);
+  add_bench_step(bench, action);
   add_coordinator(app, action);
   add_worker(app, action);
 

@@ -2,7 +2,7 @@
 
 #include <cstdlib>
 
-#include "cli/world.h"
+#include "lockstep/launch/rank_environment.h"
 
 namespace lockstep::cli {
 

@@ -1,182 +1,295 @@
-#include <fmt/format.h>
+#include "lockstep/run/train.h"
 
-#include <algorithm>
 #include <memory>
-#include <thread>
+#include <optional>
 
 #include "cli/commands.h"
-#include "cli/launch.h"
-#include "cli/options_file.h"
+#include "cli/options.h"
 #include "cli/star.h"
-#include "cli/train_options.h"
-#include "cli/train_replay.h"
-#include "cli/train_worker.h"
-#include "lockstep/base/error.h"
-#include "lockstep/base/host.h"
-#include "lockstep/comm/collectives/plan_engine.h"
-#include "lockstep/comm/mpi/mpi.h"
-#include "lockstep/comm/transport/local_group.h"
-#include "lockstep/server/server_engine.h"
-#include "lockstep/server/server_run.h"
+#include "cli/stories/stories.h"
+#include "lockstep/net/job/roster.h"
 
 namespace lockstep::cli {
 namespace {
 
-void require(bool condition, const std::string& message) {
-  if (!condition) throw Error(ErrorCode::kInvalidArgument, message);
+constexpr const char* kExplanation =
+    R"(--data takes text files, token shards (those of `lockstep data`, of llm.c, of nanoGPT), or folders of
+shards; files named val or validation are kept for validation, otherwise one sample in twenty is. Without
+--data the model learns the built-in stories. Sizes that are not given are chosen to fit the data.
+
+A step is cut into global-batch / micro-batch lanes, whose gradients are added in one fixed tree. The same
+options and data give the same weights, bit for bit, for any number of threads and workers, over any
+transport; micro-batch is part of the result. (--reduction ring, native or nccl and --wire-dtype bf16 keep
+the workers equal, but their number then matters.) On GPUs the same holds for GPUs of one kind.
+
+--workers N starts N processes here (threads with --transport local), each on its share of the cores. Under
+torchrun, mpirun or Slurm the command is one worker of their world: RANK, WORLD_SIZE, MASTER_ADDR and
+MASTER_PORT, or what Open MPI, MPICH and Slurm set instead. With --transport server the workers talk to a
+gradient server: one that is started with them, or the one at --coordinator. Workers of a host take turns
+over its GPUs; gradients go from GPU to GPU where each worker has its own (--exchange).
+A worker that dies, stops or differs ends all of them within --timeout, and the last line names it.
+
+--out DIR gets model.safetensors, config.json, the tokenizer, and metrics.jsonl with one object per step;
+one run at a time may have it. With --save-every also checkpoint-STEP folders, each complete or not there.
+The same command with --resume goes on from the newest intact one, with any number of workers, and ends with
+the same weights as a run that was never stopped. Ctrl-C stops after the step under way and saves. The last
+line is the hash of the weights. A gradient that is not finite changes no weights and stops all workers;
+halt.json in --out then says which lane it was.
+Exit codes: 0 done, 1 failed, 2 wrong usage, 3 halted on a value that is not finite or on workers whose
+weights differ, 130 and 143 stopped.
+
+  lockstep train --data my.txt --out my-model --workers 2
+  lockstep generate my-model --prompt "Once")";
+
+struct Options {
+  TrainOptions run;
+  std::vector<std::string> data;
+  std::string tokenizer;
+  std::string config;
+  double bucket_mb = 4;
+  double timeout = 30;
+  std::string token_file;
+};
+
+// An option whose values are names that `parse` knows.
+template <typename Value, typename Parse>
+CLI::Option* add_named(CLI::App& command, const std::string& flag, Value& chosen, Parse parse,
+                       const std::vector<std::string>& names, const std::string& text,
+                       const std::string& description) {
+  return command
+      .add_option_function<std::string>(
+          flag, [&chosen, parse](const std::string& name) { chosen = *parse(name); }, description)
+      ->check(CLI::IsMember(names))
+      ->option_text(text);
 }
 
-std::unique_ptr<Communicator> communicator_over(std::unique_ptr<Transport> transport,
-                                                const TrainOptions& options) {
-  return std::make_unique<Communicator>(std::make_unique<PlanEngine>(std::move(transport)),
-                                        options.world.timeout);
+void add_data_options(CLI::App& command, Options& options) {
+  const char* group = "Data";
+  command.add_option("--data", options.data, "Text files, token shards, or folders of shards")
+      ->option_text("PATH ... [built-in stories]")
+      ->group(group);
+  command
+      .add_option(
+          "--tokenizer", options.tokenizer,
+          "For text: bytes, sentencepiece (trained on the text), or a SentencePiece .model file")
+      ->option_text("NAME [bytes]")
+      ->group(group);
+  command
+      .add_option("--vocab", options.run.vocab,
+                  "Pieces for sentencepiece; otherwise the model's vocabulary")
+      ->check(CLI::Range(1, 1 << 24))
+      ->option_text("N")
+      ->group(group);
 }
 
-// The workers as threads of this process. The group fails as one; who failed by itself, and not
-// because of another, knows why.
-int run_threads(const TrainOptions& options, int workers) {
-  stop_on_signals();
-  auto group = make_local_group(workers);
-  std::vector<int> codes(group.size());
-  std::vector<std::exception_ptr> causes(group.size());
-  std::vector<std::exception_ptr> echoes(group.size());
-  std::vector<std::thread> threads;
-  for (std::size_t rank = 0; rank < group.size(); ++rank) {
-    threads.emplace_back([&, rank] {
-      try {
-        const auto communicator = communicator_over(std::move(group[rank]), options);
-        codes[rank] = train_worker(options, *communicator);
-      } catch (const Error& error) {
-        auto& kind = is_echo(error, static_cast<int>(rank)) ? echoes : causes;
-        kind[rank] = std::current_exception();
-      } catch (...) {
-        causes[rank] = std::current_exception();
-      }
-    });
-  }
-  for (std::thread& thread : threads) thread.join();
-  for (const auto& errors : {causes, echoes}) {
-    for (const std::exception_ptr& error : errors) {
-      if (error) std::rethrow_exception(error);
-    }
-  }
-  return codes[0];
-}
-
-int run_mpi(const TrainOptions& options, const std::vector<std::string>& arguments) {
-  if (!started_by_mpi()) become_mpirun(options.workers.value_or(1), arguments);
-  stop_on_signals();
-  const bool native = options.reducer.reduction == Reduction::kNative;
-  return train_worker(options, *join_mpi_world(options.world, native));
-}
-
-// Ranks as processes of this machine; with `server`, a gradient server in this one.
-int start_workers(const TrainOptions& options, int workers,
-                  const std::vector<std::string>& arguments) {
-  LaunchOptions launch;
-  launch.ranks = workers;
-  launch.arguments = arguments;
-  launch.prefix_lines = true;
-  // They finish their step and save first.
-  launch.stop_grace = std::chrono::ceil<std::chrono::milliseconds>(
-      std::max<std::chrono::nanoseconds>(std::chrono::minutes(10), 10 * options.world.timeout));
-  if (options.world.transport != TransportKind::kServer) return launch_ranks(launch);
-
-  ServerOptions server;
-  server.workers = workers;
-  server.settings.mode = Mode::kLanes;
-  server.settings.total_samples = static_cast<std::uint64_t>(workers);
-  server.settings.timeout = options.world.timeout;
-  server.token = options.world.token;
-  ServerRun run(
-      listen_for_workers({"127.0.0.1", 0}, server.token, Deadline::after(options.world.timeout)),
-      server);
-  launch.arguments.insert(launch.arguments.end(), {"--coordinator", to_string(run.address())});
-  launch.finish_companion = [&](bool succeeded) -> std::optional<std::string> {
-    const auto patience = succeeded ? options.world.timeout : std::chrono::nanoseconds(0);
-    const auto error = run.finish(Deadline::after(patience));
-    if (!error) return std::nullopt;
-    return fmt::format("the gradient server: {}", error->what());
+void add_model_options(CLI::App& command, ModelConfig& model) {
+  const char* group = "Model (what is not given is chosen to fit the data)";
+  const auto size = [&](const char* flag, int& value, const char* description) {
+    command.add_option(flag, value, description)
+        ->check(CLI::Range(1, 1 << 24))
+        ->option_text("N")
+        ->group(group);
   };
-  return launch_ranks(launch);
+  size("--context", model.context, "Tokens of a sample");
+  size("--hidden", model.hidden, "Width, a multiple of 16");
+  size("--layers", model.layers, "Blocks");
+  size("--heads", model.heads, "Attention heads");
+  size("--kv-heads", model.kv_heads, "Heads of keys and values, which divide the heads");
+  size("--intermediate", model.intermediate, "Width of the feed-forward layers");
+  command
+      .add_flag("--tie-embeddings", model.tie_embeddings, "One matrix for embedding and lm_head")
+      ->group(group);
 }
 
-std::unique_ptr<Communicator> join_coordinator(const TrainOptions& options,
-                                               const std::optional<RankEnvironment>& environment) {
-  StarOptions star;
-  const auto where = parse_host_port(options.coordinator);
-  require(where.has_value(), fmt::format("--coordinator {}: not HOST:PORT", options.coordinator));
-  star.worker.coordinator = *where;
-  star.worker.node_id = this_host().hostname;
-  if (environment)
-    star.worker.node_id = fmt::format("rank {} on {}", environment->rank, star.worker.node_id);
-  star.worker.token = options.world.token;
-  star.worker.timeout = options.world.timeout;
-  if (environment) {
-    star.rank = environment->rank;
-    star.world_size = environment->world_size;
-  }
-  return join_star(star);
+void add_training_options(CLI::App& command, TrainOptions& options) {
+  const char* group = "Training";
+  const auto add = [&](const char* flag, auto& value, const char* text, const char* description) {
+    return command.add_option(flag, value, description)->option_text(text)->group(group);
+  };
+  add("--steps", options.steps, "N [10 tokens per parameter]", "Steps")
+      ->check(CLI::Range(std::int64_t{0}, std::int64_t{1} << 50));
+  add("--global-batch", options.global_batch, "N [16]", "Samples of a step")
+      ->check(CLI::Range(1, 1 << 24));
+  add("--micro-batch", options.micro_batch, "N [8]",
+      "Samples of a lane, which divide the global batch")
+      ->check(CLI::Range(1, 1 << 24));
+  add("--lr", options.learning_rate, "RATE [by width]", "Highest learning rate")
+      ->check(CLI::NonNegativeNumber);
+  add("--warmup", options.warmup, "N [a twentieth]", "Steps until it is reached")
+      ->check(CLI::NonNegativeNumber);
+  add_named(command, "--schedule", options.decay, parse_decay, {"cosine", "linear", "constant"},
+            "NAME [cosine]", "How it falls after that: cosine, linear or constant")
+      ->group(group);
+  add("--weight-decay", options.weight_decay, "X [0.1]", "Decoupled, not on norms")
+      ->check(CLI::NonNegativeNumber);
+  add("--clip", options.clip, "X [1]", "Longest gradient; 0 does not clip")
+      ->check(CLI::NonNegativeNumber);
+  add("--seed", options.seed, "N [0]",
+      "Of the first weights, the order of samples and the stories");
+  add("--init", options.init, "DIR [fresh weights]", "Start from the weights of this model");
 }
 
-// What would fail on every worker alike is told once, before any is started.
-void check_options(const TrainOptions& options) {
-  const TransportKind transport = options.world.transport;
-  const std::uint64_t micro = options.micro_batch == 0 ? 1 : options.micro_batch;
-  require(options.global_batch % micro == 0,
-          fmt::format("--global-batch {} is not a multiple of --micro-batch {}",
-                      options.global_batch, micro));
-  require(options.reducer.reduction != Reduction::kNative || transport == TransportKind::kMpi,
-          "--reduction native is MPI's own: it needs --transport mpi");
-  const bool native = options.reducer.reduction == Reduction::kNccl;
-  require(options.device != "cpu" || (!native && options.exchange != ExchangeChoice::kNccl),
-          fmt::format("{} needs --device cuda", native ? "--reduction nccl" : "--exchange nccl"));
-  require(!native || options.exchange != ExchangeChoice::kHost,
-          "--reduction nccl goes from GPU to GPU, not through --exchange host");
-  require(options.coordinator.empty() || transport == TransportKind::kServer,
-          "--coordinator needs --transport server");
-  require(options.save_every == 0 || !options.out.empty(), "--save-every needs --out");
-  require(!options.resume || !options.out.empty(), "--resume needs --out");
-  require(!options.resume || options.init.empty(),
-          "--resume has weights of its own: it does not go with --init");
-  if (transport == TransportKind::kServer) {
-    require(!options.reducer.shard, "--shard-optimizer does not work with --transport server");
-    require(options.reducer.reduction == Reduction::kTree && options.reducer.wire == DataType::kF32,
-            "--transport server adds in the tree, in f32: no --reduction, no --wire-dtype");
-  }
+void add_checkpoint_options(CLI::App& command, TrainOptions& options) {
+  const char* group = "Checkpoints (in --out)";
+  command
+      .add_option("--save-every", options.save_every,
+                  "Steps between checkpoints, and one after the last; 0: none")
+      ->check(CLI::NonNegativeNumber)
+      ->option_text("N [0]")
+      ->group(group);
+  command.add_option("--keep-last", options.keep_last, "Checkpoints to keep; 0: all")
+      ->check(CLI::NonNegativeNumber)
+      ->option_text("N [3]")
+      ->group(group);
+  command
+      .add_flag("--save-wait", options.save_wait,
+                "Wait when one is due before the last is written; else it is skipped")
+      ->group(group);
+  command
+      .add_flag("--resume", options.resume,
+                "Go on from the newest intact checkpoint; begin anew when there is none")
+      ->group(group);
 }
 
-int run(TrainOptions& options, const std::vector<std::string>& arguments) {
-  options.world.timeout = duration_of(options.timeout);
-  options.world.token = token_from(options.token_file);
-  check_options(options);
-  if (!options.replay.empty()) return replay_lane(options);
-  if (options.world.transport == TransportKind::kMpi) return run_mpi(options, arguments);
-  const auto environment = rank_environment();
-  const int workers = options.workers.value_or(environment ? environment->world_size : 1);
-  if (options.world.transport == TransportKind::kLocal) return run_threads(options, workers);
-  if (!options.coordinator.empty()) {
-    require(!options.workers || environment, "--workers starts workers, --coordinator is for one");
-    stop_on_signals();
-    return train_worker(options, *join_coordinator(options, environment));
-  }
-  const bool server = options.world.transport == TransportKind::kServer;
-  if (!environment && workers == 1 && !server) return run_threads(options, 1);
-  if (!environment) return start_workers(options, workers, arguments);
-  require(!server, "--transport server under a launcher needs --coordinator HOST:PORT");
-  require(
-      workers == environment->world_size,
-      fmt::format("--workers {}, but the environment says {}", workers, environment->world_size));
-  stop_on_signals();
-  return train_worker(options, *join_world(options.world, *environment));
+void add_run_options(CLI::App& command, TrainOptions& options) {
+  const char* group = "Run";
+  command.add_option("--out", options.out, "Folder for weights and metrics")
+      ->option_text("DIR")
+      ->group(group);
+  command.add_option("--threads", options.threads, "Compute threads")
+      ->check(CLI::Range(1, 1024))
+      ->option_text("N [a worker's share of the cores]")
+      ->group(group);
+  add_named(
+      command, "--precision", options.precision,
+      [](const std::string& name) -> std::optional<Precision> {
+        return name == "bf16" ? Precision::kBf16 : Precision::kF32;
+      },
+      {"fp32", "bf16"}, "NAME [fp32]", "Of matrix products: fp32 or bf16")
+      ->group(group);
+  add_device_option(command, options.device)->group(group);
+  command
+      .add_flag("--recompute", options.recompute,
+                "On a GPU: compute activations once more instead of keeping them")
+      ->group(group);
+  command
+      .add_option("--eval-every", options.eval_every, "Steps between validations; 0: only the last")
+      ->check(CLI::NonNegativeNumber)
+      ->option_text("N [a tenth]")
+      ->group(group);
+  add_named(command, "--log", options.log, parse_log_style, {"bar", "plain", "json"}, "NAME",
+            "bar (on a terminal), plain lines, or json: one object per step")
+      ->group(group);
+}
+
+void add_worker_options(CLI::App& command, Options& given) {
+  const char* group = "Workers";
+  TrainOptions& options = given.run;
+  command.add_option("--workers", options.workers, "Workers to start on this machine")
+      ->check(CLI::Range(1, kMaxWorldSize))
+      ->option_text("N [1]")
+      ->group(group);
+  add_choice(command, "--transport", options.job.transport,
+             "local (threads), tcp, shm, mpi, server (a gradient server), or auto: shared memory "
+             "where workers share a host",
+             {TransportKind::kLocal, TransportKind::kTcp, TransportKind::kShm, TransportKind::kAuto,
+              TransportKind::kMpi, TransportKind::kServer})
+      ->option_text("NAME [auto]")
+      ->group(group);
+  command
+      .add_option("--coordinator", options.job.coordinator,
+                  "With --transport server: the gradient server to join")
+      ->option_text("HOST:PORT")
+      ->group(group);
+  add_choice(command, "--reduction", options.reducer.reduction,
+             "tree: the same bits for any number of workers; ring, native (MPI's own), nccl "
+             "(NCCL's own): order-free",
+             {Reduction::kTree, Reduction::kRing, Reduction::kNative, Reduction::kNccl})
+      ->option_text("NAME [tree]")
+      ->group(group);
+  add_choice(command, "--exchange", options.exchange,
+             "How the gradients of GPUs meet: nccl (from GPU to GPU), host (over --transport), or "
+             "auto: nccl where every worker has a GPU of its own and nothing else needs the host",
+             {ExchangeChoice::kAuto, ExchangeChoice::kHost, ExchangeChoice::kNccl})
+      ->option_text("NAME [auto]")
+      ->group(group);
+  add_choice(command, "--wire-dtype", options.reducer.wire,
+             "f32, or bf16: half the bytes, with error feedback, order-free",
+             {DataType::kF32, DataType::kBf16})
+      ->option_text("NAME [f32]")
+      ->group(group);
+  command
+      .add_option("--bucket-mb", given.bucket_mb,
+                  "Gradients travel in buckets of so many MiB, as they become final")
+      ->check(CLI::Range(0.01, 4096.0))
+      ->option_text("X [4]")
+      ->group(group);
+  command
+      .add_flag("--overlap,!--no-overlap", options.reducer.overlap,
+                "Buckets travel while the backward pass goes on (default), or after it")
+      ->group(group);
+  command
+      .add_flag("--shard-optimizer", options.reducer.shard,
+                "Every worker keeps the moments of its share of the parameters only (ZeRO-1)")
+      ->group(group);
+  command
+      .add_option("--verify-every", options.verify_every,
+                  "Steps between comparisons of the workers' weights; 0: only at the end")
+      ->check(CLI::NonNegativeNumber)
+      ->option_text("N [100]")
+      ->group(group);
+  command
+      .add_option("--timeout", given.timeout,
+                  "A worker that is silent for so long is dead; in seconds")
+      ->check(CLI::Range(0.01, 1e7))
+      ->option_text("S [30]")
+      ->group(group);
+  command.add_option("--token-file", given.token_file, "The job's secret, needed between hosts")
+      ->option_text("FILE")
+      ->group(group);
+  command.add_option("--interface", options.job.interface, "Network interface to use")
+      ->option_text("NAME")
+      ->group(group);
+  command
+      .add_option("--replay", options.replay,
+                  "Compute the lane that a halt.json names once more, with the weights of --init, "
+                  "and say what is not finite")
+      ->option_text("FILE")
+      ->group(group);
+  command
+      .add_option("--skip-lanes", options.skip_lanes,
+                  "Leave lanes out: STEP:LANE, or a halt.json file; as if they had no tokens")
+      ->delimiter(',')
+      ->option_text("LIST")
+      ->group(group);
+}
+
+int run(Options& options, const std::vector<std::string>& arguments) {
+  TrainOptions& run = options.run;
+  const TokenizerChoice tokenizer = {options.tokenizer, run.vocab};
+  run.data = [&options, tokenizer] {
+    if (!options.data.empty()) return open_data(options.data, tokenizer);
+    return encode_documents(built_in_stories(options.run.seed), tokenizer);
+  };
+  run.job.timeout = duration_of(options.timeout);
+  run.job.token = token_from(options.token_file);
+  run.reducer.bucket_bytes = static_cast<std::size_t>(options.bucket_mb * (1 << 20));
+  return train(run, arguments);
 }
 
 }  // namespace
 
 void add_train(CLI::App& app, const std::vector<std::string>& arguments, Action& action) {
   CLI::App& command = *app.add_subcommand("train", "Train a language model.");
-  const auto options = std::make_shared<TrainOptions>();
-  add_train_options(command, *options);
+  command.footer(kExplanation);
+  const auto options = std::make_shared<Options>();
+  add_data_options(command, *options);
+  add_model_options(command, options->run.model);
+  add_training_options(command, options->run);
+  add_run_options(command, options->run);
+  add_options_file(command, options->config)->group("Run");
+  add_checkpoint_options(command, options->run);
+  add_worker_options(command, *options);
   command.callback([options, &command, &arguments, &action] {
     apply_options_file(command, options->config);
     action = [options, &arguments] { return run(*options, arguments); };

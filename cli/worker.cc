@@ -3,7 +3,7 @@
 
 #include <cstdio>
 
-#include "cli/choice.h"
+#include "cli/options.h"
 #include "cli/star.h"
 #include "cli/stop_signals.h"
 #include "lockstep/base/host.h"

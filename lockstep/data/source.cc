@@ -8,8 +8,8 @@
 
 #include "lockstep/base/error.h"
 #include "lockstep/data/shard_builder.h"
-#include "lockstep/data/stories.h"
 #include "lockstep/files/mapped_file.h"
+
 namespace lockstep {
 namespace {
 
@@ -51,26 +51,11 @@ TokenShard encode_text(const std::string& name, std::span<const std::string_view
   return TokenShard::of(name, tokens, header);
 }
 
-DataSource open_stories(const DataOptions& options) {
-  const Grammar grammar = story_grammar();
-  std::vector<std::string> stories(options.stories);
-  for (std::uint64_t i = 0; i < options.stories; ++i) {
-    stories[i] = generate_text(grammar, options.seed, i).text;
-  }
-  const std::vector<std::string_view> texts(stories.begin(), stories.end());
-  DataSource source;
-  source.name = fmt::format("{} built-in stories", options.stories);
-  source.tokenizer = make_tokenizer(options.tokenizer, options.vocab, texts);
-  source.training.push_back(encode_text("the built-in stories", texts, *source.tokenizer,
-                                        story_entropy_per_byte(grammar)));
-  return source;
-}
-
-DataSource open_texts(const std::vector<MappedFile>& files, const DataOptions& options) {
+DataSource open_texts(const std::vector<MappedFile>& files, const TokenizerChoice& tokenizer) {
   std::vector<std::string_view> texts;
   for (const MappedFile& file : files) texts.push_back(text_of(file));
   DataSource source;
-  source.tokenizer = make_tokenizer(options.tokenizer, options.vocab, texts);
+  source.tokenizer = make_tokenizer(tokenizer, texts);
   for (std::size_t i = 0; i < files.size(); ++i) {
     source.training.push_back(
         encode_text(files[i].path(), std::span(texts).subspan(i, 1), *source.tokenizer, 0));
@@ -79,16 +64,17 @@ DataSource open_texts(const std::vector<MappedFile>& files, const DataOptions& o
 }
 
 // The tokenizer that the shards were made with: in their folder, unless another place is given.
-std::shared_ptr<const Tokenizer> tokenizer_of(const TokenShard& shard, const DataOptions& options) {
+std::shared_ptr<const Tokenizer> tokenizer_of(const TokenShard& shard,
+                                              const TokenizerChoice& choice) {
   switch (shard.header().tokenizer) {
     case TokenizerKind::kUnknown: return nullptr;
     case TokenizerKind::kBytes: return byte_tokenizer();
     case TokenizerKind::kSentencePiece: break;
   }
   const std::string path =
-      options.tokenizer.empty() || options.tokenizer == "sentencepiece"
+      choice.name.empty() || choice.name == "sentencepiece"
           ? std::filesystem::path(shard.name()).replace_filename(kTokenizerFile).string()
-          : options.tokenizer;
+          : choice.name;
   std::shared_ptr<const Tokenizer> tokenizer = sentencepiece_tokenizer(file_contents(path), path);
   if (shard_header_for(*tokenizer).tokenizer_model != shard.header().tokenizer_model) {
     throw_bad_file(path, fmt::format("not the tokenizer that {} was made with", shard.name()));
@@ -104,7 +90,7 @@ void require_alike(const TokenShard& a, const TokenShard& b) {
   }
 }
 
-DataSource open_shards(const std::vector<std::string>& paths, const DataOptions& options) {
+DataSource open_shards(const std::vector<std::string>& paths, const TokenizerChoice& choice) {
   DataSource source;
   for (const std::string& path : paths) {
     TokenShard shard = TokenShard::open(path);
@@ -115,8 +101,8 @@ DataSource open_shards(const std::vector<std::string>& paths, const DataOptions&
   for (const auto* shards : {&source.training, &source.validation}) {
     for (const TokenShard& shard : *shards) require_alike(first, shard);
   }
-  source.tokenizer = tokenizer_of(first, options);
-  source.vocab = std::max(first.header().vocab, options.vocab);
+  source.tokenizer = tokenizer_of(first, choice);
+  source.vocab = std::max(first.header().vocab, choice.vocab);
   if (source.vocab == 0) {  // nanoGPT's shards do not say
     for (const auto* shards : {&source.training, &source.validation}) {
       for (const TokenShard& shard : *shards) {
@@ -127,16 +113,31 @@ DataSource open_shards(const std::vector<std::string>& paths, const DataOptions&
   return source;
 }
 
+// What follows from the shards and the tokenizer.
+DataSource completed(DataSource source) {
+  if (source.tokenizer) source.vocab = std::max(source.vocab, source.tokenizer->vocab());
+  std::uint64_t tokens = 0;
+  std::uint64_t bytes = 0;
+  for (const TokenShard& shard : source.training) {
+    tokens += shard.size();
+    bytes += shard.header().text_bytes;
+  }
+  if (tokens > 0) source.bytes_per_token = static_cast<double>(bytes) / static_cast<double>(tokens);
+  source.entropy_per_byte = source.training[0].header().entropy_per_byte;
+  return source;
+}
+
 }  // namespace
 
-std::shared_ptr<const Tokenizer> make_tokenizer(const std::string& name, std::uint32_t vocab,
+std::shared_ptr<const Tokenizer> make_tokenizer(const TokenizerChoice& choice,
                                                 std::span<const std::string_view> texts) {
-  if (name.empty() || name == "bytes") return byte_tokenizer();
-  if (name == "sentencepiece") {
-    return sentencepiece_tokenizer(train_sentencepiece(texts, vocab == 0 ? kDefaultPieces : vocab),
+  if (choice.name.empty() || choice.name == "bytes") return byte_tokenizer();
+  if (choice.name == "sentencepiece") {
+    const std::uint32_t pieces = choice.vocab == 0 ? kDefaultPieces : choice.vocab;
+    return sentencepiece_tokenizer(train_sentencepiece(texts, pieces),
                                    "the model trained on the text");
   }
-  return sentencepiece_tokenizer(file_contents(name), name);
+  return sentencepiece_tokenizer(file_contents(choice.name), choice.name);
 }
 
 bool is_for_validation(const std::string& path) {
@@ -152,10 +153,21 @@ bool is_for_validation(const std::string& path) {
   return false;
 }
 
-DataSource open_data(const DataOptions& options) {
+DataSource encode_documents(const Documents& documents, const TokenizerChoice& tokenizer) {
+  const std::vector<std::string_view> texts(documents.texts.begin(), documents.texts.end());
+  DataSource source;
+  source.name = documents.name;
+  source.tokenizer = make_tokenizer(tokenizer, texts);
+  source.training.push_back(
+      encode_text(documents.name, texts, *source.tokenizer, documents.entropy_per_byte));
+  return completed(std::move(source));
+}
+
+DataSource open_data(const std::vector<std::string>& paths, const TokenizerChoice& tokenizer) {
+  if (paths.empty()) refuse("there is no data: no path is given");
   std::vector<std::string> shard_paths;
   std::vector<MappedFile> texts;
-  for (const std::string& path : options.paths) {
+  for (const std::string& path : paths) {
     if (std::filesystem::is_directory(path)) {
       const auto inside = shards_in(path);
       if (inside.empty()) throw_bad_file(path, "no .bin files in this folder");
@@ -173,24 +185,11 @@ DataSource open_data(const DataOptions& options) {
     refuse(fmt::format("{} is text and {} is not: train on one kind", texts[0].path(),
                        shard_paths[0]));
   }
-  DataSource source = !shard_paths.empty() ? open_shards(shard_paths, options)
-                      : !texts.empty()     ? open_texts(texts, options)
-                                           : open_stories(options);
-  if (source.name.empty()) {
-    source.name = options.paths.size() == 1
-                      ? options.paths[0]
-                      : fmt::format("{} and {} more", options.paths[0], options.paths.size() - 1);
-  }
-  if (source.tokenizer) source.vocab = std::max(source.vocab, source.tokenizer->vocab());
-  std::uint64_t tokens = 0;
-  std::uint64_t bytes = 0;
-  for (const TokenShard& shard : source.training) {
-    tokens += shard.size();
-    bytes += shard.header().text_bytes;
-  }
-  if (tokens > 0) source.bytes_per_token = static_cast<double>(bytes) / static_cast<double>(tokens);
-  source.entropy_per_byte = source.training[0].header().entropy_per_byte;
-  return source;
+  DataSource source =
+      texts.empty() ? open_shards(shard_paths, tokenizer) : open_texts(texts, tokenizer);
+  source.name =
+      paths.size() == 1 ? paths[0] : fmt::format("{} and {} more", paths[0], paths.size() - 1);
+  return completed(std::move(source));
 }
 
 }  // namespace lockstep

@@ -2,7 +2,9 @@
 
 #include <cstdint>
 #include <memory>
+#include <span>
 #include <string>
+#include <string_view>
 #include <vector>
 
 #include "lockstep/data/token_shard.h"
@@ -21,21 +23,26 @@ struct DataSource {
   double entropy_per_byte = 0;  // of the source, in bits; 0: not known
 };
 
-struct DataOptions {
-  std::vector<std::string> paths =
-      {};                      // text files, shards, folders of shards; none: built-in stories
-  std::string tokenizer = {};  // "bytes", "sentencepiece" (trained on the text), or a .model file
-  std::uint32_t vocab = 0;     // pieces to train, or the vocabulary of shards that do not say
-  std::uint64_t stories = 20'000;
-  std::uint64_t seed = 0;  // of the stories
+struct TokenizerChoice {
+  std::string name = {};    // "bytes", "sentencepiece" (trained on the text), or a .model file
+  std::uint32_t vocab = 0;  // pieces to train, or the vocabulary of shards that do not say
 };
 
-// Throws Error{kIo} for input that is broken, with file and position, and Error{kInvalidArgument}
-// for what does not go together.
-DataSource open_data(const DataOptions& options);
+// Opens text files, shards and folders of shards; at least one path. Throws Error{kIo} for input
+// that is broken, with file and position, and Error{kInvalidArgument} for what does not go
+// together.
+DataSource open_data(const std::vector<std::string>& paths, const TokenizerChoice& tokenizer = {});
 
-// "bytes", "sentencepiece" or a file, applied to texts. With no name: bytes.
-std::shared_ptr<const Tokenizer> make_tokenizer(const std::string& name, std::uint32_t vocab,
+// Texts in memory, each of them a document.
+struct Documents {
+  std::string name;  // for people
+  std::vector<std::string> texts;
+  double entropy_per_byte = 0;  // of where they come from, in bits; 0: not known
+};
+DataSource encode_documents(const Documents& documents, const TokenizerChoice& tokenizer = {});
+
+// The tokenizer of that name; with no name: bytes. Only one that is trained reads the texts.
+std::shared_ptr<const Tokenizer> make_tokenizer(const TokenizerChoice& choice,
                                                 std::span<const std::string_view> texts);
 
 // Whether a file's name says that it is for validation: val.bin, fineweb_val_000000.bin.

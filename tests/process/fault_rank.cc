@@ -15,12 +15,11 @@
 #include <map>
 #include <nlohmann/json.hpp>
 
-#include "cli/rank_environment.h"
-#include "cli/world.h"
 #include "lockstep/base/hash/blake3.h"
 #include "lockstep/base/random.h"
 #include "lockstep/comm/collectives/plan_engine.h"
 #include "lockstep/comm/transport/mesh.h"
+#include "lockstep/launch/rank_environment.h"
 #include "tests/support/collective_case.h"
 #include "tests/support/fault_transport.h"
 
@@ -148,7 +147,7 @@ void hold() {
 }
 
 void run(const Options& options) {
-  const auto environment = cli::rank_environment();
+  const auto environment = rank_environment();
   if (!environment) throw Error(ErrorCode::kInvalidArgument, "RANK is not set");
   JobOptions where;
   where.rank = environment->rank;
@@ -158,7 +157,7 @@ void run(const Options& options) {
   where.interface = options.interface;
   where.timeout =
       std::chrono::round<std::chrono::nanoseconds>(std::chrono::duration<double>(options.timeout));
-  if (!options.token_file.empty()) where.token = cli::read_token_file(options.token_file);
+  if (!options.token_file.empty()) where.token = read_token_file(options.token_file);
   std::optional<Socket> listener;
   if (environment->listener) listener.emplace(Descriptor(*environment->listener), "rendezvous");
   JoinedJob job = join_job(where, std::move(listener));

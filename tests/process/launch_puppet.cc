@@ -1,4 +1,4 @@
-// Launches itself as ranks (cli/launch.h), each of which does what it is told:
+// Launches itself as ranks (lockstep/launch/launch.h), each of which does what it is told:
 //
 //   launch_puppet [--prefix] [--grace MS] [--stop-grace MS] [--server] ACTION...
 //
@@ -19,13 +19,13 @@
 #include <fstream>
 #include <iterator>
 
-#include "cli/launch.h"
-#include "cli/rank_environment.h"
 #include "lockstep/base/log.h"
+#include "lockstep/launch/launch.h"
+#include "lockstep/launch/rank_environment.h"
 #include "lockstep/server/server_engine.h"
 #include "lockstep/server/server_run.h"
 
-namespace lockstep::cli {
+namespace lockstep {
 namespace {
 
 using namespace std::chrono_literals;
@@ -150,6 +150,6 @@ int main(int argc, char** argv) {
 }
 
 }  // namespace
-}  // namespace lockstep::cli
+}  // namespace lockstep
 
-int main(int argc, char** argv) { return lockstep::cli::main(argc, argv); }
+int main(int argc, char** argv) { return lockstep::main(argc, argv); }

@@ -14,7 +14,7 @@ def allowed_rooms():
     for line in (ROOT / "lockstep/README.md").read_text().splitlines():
         cells = [cell.strip() for cell in line.strip("|").split("|")]
         if len(cells) == 3 and (room := re.fullmatch(r"`([\w/]+)`", cells[0])):
-            named = re.findall(r"`([\w/]+)`", cells[2])
+            named = re.findall(r"`([\w/.]+)`", cells[2])
             rooms[room[1]] = None if cells[2] == "any" else {room[1], *named}
     return rooms
 
@@ -31,8 +31,9 @@ def problems():
         for number, line in enumerate(file.read_text().splitlines(), 1):
             place = f"{file.relative_to(ROOT)}:{number}"
             if included := re.match(r'#include "lockstep/(?:([\w/]+)/)?\w+\.\w+"', line):
-                if rooms[room] is not None and included[1] not in rooms[room]:
-                    yield f"{place}: {room} may not include {included[1] or 'lockstep.h'}"
+                from_room = included[1] or "lockstep.h"
+                if rooms[room] is not None and from_room not in rooms[room]:
+                    yield f"{place}: {room} may not include {from_room}"
             for name, header in FOREIGN.items():
                 # NCCL works on CUDA's memory.
                 homes = {name, "nccl"} if name == "cuda" else {name}

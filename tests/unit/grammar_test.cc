@@ -1,4 +1,4 @@
-#include "lockstep/data/grammar.h"
+#include "cli/stories/grammar.h"
 
 #include <fmt/format.h>
 #include <gtest/gtest.h>
@@ -7,9 +7,9 @@
 #include <cmath>
 #include <set>
 
-#include "lockstep/data/stories.h"
+#include "cli/stories/stories.h"
 
-namespace lockstep::grammar_test {
+namespace lockstep::cli::grammar_test {
 namespace {
 
 using Symbol = GrammarSymbol;
@@ -221,5 +221,13 @@ TEST(Stories, PureFunctionOfSeedAndIndex) {
   EXPECT_NE(generate_text(grammar, 1, 7).text, generate_text(grammar, 1, 8).text);
 }
 
+TEST(Stories, AsData) {
+  const DataSource source = encode_documents(built_in_stories(1, 10));
+  EXPECT_EQ(source.name, "10 built-in stories");
+  EXPECT_EQ(source.vocab, 256u);
+  EXPECT_GT(source.entropy_per_byte, 0.01);
+  EXPECT_GT(source.training[0].size(), 5000u);
+}
+
 }  // namespace
-}  // namespace lockstep::grammar_test
+}  // namespace lockstep::cli::grammar_test

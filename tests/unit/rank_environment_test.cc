@@ -1,4 +1,4 @@
-#include "cli/rank_environment.h"
+#include "lockstep/launch/rank_environment.h"
 
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
@@ -8,7 +8,7 @@
 
 #include "tests/support/ranks.h"
 
-namespace lockstep::cli::rank_environment_test {
+namespace lockstep::rank_environment_test {
 namespace {
 
 using lockstep::test::error_of;
@@ -177,4 +177,4 @@ TEST(RankEnvironment, FirstHost) {
 }
 
 }  // namespace
-}  // namespace lockstep::cli::rank_environment_test
+}  // namespace lockstep::rank_environment_test

@@ -1,8 +1,8 @@
-#include "cli/rank_lines.h"
+#include "lockstep/launch/rank_lines.h"
 
 #include <gtest/gtest.h>
 
-namespace lockstep::cli::rank_lines_test {
+namespace lockstep::rank_lines_test {
 namespace {
 
 TEST(RankLines, EveryWholeLineHasThePrefix) {
@@ -50,4 +50,4 @@ TEST(RankLines, WhatFollowsABarIsTheLastLine) {
 }
 
 }  // namespace
-}  // namespace lockstep::cli::rank_lines_test
+}  // namespace lockstep::rank_lines_test

@@ -14,7 +14,7 @@
 #include "lockstep/model/cpu/adamw.h"
 #include "lockstep/model/cpu/transformer.h"
 #include "lockstep/model/weights_hash.h"
-#include "lockstep/train/defaults.h"
+#include "lockstep/run/defaults.h"
 #include "tests/support/trainers.h"
 
 namespace lockstep::trainer_test {

@@ -1,0 +1,40 @@
+#pragma once
+
+#include <CLI/CLI.hpp>
+#include <algorithm>
+#include <initializer_list>
+#include <map>
+#include <string>
+
+namespace lockstep::cli {
+
+// What the options of several subcommands share.
+
+// An option whose values are the names of an enum's.
+template <typename Enum>
+CLI::Option* add_choice(CLI::App& command, const std::string& flag, Enum& chosen,
+                        const std::string& description, std::initializer_list<Enum> values) {
+  std::map<std::string, Enum> names;
+  for (const Enum value : values) {
+    std::string name(to_string(value));
+    names.emplace(name, value);
+    std::ranges::replace(name, '-', '_');  // either spelling will do
+    names.emplace(name, value);
+  }
+  const auto choose = [&chosen, names](const std::string& name) { chosen = names.at(name); };
+  return command.add_option_function<std::string>(flag, choose, description)
+      ->check(CLI::IsMember(names));
+}
+
+// --device: cpu, cuda or auto.
+CLI::Option* add_device_option(CLI::App& command, std::string& device);
+
+// --config FILE: a TOML file whose keys are the names of the command's options. What the command
+// line gives wins.
+CLI::Option* add_options_file(CLI::App& command, std::string& path);
+
+// To be called first in the command's callback: sets the options that the command line did not.
+// Throws CLI::ParseError with the file and the key.
+void apply_options_file(CLI::App& command, const std::string& path);
+
+}  // namespace lockstep::cli

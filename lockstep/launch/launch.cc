@@ -1,0 +1,374 @@
+#include "lockstep/launch/launch.h"
+
+#include <fcntl.h>
+#include <fmt/format.h>
+#include <poll.h>
+#include <sched.h>
+#include <sys/prctl.h>
+#include <sys/signalfd.h>
+#include <sys/wait.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <array>
+#include <cerrno>
+#include <csignal>
+#include <cstdlib>
+#include <cstring>
+#include <filesystem>
+#include <optional>
+#include <string_view>
+#include <utility>
+
+#include "lockstep/base/cores.h"
+#include "lockstep/base/deadline.h"
+#include "lockstep/base/descriptor.h"
+#include "lockstep/base/index.h"
+#include "lockstep/base/log.h"
+#include "lockstep/launch/rank_environment.h"
+#include "lockstep/launch/rank_lines.h"
+#include "lockstep/net/socket/socket.h"
+
+extern char** environ;
+
+namespace lockstep {
+namespace {
+
+// Blocks the signals that the launcher reads from a descriptor; undone when it goes.
+class BlockedSignals {
+ public:
+  BlockedSignals() {
+    sigset_t set;
+    sigemptyset(&set);
+    for (const int number : {SIGCHLD, SIGINT, SIGTERM, SIGHUP}) sigaddset(&set, number);
+    ::sigprocmask(SIG_BLOCK, &set, &before_);
+    descriptor_ = Descriptor(::signalfd(-1, &set, SFD_CLOEXEC | SFD_NONBLOCK));
+    if (!descriptor_) throw_io("signalfd", errno);
+  }
+  ~BlockedSignals() { ::sigprocmask(SIG_SETMASK, &before_, nullptr); }
+  BlockedSignals(const BlockedSignals&) = delete;
+  BlockedSignals& operator=(const BlockedSignals&) = delete;
+
+  int fd() const { return descriptor_.get(); }
+  const sigset_t& before() const { return before_; }
+  std::optional<signalfd_siginfo> next() const {
+    signalfd_siginfo info{};
+    if (::read(fd(), &info, sizeof info) != sizeof info) return std::nullopt;
+    return info;
+  }
+
+ private:
+  sigset_t before_{};
+  Descriptor descriptor_;
+};
+
+constexpr const char* kLaunchedVariable = "LOCKSTEP_LAUNCHED_RANK";
+constexpr std::string_view kClearLine = "\r\x1b[K";
+
+struct Child {
+  int rank = 0;
+  pid_t pid = -1;
+  bool running = true;
+  int status = 0;       // as waitpid gives it
+  Descriptor messages;  // the read end of its stderr
+  RankLines lines;
+};
+
+// Strings as execve wants them.
+std::vector<char*> pointers_to(std::vector<std::string>& strings) {
+  std::vector<char*> pointers;
+  for (std::string& string : strings) pointers.push_back(string.data());
+  pointers.push_back(nullptr);
+  return pointers;
+}
+
+std::vector<std::string> environment_for(int rank, const LaunchOptions& options,
+                                         const Socket& listener) {
+  std::vector<std::string> variables = {fmt::format("{}={}", kRankVariable, rank),
+                                        fmt::format("{}={}", kWorldSizeVariable, options.ranks),
+                                        fmt::format("{}={}", kLocalRankVariable, rank),
+                                        fmt::format("{}={}", kLaunchedVariable, rank)};
+  variables.insert(variables.end(), options.environment.begin(), options.environment.end());
+  if (listener) {
+    variables.push_back(fmt::format("{}=127.0.0.1", kMasterHostVariable));
+    variables.push_back(fmt::format("{}={}", kMasterPortVariable, listener.local_address().port()));
+    if (rank == 0) variables.push_back(fmt::format("{}={}", kListenerVariable, listener.fd()));
+  }
+  for (char** variable = environ; *variable != nullptr; ++variable) {
+    const std::string_view text(*variable);
+    const std::string_view name = text.substr(0, text.find('='));
+    if (name == kMasterHostVariable || name == kMasterPortVariable) continue;
+    variables.emplace_back(text);
+  }
+  return variables;
+}
+
+// Every rank stays on its share of the cores: schedulers like to put two that talk on one core.
+cpu_set_t cores_for(int rank, int ranks) {
+  cpu_set_t set;
+  CPU_ZERO(&set);
+  for (const int core : share_of_cores(own_cores(), rank, ranks)) CPU_SET(core, &set);
+  return set;
+}
+
+// Between fork and exec: system calls only.
+[[noreturn]] void become_rank(int rank, pid_t parent, const cpu_set_t& cores,
+                              const sigset_t& signals, int messages, int listener,
+                              char* const* arguments, char* const* environment) {
+  ::prctl(PR_SET_PDEATHSIG, SIGKILL);
+  if (::getppid() != parent) ::_exit(1);  // it ended before we asked to end with it
+  ::sched_setaffinity(0, sizeof cores, &cores);
+  ::sigprocmask(SIG_SETMASK, &signals, nullptr);
+  ::dup2(messages, STDERR_FILENO);
+  if (rank == 0) {
+    if (listener >= 0) ::fcntl(listener, F_SETFD, 0);
+  } else {
+    const int nothing = ::open("/dev/null", O_RDONLY);
+    ::dup2(nothing, STDIN_FILENO);
+    ::close(nothing);
+  }
+  ::execve("/proc/self/exe", arguments, environment);
+  constexpr std::string_view kText = "this program could not be started again\n";
+  [[maybe_unused]] const ssize_t written = ::write(STDERR_FILENO, kText.data(), kText.size());
+  ::_exit(1);
+}
+
+class Launcher {
+ public:
+  explicit Launcher(const LaunchOptions& options) : options_(options) {}
+  ~Launcher() { kill_and_reap(); }  // only after an exception is there anything left to do
+  Launcher(const Launcher&) = delete;
+  Launcher& operator=(const Launcher&) = delete;
+
+  int run() {
+    start();
+    while (running() > 0) {
+      wait();
+      if (stop_at_ && stop_at_->expired()) end_the_rest();
+    }
+    for (Child& child : children_) forward(child);
+    std::optional<std::string> beside;
+    if (options_.finish_companion) {
+      beside = options_.finish_companion(!first_failed_ && stopped_by_ == 0);
+    }
+    return conclude(beside);
+  }
+
+ private:
+  void start() {
+    Socket listener;
+    if (options_.ranks > 1) listener = listen_tcp(SocketAddress::loopback_v4());
+    std::vector<std::string> arguments = options_.arguments;
+    arguments.insert(arguments.begin(), "lockstep");
+    const pid_t parent = ::getpid();
+    for (int rank = 0; rank < options_.ranks; ++rank) {
+      std::array<int, 2> pipe{};
+      if (::pipe2(pipe.data(), O_CLOEXEC) != 0) throw_io("pipe", errno);
+      Child child;
+      child.rank = rank;
+      child.messages = Descriptor(pipe[0]);
+      if (options_.prefix_lines) child.lines = RankLines(fmt::format("[rank {}] ", rank));
+      const Descriptor write_end(pipe[1]);
+      ::fcntl(pipe[0], F_SETFL, O_NONBLOCK);
+      std::vector<std::string> environment = environment_for(rank, options_, listener);
+      const std::vector<char*> argv = pointers_to(arguments);
+      const std::vector<char*> envp = pointers_to(environment);
+      const cpu_set_t cores = cores_for(rank, options_.ranks);
+      child.pid = ::fork();
+      if (child.pid < 0) throw_io("fork", errno);
+      if (child.pid == 0) {
+        become_rank(rank, parent, cores, signals_.before(), write_end.get(), listener.fd(),
+                    argv.data(), envp.data());
+      }
+      children_.push_back(std::move(child));
+    }
+  }
+
+  int running() const {
+    int count = 0;
+    for (const Child& child : children_) count += child.running ? 1 : 0;
+    return count;
+  }
+
+  // Until something happens: a message, a signal, the end of a rank or of somebody's time.
+  void wait() {
+    std::vector<pollfd> polled = {{signals_.fd(), POLLIN, 0}};
+    for (const Child& child : children_) polled.push_back({child.messages.get(), POLLIN, 0});
+    ::poll(polled.data(), polled.size(), stop_at_ ? stop_at_->poll_timeout() : -1);
+    for (Child& child : children_) forward(child);
+    while (const auto signal = signals_.next()) {
+      if (signal->ssi_signo == SIGCHLD) continue;
+      stop(static_cast<int>(signal->ssi_signo), signal->ssi_code == SI_KERNEL);
+    }
+    reap(WNOHANG);
+  }
+
+  void stop(int signal, bool from_terminal) {
+    if (stopped_by_ != 0) {
+      cut_short_ = true;
+      return send_to_running(SIGKILL);
+    }
+    stopped_by_ = signal;
+    // A terminal has sent it to the ranks already.
+    if (!from_terminal) send_to_running(signal);
+    if (!stop_at_) stop_at_ = Deadline::after(options_.stop_grace);
+    if (options_.stop_grace > options_.grace && running() > 0) {
+      log(LogLevel::kInfo, "stopping; once more to end at once");
+    }
+  }
+
+  // Passes on what a rank has written to stderr, whole lines at a time.
+  void forward(Child& child) {
+    std::array<char, 4096> bytes{};
+    while (child.messages) {
+      const ssize_t count = ::read(child.messages.get(), bytes.data(), bytes.size());
+      if (count < 0 && errno == EINTR) continue;
+      if (count < 0) return;
+      std::string text = child.lines.take({bytes.data(), static_cast<std::size_t>(count)});
+      if (count == 0) {
+        child.messages.reset();
+        text = child.lines.end();
+      }
+      show(child, text);
+    }
+  }
+
+  void show(const Child& child, std::string text) {
+    if (text.empty()) return;
+    // Another rank's bar would share the line; it is drawn again soon.
+    const bool bar = std::ranges::any_of(children_, [&](const Child& other) {
+      return other.rank != child.rank && other.lines.bar_is_open();
+    });
+    if (bar) text.insert(0, kClearLine);
+    [[maybe_unused]] const ssize_t written = ::write(STDERR_FILENO, text.data(), text.size());
+  }
+
+  void reap(int flags) {
+    for (Child& child : children_) {
+      if (!child.running || ::waitpid(child.pid, &child.status, flags) != child.pid) continue;
+      child.running = false;
+      if (child.status == 0 || cut_short_) continue;
+      const bool as_told = stopped_by_ != 0 && ended_as_told(child);
+      if (as_told && !was_killed(child)) continue;
+      if (first_failed_ && weight(child) <= weight(first_failed())) continue;
+      if (as_told) {  // it could not stop in order, and so the others cannot either
+        cut_short_ = true;
+        first_failed_.reset();
+      } else {
+        first_failed_ = child.rank;
+      }
+      hurry();
+    }
+  }
+
+  const Child& first_failed() const { return children_[index_of(*first_failed_)]; }
+
+  static bool was_killed(const Child& child) { return WIFSIGNALED(child.status); }
+
+  static bool was_echo(const Child& child) {
+    return !was_killed(child) && WEXITSTATUS(child.status) == kEchoCode;
+  }
+
+  // What its end tells of the cause. Who was killed is why others failed.
+  static int weight(const Child& child) {
+    if (was_killed(child)) return 2;
+    return was_echo(child) ? 0 : 1;
+  }
+
+  static bool ended_as_told(const Child& child) {
+    const int signal = was_killed(child) ? WTERMSIG(child.status) : WEXITSTATUS(child.status) - 128;
+    return signal == SIGINT || signal == SIGTERM || signal == SIGHUP;
+  }
+
+  // The rest have a short while to say what they saw.
+  void hurry() {
+    const Deadline soon = Deadline::after(options_.grace);
+    stop_at_ = stop_at_ ? earlier(*stop_at_, soon) : soon;
+  }
+
+  void send_to_running(int signal) {
+    for (const Child& child : children_) {
+      if (child.running) ::kill(child.pid, signal);
+    }
+  }
+
+  // First asks, then makes them.
+  void end_the_rest() {
+    cut_short_ = true;  // what they do from now on is our doing
+    if (std::exchange(asked_to_stop_, true)) {
+      send_to_running(SIGKILL);
+    } else {
+      if (stopped_by_ != 0 && !first_failed_) {
+        log(LogLevel::kError, "{} of {} ranks did not stop in time and are ended", running(),
+            options_.ranks);
+      }
+      send_to_running(SIGTERM);
+    }
+    stop_at_ = Deadline::after(options_.grace / 4);
+  }
+
+  void kill_and_reap() {
+    send_to_running(SIGKILL);
+    reap(0);
+  }
+
+  int conclude(const std::optional<std::string>& beside) const {
+    if (beside) log_line(LogLevel::kError, *beside);
+    if (first_failed_) {
+      const Child& child = first_failed();
+      if (was_killed(child)) {
+        const int signal = WTERMSIG(child.status);
+        log(LogLevel::kError, "rank {} (pid {}) was killed by signal {} ({})", child.rank,
+            child.pid, signal, strsignal(signal));
+        return 1;
+      }
+      const int code = was_echo(child) ? 1 : WEXITSTATUS(child.status);
+      log(LogLevel::kError, "rank {} (pid {}) failed first, with exit code {}: {}", child.rank,
+          child.pid, code,
+          child.lines.last_line().empty() ? "it said nothing" : child.lines.last_line());
+      return code;
+    }
+    if (stopped_by_ != 0) return 128 + stopped_by_;
+    return beside ? 1 : 0;
+  }
+
+  const LaunchOptions options_;
+  const BlockedSignals signals_;
+  std::vector<Child> children_;
+  std::optional<int> first_failed_;
+  std::optional<Deadline> stop_at_;  // set once somebody failed or we were told to stop
+  bool asked_to_stop_ = false;
+  bool cut_short_ = false;  // those who still run cannot end in order
+  int stopped_by_ = 0;
+};
+
+}  // namespace
+
+bool is_launched_echo(const Error& error) {
+  const char* own = std::getenv(kLaunchedVariable);
+  return own != nullptr && is_echo(error, std::atoi(own));
+}
+
+int launch_ranks(const LaunchOptions& options) { return Launcher(options).run(); }
+
+void become_mpirun(const std::string& library, int ranks,
+                   const std::vector<std::string>& arguments) {
+  if (library.empty()) {
+    throw Error(ErrorCode::kInvalidArgument, "this program was built without MPI");
+  }
+  const bool open_mpi = library.starts_with("Open MPI");
+  std::vector<std::string> words = {open_mpi ? "mpirun.openmpi" : "mpirun.mpich", "-n",
+                                    std::to_string(ranks)};
+  if (open_mpi) {
+    words.emplace_back("--oversubscribe");
+    if (::geteuid() == 0) words.emplace_back("--allow-run-as-root");
+  }
+  words.push_back(std::filesystem::read_symlink("/proc/self/exe"));
+  words.insert(words.end(), arguments.begin(), arguments.end());
+  ::execvp(words[0].c_str(), pointers_to(words).data());
+  words[0] = "mpirun";  // where only one MPI is installed
+  ::execvp(words[0].c_str(), pointers_to(words).data());
+  throw_io(fmt::format("starting mpirun of {}", library), errno);
+}
+
+}  // namespace lockstep

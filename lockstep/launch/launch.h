@@ -1,0 +1,55 @@
+#pragma once
+
+#include <chrono>
+#include <functional>
+#include <optional>
+#include <string>
+#include <vector>
+
+#include "lockstep/base/error.h"
+
+namespace lockstep {
+
+struct LaunchOptions {
+  int ranks = 1;
+  // Of this program, for every rank; without its name.
+  std::vector<std::string> arguments;
+  // "NAME=value" for every rank, before what is inherited.
+  std::vector<std::string> environment = {};
+  // "[rank 2] " ahead of every line that a rank writes to stderr, progress bars aside.
+  bool prefix_lines = false;
+  // How long the others may take to report what they saw when one has failed.
+  std::chrono::milliseconds grace{600};
+  // How long the ranks may take to stop when we are told to; a second signal ends them at once.
+  std::chrono::milliseconds stop_grace{600};
+  // Ends what runs beside the ranks in this process, such as their gradient server, and tells what
+  // went wrong there. Called once, when all ranks have ended; `succeeded` if all did.
+  std::function<std::optional<std::string>(bool succeeded)> finish_companion = {};
+};
+
+// Runs this program once for every rank, as child processes that find their rank in the environment
+// (rank_environment.h), each on its share of the cores if there are enough, and waits for all of
+// them. Rank 0 has our standard input; what the ranks print is passed on as it is. SIGINT, SIGTERM
+// and SIGHUP are passed on to the ranks.
+//
+// Returns 0 if all succeeded. When one fails the rest are ended and reaped, the last line on stderr
+// tells which rank failed first and how, and its exit code is returned (1 if a signal killed it, or
+// if only the companion failed). Who failed because of another is not the first, however early it
+// ended: a process is gone later than its connections. After a signal to ourselves: 128 + its
+// number. No rank outlives this process, however it ends.
+int launch_ranks(const LaunchOptions& options);
+
+// Whether the error of a rank tells of another one's failure.
+inline bool is_echo(const Error& error, int own_rank) {
+  return error.rank() >= 0 && error.rank() != own_rank;
+}
+// The same in a rank of launch_ranks(), whose launcher knows it by the exit code.
+bool is_launched_echo(const Error& error);
+inline constexpr int kEchoCode = 4;
+
+// Becomes the mpirun of an MPI, named as mpi_library() does; it starts the ranks and is told that
+// they may share cores. Throws if there is none.
+[[noreturn]] void become_mpirun(const std::string& library, int ranks,
+                                const std::vector<std::string>& arguments);
+
+}  // namespace lockstep

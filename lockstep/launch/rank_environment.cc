@@ -1,0 +1,151 @@
+#include "lockstep/launch/rank_environment.h"
+
+#include <fmt/format.h>
+
+#include <charconv>
+#include <cstdlib>
+#include <fstream>
+
+#include "lockstep/base/error.h"
+#include "lockstep/net/job/roster.h"
+
+namespace lockstep {
+namespace {
+
+struct Names {
+  const char* rank;
+  const char* world_size;
+  const char* local_rank;
+};
+constexpr Names kLaunchers[] = {
+    {kRankVariable, kWorldSizeVariable, kLocalRankVariable},
+    {"OMPI_COMM_WORLD_RANK", "OMPI_COMM_WORLD_SIZE", "OMPI_COMM_WORLD_LOCAL_RANK"},
+    {"PMI_RANK", "PMI_SIZE", "MPI_LOCALRANKID"},
+};
+constexpr Names kSlurm = {"SLURM_PROCID", "SLURM_NTASKS", "SLURM_LOCALID"};
+constexpr const char* kSlurmNodes = "SLURM_JOB_NODELIST";
+constexpr const char* kSlurmJob = "SLURM_JOB_ID";
+constexpr const char* kSlurmStep = "SLURM_STEP_ID";
+
+// torchrun's own agent listens at MASTER_PORT where this says so; the ranks meet next door.
+bool agent_has_the_port() {
+  const char* value = std::getenv("TORCHELASTIC_USE_AGENT_STORE");
+  return value != nullptr && std::string_view(value) == "True";
+}
+
+bool is_set(const char* name) { return std::getenv(name) != nullptr; }
+
+int number_in(const char* name, int least, int most) {
+  const char* value = std::getenv(name);
+  if (value == nullptr) {
+    throw Error(ErrorCode::kInvalidArgument,
+                fmt::format("the environment is incomplete: {} is not set", name));
+  }
+  const std::string_view text(value);
+  int number = 0;
+  const auto [end, error] = std::from_chars(text.data(), text.data() + text.size(), number);
+  if (error != std::errc() || end != text.data() + text.size() || number < least || number > most) {
+    throw Error(ErrorCode::kInvalidArgument,
+                fmt::format("{}={} is not a number from {} to {}", name, text, least, most));
+  }
+  return number;
+}
+
+// A job's batch script or interactive shell has a number among the tasks, too, but is no task: it
+// has no step, or one of the largest numbers there are.
+bool started_by_srun() {
+  if (!is_set(kSlurm.rank)) return false;
+  const char* step = std::getenv(kSlurmStep);
+  if (step == nullptr) return !is_set(kSlurmJob);
+  constexpr unsigned long kNoTasks = 0xfffffff0;
+  return std::strtoul(step, nullptr, 10) < kNoTasks;
+}
+
+std::optional<Names> find_launcher() {
+  for (const Names& names : kLaunchers) {
+    if (is_set(names.rank) || is_set(names.world_size)) return names;
+  }
+  if (started_by_srun()) return kSlurm;
+  return std::nullopt;
+}
+
+// A port that all ranks of a job derive alike, below those that systems hand out themselves.
+std::uint16_t port_for(std::uint64_t number) {
+  constexpr std::uint64_t kFirst = 10000;
+  constexpr std::uint64_t kPorts = 20000;
+  return static_cast<std::uint16_t>(kFirst + number % kPorts);
+}
+
+// Where the ranks of a Slurm job can meet without being told: all derive the same.
+void meet_by_slurm(RankEnvironment& found) {
+  const char* nodes = std::getenv(kSlurmNodes);
+  if (nodes == nullptr) return;
+  const auto host = first_host(nodes);
+  if (!host) {
+    throw Error(ErrorCode::kInvalidArgument,
+                fmt::format("{}={} is no list of hosts", kSlurmNodes, nodes));
+  }
+  found.master_host = *host;
+  const auto job = static_cast<std::uint64_t>(number_in(kSlurmJob, 0, INT32_MAX));
+  const auto step =
+      is_set(kSlurmStep) ? static_cast<std::uint64_t>(number_in(kSlurmStep, 0, INT32_MAX)) : 0;
+  found.master_port = port_for(job + 1009 * step);
+}
+
+}  // namespace
+
+std::optional<RankEnvironment> rank_environment() {
+  const auto names = find_launcher();
+  if (!names) return std::nullopt;
+  RankEnvironment found;
+  found.world_size = number_in(names->world_size, 1, kMaxWorldSize);
+  found.rank = number_in(names->rank, 0, found.world_size - 1);
+  if (is_set(names->local_rank)) {
+    found.local_rank = number_in(names->local_rank, 0, found.world_size - 1);
+  }
+  if (found.world_size == 1) return found;
+  if (is_set(kListenerVariable) && found.rank == 0) {
+    found.listener = number_in(kListenerVariable, 3, 1 << 20);
+  }
+  if (const char* host = std::getenv(kMasterHostVariable)) {
+    found.master_host = host;
+    found.master_port = static_cast<std::uint16_t>(number_in(kMasterPortVariable, 1, 65535));
+    if (agent_has_the_port()) found.master_port = port_for(found.master_port);
+  } else if (started_by_srun()) {
+    meet_by_slurm(found);
+  }
+  return found;
+}
+
+std::string read_token_file(const std::string& path) {
+  std::ifstream file(path);
+  std::string token;
+  if (!std::getline(file, token) || token.empty()) {
+    throw Error(ErrorCode::kInvalidArgument, fmt::format("{} holds no token", path));
+  }
+  return token;
+}
+
+std::optional<std::string> first_host(std::string_view list) {
+  std::string host;
+  while (!list.empty() && list.front() != ',') {
+    if (list.front() == ']') return std::nullopt;
+    if (list.front() != '[') {
+      host += list.front();
+      list.remove_prefix(1);
+      continue;
+    }
+    const std::size_t end = list.find(']');
+    if (end == std::string_view::npos) return std::nullopt;
+    const std::string_view first = list.substr(1, list.find_first_of("-,]") - 1);
+    if (first.empty() || first.find_first_not_of("0123456789") != std::string_view::npos) {
+      return std::nullopt;
+    }
+    host += first;
+    list.remove_prefix(end + 1);
+  }
+  if (host.empty()) return std::nullopt;
+  return host;
+}
+
+}  // namespace lockstep

@@ -1,0 +1,45 @@
+#pragma once
+
+#include <cstdint>
+#include <optional>
+#include <string>
+#include <string_view>
+
+namespace lockstep {
+
+// How a launcher tells a process which rank it is: RANK, WORLD_SIZE, LOCAL_RANK, MASTER_ADDR and
+// MASTER_PORT as torchrun sets them; the first three may come from Open MPI's, MPICH's or Slurm's
+// launcher instead, and under Slurm the ranks can do without the other two.
+inline constexpr const char* kRankVariable = "RANK";
+inline constexpr const char* kWorldSizeVariable = "WORLD_SIZE";
+inline constexpr const char* kLocalRankVariable = "LOCAL_RANK";
+inline constexpr const char* kMasterHostVariable = "MASTER_ADDR";
+inline constexpr const char* kMasterPortVariable = "MASTER_PORT";
+// Our own launcher hands rank 0 the listening socket of the rendezvous under this number, so that
+// nobody can take the port in between.
+inline constexpr const char* kListenerVariable = "LOCKSTEP_RENDEZVOUS_FD";
+// The job's secret.
+inline constexpr const char* kTokenVariable = "LOCKSTEP_TOKEN";
+
+struct RankEnvironment {
+  int rank = 0;
+  int world_size = 1;
+  std::optional<int> local_rank;  // among the ranks of this host
+  std::string master_host;
+  std::uint16_t master_port = 0;
+  std::optional<int> listener;  // owned by whoever takes it
+};
+
+// Nothing if no launcher started this process. Throws Error{kInvalidArgument} that names the
+// variable which is missing or makes no sense.
+std::optional<RankEnvironment> rank_environment();
+
+// The job's secret from the first line of a file. Throws Error{kInvalidArgument} if there is none
+// or it is empty.
+std::string read_token_file(const std::string& path);
+
+// The first host of a list as Slurm writes it: "node[01-04,7],login" is node01 to node04, node7 and
+// login. Nothing if it is malformed.
+std::optional<std::string> first_host(std::string_view list);
+
+}  // namespace lockstep

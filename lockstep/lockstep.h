@@ -1,0 +1,129 @@
+#pragma once
+
+// The one header that a program includes to train a model of its own, data-parallel: join() makes
+// this process a worker of a job, LaneSum adds up what the workers compute.
+
+#include <chrono>
+#include <cstddef>
+#include <cstdint>
+#include <functional>
+#include <memory>
+#include <optional>
+#include <span>
+#include <string>
+#include <string_view>
+#include <vector>
+
+#include "lockstep/base/error.h"
+#include "lockstep/base/hash/blake3.h"
+#include "lockstep/base/random.h"
+#include "lockstep/base/version.h"
+#include "lockstep/comm/communicator.h"
+
+namespace lockstep {
+
+// What carries the bytes between the workers of a job.
+enum class TransportKind : std::uint8_t {
+  kLocal,   // threads of one process: join_threads()
+  kTcp,     // always sockets
+  kShm,     // always shared memory; Error{kNoConnection} if a worker is on another host
+  kAuto,    // shared memory between workers of the same host, sockets otherwise
+  kMpi,     // the MPI world that mpirun started
+  kServer,  // a gradient server
+};
+std::string_view to_string(TransportKind kind);
+
+struct JoinOptions {
+  TransportKind transport = TransportKind::kAuto;
+  // Not given: this process alone, or what MPI or the gradient server says.
+  std::optional<int> rank = std::nullopt;
+  std::optional<int> world_size = std::nullopt;
+  // Where the workers meet: rank 0 listens there. With `listener` it does so on this descriptor,
+  // which join() takes over.
+  std::string master_host = {};
+  std::uint16_t master_port = 0;
+  std::optional<int> listener = std::nullopt;
+  std::string coordinator = {};  // HOST:PORT of the gradient server, with kServer
+
+  std::string name = "lockstep";  // of the job; all workers must say the same
+  std::string token = {};         // the job's secret; empty: this host only
+  std::string interface = {};     // network interface to use; empty: the one that leads there
+  // A worker that is silent for so long is dead. Joining takes at most as long.
+  std::chrono::nanoseconds timeout = std::chrono::seconds(30);
+  bool mpi_collectives = false;  // with kMpi: MPI's own, whose sums are order-free
+
+  // `given`, with this process's place in the job as torchrun, mpirun, srun or `lockstep train`
+  // tell it: RANK, WORLD_SIZE, MASTER_ADDR and MASTER_PORT, or what Open MPI, MPICH and Slurm set
+  // instead. LOCKSTEP_TOKEN is the secret where none is given. Just `given` where no launcher
+  // started this process. Throws Error{kInvalidArgument} that names the variable which is missing
+  // or makes no sense.
+  static JoinOptions from_environment(JoinOptions given);
+  static JoinOptions from_environment() { return from_environment(JoinOptions()); }
+};
+
+// One worker's place in a job: processes that train together. Its ranks belong to a generation, an
+// ordered roster of members, and so does the communicator. Collectives fail together: what ends one
+// worker ends all, and every worker throws the same first cause. One thread at a time, apart from
+// what Communicator allows.
+class Job {
+ public:
+  struct State;
+  explicit Job(std::unique_ptr<State> state);
+  // Waits for nobody. A worker that goes without leave() while others still work ends the job.
+  ~Job();
+  Job(Job&& other) noexcept;
+  Job& operator=(Job&& other) noexcept;
+
+  int rank() const;
+  int world_size() const;
+  std::uint32_t generation() const;
+  // That of the current generation. A later generation has another one: ask for it where it is
+  // used, do not keep it.
+  Communicator& communicator() const;
+
+  // The end in good order: waits for all workers. Collective; nothing may follow.
+  void leave(const CallOptions& options = {});
+
+ private:
+  std::unique_ptr<State> state_;
+};
+
+// Joins the job that the environment tells of; without one, a job of this process alone. Returns
+// when all workers are there, or throws an Error that names who is missing or wrong.
+Job join();
+Job join(const JoinOptions& options);
+// A job of threads of this process: element i is rank i, for a thread of its own.
+std::vector<Job> join_threads(int world_size,
+                              std::chrono::nanoseconds timeout = std::chrono::seconds(30));
+
+// Adds up the gradients of a step. A step is cut into lanes, the workers share them, and the sum is
+// taken in one fixed tree over the lanes: it has the same bits for any number of workers.
+class LaneSum {
+ public:
+  // Adds the gradient of a lane to `gradient`, and what is to be summed beside it (losses, counts)
+  // to `numbers`; both hold zeros. Depends on step and lane alone, not on the worker: which lanes a
+  // worker is asked for, how often and in which order, is up to the job.
+  using Compute =
+      std::function<void(std::uint32_t lane, std::span<float> gradient, std::span<double> numbers)>;
+  struct Sum {
+    std::span<const float> gradient;  // valid until the next sum()
+    std::vector<double> numbers;
+  };
+
+  // For `lanes` gradients of `elements` numbers, with `numbers` beside each. The same on all
+  // workers; at least a lane for each of them. The job stays where it is and outlives this.
+  LaneSum(Job& job, std::uint32_t lanes, std::size_t elements, std::size_t numbers = 0);
+  ~LaneSum();
+  LaneSum(LaneSum&& other) noexcept;
+  LaneSum& operator=(LaneSum&& other) noexcept;
+
+  // The sum over all lanes of all workers. Collective, with the same step everywhere. Errors are
+  // the communicator's and final; Error{kNonFinite} where a gradient server meets NaN or infinity.
+  Sum sum(std::int64_t step, const Compute& compute);
+
+ private:
+  struct State;
+  std::unique_ptr<State> state_;
+};
+
+}  // namespace lockstep

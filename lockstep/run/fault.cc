@@ -1,0 +1,49 @@
+#include "lockstep/run/fault.h"
+
+#include <fmt/format.h>
+
+#include <bit>
+#include <csignal>
+#include <cstdlib>
+#include <map>
+#include <sstream>
+
+#include "lockstep/base/error.h"
+
+namespace lockstep {
+namespace {
+
+void flip_a_bit(Replica& replica) {
+  replica.complete_parameters([](std::span<float> parameters) {
+    float& victim = parameters[parameters.size() / 2];
+    // Not the last bit: rounding could heal it.
+    victim = std::bit_cast<float>(std::bit_cast<std::uint32_t>(victim) ^ (1U << 20));
+  });
+}
+
+}  // namespace
+
+std::function<void(std::string_view, std::int64_t)> planned_fault(int rank, Replica& replica) {
+  const char* text = std::getenv("LOCKSTEP_FAULT");
+  if (text == nullptr) return {};
+  std::map<std::string, std::string> words;
+  std::istringstream stream(text);
+  for (std::string word; stream >> word;) {
+    words[word.substr(0, word.find('='))] = word.substr(word.find('=') + 1);
+  }
+  const std::string action = words["do"];
+  if (action != "kill" && action != "stop" && action != "flip" && action != "fail") {
+    throw Error(ErrorCode::kInvalidArgument,
+                fmt::format("LOCKSTEP_FAULT={}: do=kill, stop, flip or fail is missing", text));
+  }
+  if (words["rank"] != std::to_string(rank)) return {};
+  return [&replica, action, place = words["at"], step = words["step"]](std::string_view at,
+                                                                       std::int64_t now) {
+    if (at != place || std::to_string(now) != step) return;
+    if (action == "flip") return flip_a_bit(replica);
+    if (action == "fail") throw Error(ErrorCode::kIo, "this failure was asked for");
+    std::raise(action == "kill" ? SIGKILL : SIGSTOP);
+  };
+}
+
+}  // namespace lockstep

@@ -1,0 +1,58 @@
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <functional>
+#include <optional>
+#include <string>
+#include <vector>
+
+#include "lockstep/data/source.h"
+#include "lockstep/lockstep.h"
+#include "lockstep/model/config.h"
+#include "lockstep/model/schedule.h"
+#include "lockstep/report/training_log.h"
+#include "lockstep/run/device.h"
+#include "lockstep/train/reducer.h"
+
+namespace lockstep {
+
+// What a training run is to do. What is not given is chosen when the data is known.
+struct TrainOptions {
+  // Opens the data. Every worker calls it once, on a thread of its own, and must get the same.
+  std::function<DataSource()> data;
+  std::string out;
+  std::string init;
+  std::optional<std::int64_t> steps;
+  std::uint64_t global_batch = 16;
+  std::uint64_t micro_batch = 0;
+  ModelConfig model;        // 0: chosen
+  std::uint32_t vocab = 0;  // of the model, where the data's is smaller
+  std::optional<double> learning_rate;
+  std::optional<std::int64_t> warmup;
+  Decay decay = Decay::kCosine;
+  double weight_decay = 0.1;
+  double clip = 1.0;
+  std::uint64_t seed = 0;
+  int threads = 0;
+  Precision precision = Precision::kF32;
+  std::string device = "cpu";
+  bool recompute = false;
+  std::optional<std::int64_t> eval_every;
+  std::optional<LogStyle> log;
+  std::int64_t save_every = 0;
+  std::int64_t keep_last = 3;
+  bool save_wait = false;
+  bool resume = false;
+
+  // The workers.
+  std::optional<int> workers;
+  JoinOptions job;  // their places aside
+  ReducerOptions reducer;
+  ExchangeChoice exchange = ExchangeChoice::kAuto;
+  std::int64_t verify_every = 100;
+  std::string replay;
+  std::vector<std::string> skip_lanes;  // STEP:LANE, or halt.json files
+};
+
+}  // namespace lockstep

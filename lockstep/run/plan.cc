@@ -1,0 +1,161 @@
+#include "lockstep/run/plan.h"
+
+#include <fmt/format.h>
+
+#include <algorithm>
+#include <cerrno>
+#include <fstream>
+#include <iterator>
+
+#include "lockstep/base/error.h"
+#include "lockstep/model/cpu/matmul.h"
+#include "lockstep/run/defaults.h"
+#include "lockstep/run/device.h"
+
+namespace lockstep {
+namespace {
+
+[[noreturn]] void refuse(const std::string& message) {
+  throw Error(ErrorCode::kInvalidArgument, message);
+}
+
+// What the user gave, else the initial model's, else what fits the data.
+ModelConfig choose_model(const TrainOptions& options, const DataSource& data,
+                         const std::optional<SavedModel>& init) {
+  ModelConfig model = init ? init->config : fitting_model(tokens_in(data.training));
+  if (!init) model.vocab = static_cast<int>(std::max(data.vocab, options.vocab));
+  const auto set = [&](int& value, int given, const char* flag) {
+    if (given == 0 || given == value) return;
+    if (init) refuse(fmt::format("{} {}, but the model it starts from has {}", flag, given, value));
+    value = given;
+  };
+  set(model.hidden, options.model.hidden, "--hidden");
+  set(model.layers, options.model.layers, "--layers");
+  set(model.heads, options.model.heads, "--heads");
+  set(model.kv_heads, options.model.kv_heads, "--kv-heads");
+  set(model.intermediate, options.model.intermediate, "--intermediate");
+  if (!init && options.model.hidden != 0) {  // the rest follows the width
+    if (options.model.heads == 0) model.heads = std::max(1, model.hidden / 32);
+    if (options.model.kv_heads == 0) model.kv_heads = model.heads;
+    if (options.model.intermediate == 0) model.intermediate = model.hidden * 3;
+  } else if (!init && options.model.heads != 0 && options.model.kv_heads == 0) {
+    model.kv_heads = model.heads;
+  }
+  if (options.model.context != 0) model.context = options.model.context;
+  if (!init) model.tie_embeddings = options.model.tie_embeddings;
+  if (static_cast<std::uint32_t>(model.vocab) < data.vocab) {
+    refuse(fmt::format("the data has a vocabulary of {}, the model one of {}", data.vocab,
+                       model.vocab));
+  }
+  validate(model);
+  return model;
+}
+
+struct SplitSamples {
+  Samples training;
+  Samples validation;
+};
+
+SplitSamples split_samples(const DataSource& data, const ModelConfig& model) {
+  const auto vocab = static_cast<std::uint32_t>(model.vocab);
+  const Samples all(data.training, vocab, model.context);
+  if (!data.validation.empty()) return {all, Samples(data.validation, vocab, model.context)};
+  if (all.size() < 2) {
+    throw Error(ErrorCode::kIo, fmt::format("{}: {} tokens are too few for a context of {}",
+                                            data.name, tokens_in(data.training), model.context));
+  }
+  const std::uint64_t kept = validation_samples(all.size());
+  return {all.slice(0, all.size() - kept), all.slice(all.size() - kept, kept)};
+}
+
+std::vector<SkippedLane> skipped_lanes(const std::vector<std::string>& given) {
+  std::vector<SkippedLane> lanes;
+  for (const std::string& text : given) {
+    if (const auto lane = parse_skipped_lane(text)) {
+      lanes.push_back(*lane);
+    } else if (text.find(':') == std::string::npos) {
+      const HaltReport report = read_halt_report(text);
+      lanes.push_back({report.step, report.lane});
+    } else {
+      refuse(fmt::format("--skip-lanes {}: neither STEP:LANE nor a halt.json", text));
+    }
+  }
+  std::ranges::sort(lanes);
+  return lanes;
+}
+
+void add_skipped_lanes(std::vector<SkippedLane>& lanes, const std::vector<SkippedLane>& more) {
+  lanes.insert(lanes.end(), more.begin(), more.end());
+  std::ranges::sort(lanes);
+  lanes.erase(std::unique(lanes.begin(), lanes.end()), lanes.end());
+}
+
+TrainerOptions trainer_options(const TrainOptions& options, const ModelConfig& model) {
+  TrainerOptions result;
+  result.model = model;
+  result.precision = options.precision;
+  result.recompute = options.recompute;
+  result.global_batch = options.global_batch;
+  result.micro_batch = options.micro_batch != 0        ? options.micro_batch
+                       : options.global_batch % 8 == 0 ? 8
+                                                       : options.global_batch;
+  result.adamw.weight_decay = options.weight_decay;
+  result.clip = options.clip;
+  result.seed = options.seed;
+  const std::uint64_t tokens_per_step =
+      options.global_batch * static_cast<std::uint64_t>(model.context);
+  Schedule& schedule = result.schedule;
+  schedule.steps =
+      options.steps.value_or(fitting_steps(ParameterLayout(model).size(), tokens_per_step));
+  schedule.decay = options.decay;
+  schedule.peak = options.learning_rate.value_or(fitting_learning_rate(model.hidden));
+  schedule.floor = schedule.peak / 10;
+  schedule.warmup = options.warmup.value_or(schedule.steps / 20);
+  result.reducer = options.reducer;
+  result.verify_every = options.verify_every;
+  result.skip_lanes = skipped_lanes(options.skip_lanes);
+  result.eval_every = options.eval_every.value_or(std::max<std::int64_t>(1, schedule.steps / 10));
+  return result;
+}
+
+}  // namespace
+
+HaltReport read_halt_report(const std::string& path) {
+  std::ifstream file(path);
+  if (!file) throw_io("reading " + path, errno);
+  const std::string text{std::istreambuf_iterator<char>(file), {}};
+  const auto report = parse_halt_report(text);
+  if (!report || report->samples.empty()) refuse(fmt::format("{} names no lane", path));
+  return *report;
+}
+
+std::uint64_t tokens_in(const std::vector<TokenShard>& shards) {
+  std::uint64_t tokens = 0;
+  for (const TokenShard& shard : shards) tokens += shard.size();
+  return tokens;
+}
+
+TrainPlan make_train_plan(const TrainOptions& options, const RunState* resumed) {
+  const bool gpu = choose_device(options.device) == "cuda";
+  if (!gpu && !supports(options.precision)) {
+    refuse(fmt::format("this processor has no products in {}", to_string(options.precision)));
+  }
+  DataSource data = options.data();
+  std::optional<SavedModel> init;
+  if (!options.init.empty()) init = load_model(options.init);
+  if (resumed != nullptr) init.emplace().config = resumed->settings.model;
+  TrainerOptions how = trainer_options(options, choose_model(options, data, init));
+  if (resumed != nullptr) {
+    init.reset();
+    add_skipped_lanes(how.skip_lanes, resumed->skipped_lanes);
+  }
+  SplitSamples samples = split_samples(data, how.model);
+  return {std::move(data),
+          std::move(init),
+          how,
+          std::move(samples.training),
+          std::move(samples.validation),
+          gpu};
+}
+
+}  // namespace lockstep

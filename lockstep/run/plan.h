@@ -1,0 +1,35 @@
+#pragma once
+
+#include <cstdint>
+#include <optional>
+#include <string>
+#include <vector>
+
+#include "lockstep/data/samples.h"
+#include "lockstep/run/options.h"
+#include "lockstep/train/checkpoint/run_state.h"
+#include "lockstep/train/formats/model_files.h"
+#include "lockstep/train/trainer.h"
+
+namespace lockstep {
+
+// What a run does, when the options and the data are known; every worker finds the same.
+struct TrainPlan {
+  DataSource data;
+  std::optional<SavedModel> init;
+  TrainerOptions how;
+  Samples training;
+  Samples validation;
+  bool gpu = false;
+};
+
+// Throws Error{kInvalidArgument} for options that do not go together, Error{kIo} for files that
+// cannot be read. A run that goes on has the model and the skipped lanes of the one that was saved.
+TrainPlan make_train_plan(const TrainOptions& options, const RunState* resumed = nullptr);
+
+// A halt.json that names a lane. Throws Error{kIo} or Error{kInvalidArgument} with the file.
+HaltReport read_halt_report(const std::string& path);
+
+std::uint64_t tokens_in(const std::vector<TokenShard>& shards);
+
+}  // namespace lockstep

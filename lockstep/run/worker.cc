@@ -1,0 +1,304 @@
+#include "lockstep/run/worker.h"
+
+#include <fmt/format.h>
+
+#include <algorithm>
+#include <csignal>
+#include <optional>
+#include <span>
+
+#include "lockstep/base/cores.h"
+#include "lockstep/base/error.h"
+#include "lockstep/base/host.h"
+#include "lockstep/base/log.h"
+#include "lockstep/files/atomic_file.h"
+#include "lockstep/files/folder_lock.h"
+#include "lockstep/model/gpu_model.h"
+#include "lockstep/model/weights_hash.h"
+#include "lockstep/report/metrics.h"
+#include "lockstep/run/fault.h"
+#include "lockstep/run/plan.h"
+#include "lockstep/train/checkpoint/state_exchange.h"
+
+namespace lockstep {
+namespace {
+
+void announce(const TrainPlan& plan, Trainer& trainer, int threads) {
+  const ModelConfig& model = plan.how.model;
+  log(LogLevel::kInfo, "data: {}, {} tokens of {}, {} samples of {}", plan.data.name,
+      short_number(static_cast<double>(tokens_in(plan.data.training))), plan.data.vocab,
+      trainer.lanes().samples, model.context);
+  log(LogLevel::kInfo,
+      "model: {} parameters (hidden {}, {} layers, {} heads, {} kv heads, intermediate {}), {} of "
+      "state",
+      short_number(static_cast<double>(trainer.layout().size())), model.hidden, model.layers,
+      model.heads, model.kv_heads, model.intermediate,
+      short_number(static_cast<double>(trainer.replica().state_bytes())) + "B");
+  log(LogLevel::kInfo, "run: {} steps of {} tokens in {} lanes, {} passes over the data, {}, {}",
+      plan.how.schedule.steps, plan.how.global_batch * static_cast<std::uint64_t>(model.context),
+      trainer.lanes().lanes(),
+      fmt::format("{:.1f}",
+                  trainer.lanes().epochs(static_cast<std::uint64_t>(plan.how.schedule.steps))),
+      to_string(plan.how.precision), plan.gpu ? gpu_name() : fmt::format("{} threads", threads));
+}
+
+void announce_workers(Trainer& trainer) {
+  const int workers = trainer.communicator().world_size();
+  if (workers == 1) return;
+  const ReducerOptions& how = trainer.options().reducer;
+  const bool exact = how.reduction == Reduction::kTree && how.wire == DataType::kF32;
+  log(LogLevel::kInfo, "workers: {}{}, {}", workers,
+      how.on_device ? "" : fmt::format(", {} buckets of gradients", trainer.reducer().buckets()),
+      exact ? "the same bits for any number of workers"
+            : "order-free: replicas are identical, another number of workers gives other bits");
+  if (trainer.reducer().traffic() > 1) {
+    log(LogLevel::kInfo,
+        "workers: {:.2f} times the gradient travels per worker, because {} lanes do not divide "
+        "evenly; a power of two of lanes per worker avoids it",
+        trainer.reducer().traffic(), trainer.lanes().lanes());
+  }
+}
+
+void tell_result(const DataSource& data, std::optional<double> validation_loss) {
+  if (!validation_loss) return;
+  std::string line = fmt::format("validation loss {:.4f} nats per token", *validation_loss);
+  if (const auto bits = bits_per_byte(*validation_loss, data.bytes_per_token)) {
+    line += fmt::format(", {:.4f} bits per byte", *bits);
+    if (data.entropy_per_byte > 0) {
+      line += fmt::format(" (the source itself has {:.4f})", data.entropy_per_byte);
+    }
+  }
+  log_line(LogLevel::kInfo, line);
+}
+
+Requests current_requests() { return {stopped_by().load(), false}; }
+
+// What people and files are told of the steps; on rank 0.
+class Narrator {
+ public:
+  Narrator(const TrainOptions& options, const TrainPlan& plan, std::int64_t steps_done)
+      : data_(plan.data),
+        log_(options.log.value_or(default_log_style()), plan.how.schedule.steps,
+             plan.data.bytes_per_token) {
+    if (!options.out.empty()) metrics_.emplace(options.out + "/metrics.jsonl", steps_done);
+  }
+
+  void step(const StepReport& report) {
+    log_.step(report);
+    if (metrics_) metrics_->write(metrics_line(report, data_.bytes_per_token));
+    if (report.validation_loss) validation_loss_ = report.validation_loss;
+    if (report.straggler) {
+      log_.note(
+          fmt::format("rank {} takes {:.0f} % longer to compute than the median of the others",
+                      report.straggler->rank, 100 * report.straggler->slower));
+    }
+  }
+  std::optional<double> validation_loss() const { return validation_loss_; }
+
+ private:
+  const DataSource& data_;
+  TrainingLog log_;
+  std::optional<MetricsFile> metrics_;
+  std::optional<double> validation_loss_;
+};
+
+// Returns the signal that stopped it, if one did.
+int run_steps(Trainer& trainer, const TrainOptions& options, const TrainPlan& plan,
+              RunCheckpoints& checkpoints) {
+  std::optional<Narrator> narrator;
+  if (trainer.communicator().rank() == 0) narrator.emplace(options, plan, trainer.steps_done());
+  int stopped = 0;
+  trainer.run(current_requests, [&](const StepReport& report) {
+    if (narrator) narrator->step(report);
+    stopped = report.stop;
+    checkpoints.after_step(stopped != 0);
+  });
+  if (!narrator) return stopped;
+  const auto validation_loss = narrator->validation_loss();
+  narrator.reset();
+  tell_result(plan.data, validation_loss);
+  return stopped;
+}
+
+void save(const TrainOptions& options, const TrainPlan& plan, Trainer& trainer) {
+  if (options.out.empty() || trainer.communicator().rank() != 0) return;
+  FloatBuffer parameters(trainer.layout().size());
+  trainer.replica().get_parameters(parameters.span());
+  save_model(options.out, trainer.layout(), parameters.span(), plan.data.tokenizer.get(),
+             trainer.steps_done());
+}
+
+CheckpointPolicy checkpoint_policy(const TrainOptions& options, const TrainPlan& plan,
+                                   const Communicator& communicator, const SharedResume& resume) {
+  return {.out = options.out,
+          .save_every = options.save_every,
+          .keep_last = options.keep_last,
+          .wait = options.save_wait,
+          .last_step = plan.how.schedule.steps,
+          .world_size = static_cast<std::uint32_t>(communicator.world_size()),
+          .known_bad = resume.point ? resume.point->known_bad : std::vector<std::int64_t>()};
+}
+
+void write_halt(const TrainOptions& options, Trainer& trainer) {
+  if (trainer.communicator().rank() != 0 || !trainer.halt_report() || options.out.empty()) return;
+  const std::string path = options.out + "/halt.json";
+  AtomicFile file(path);
+  file.write(to_json(*trainer.halt_report()) + "\n");
+  file.commit();
+  log(LogLevel::kInfo,
+      "{} says which lane it was: --replay {} computes it once more, --skip-lanes {} leaves it out",
+      path, path, path);
+}
+
+// All steps, and what follows them on all workers. Returns the exit code.
+int run_and_save(Trainer& trainer, const TrainOptions& options, const TrainPlan& plan,
+                 RunCheckpoints& checkpoints) {
+  Communicator& communicator = trainer.communicator();
+  const int stopped = run_steps(trainer, options, plan, checkpoints);
+  const std::string hash = trainer.verify();
+  checkpoints.finish();
+  save(options, plan, trainer);
+  if (communicator.rank() == 0) {
+    if (stopped != 0) {
+      log(LogLevel::kInfo, "stopped by signal {} after step {} of {}", stopped,
+          trainer.steps_done(), plan.how.schedule.steps);
+    }
+    if (communicator.world_size() > 1) {
+      log(LogLevel::kInfo, "the weights of all {} workers are the same", communicator.world_size());
+    }
+    fmt::print("weights {}\n", hash);
+    std::fflush(stdout);
+  }
+  communicator.leave(
+      {.deadline = Deadline::after(kDiskPatience)});  // nobody goes while rank 0 still writes
+  return stopped == 0 ? 0 : 128 + stopped;
+}
+
+// All as it was before the step. If that fails, why the run is halted still counts more.
+void save_halted(Trainer& trainer, const TrainOptions& options, const TrainPlan& plan,
+                 RunCheckpoints& checkpoints) {
+  try {
+    checkpoints.finish();
+    save(options, plan, trainer);
+    write_halt(options, trainer);
+  } catch (const std::exception& failed) {
+    log(LogLevel::kError, "the state before the halt is not saved: {}", failed.what());
+  }
+}
+
+// Nobody goes while rank 0 still writes: who goes ends the others.
+void part_after_halt(Communicator& communicator, const Error& cause) {
+  try {
+    communicator.barrier({.deadline = Deadline::after(kDiskPatience)});
+  } catch (const Error&) {  // somebody has gone all the same
+  }
+  communicator.abort(cause.what());  // for a gradient server, which knows nothing of it yet
+}
+
+// What of the host this worker uses.
+struct Share {
+  int threads;  // of the cores that it may use, with those who may use the same
+  int device;   // a GPU, the workers of a host taking turns
+};
+Share choose_share(int threads, Communicator& communicator) {
+  const std::string host = this_host().boot_id + " ";
+  const std::string place = host + core_list(own_cores());
+  const std::vector<std::string> places = gather_texts(communicator, place);
+  const auto same_cores = static_cast<int>(std::ranges::count(places, place));
+  const auto before = std::span(places).first(static_cast<std::size_t>(communicator.rank()));
+  const auto same_host = std::ranges::count_if(
+      before, [&](const std::string& other) { return other.starts_with(host); });
+  return {threads > 0 ? threads : std::max(1, available_cores() / same_cores),
+          static_cast<int>(same_host)};
+}
+
+std::string data_hash(const TrainPlan& plan) {
+  return to_hex(plan.training.fingerprint()) + to_hex(plan.validation.fingerprint());
+}
+
+// Why this worker fails, and not only that it has gone. What all find out alike needs no telling.
+void tell_others(Communicator& communicator, const Error& error) {
+  switch (error.code()) {
+    case ErrorCode::kInvalidArgument:
+    case ErrorCode::kNonFinite:
+    case ErrorCode::kReplicaMismatch: return;
+    default: communicator.abort(error.what());  // nothing, if the job has failed already
+  }
+}
+
+int work(const TrainOptions& options, Job& job) {
+  Communicator& communicator = job.communicator();
+  const int rank = communicator.rank();
+  std::optional<FolderLock> lock;  // on rank 0, which writes
+  SharedResume resume = share_resume_point(communicator, [&] {
+    if (!options.out.empty()) lock.emplace(options.out);
+    return find_resume_point(options.out, options.resume);
+  });
+  TrainPlan plan = make_train_plan(options, resume.run ? &*resume.run : nullptr);
+  const Share share = choose_share(options.threads, communicator);
+  ThreadPool pool(share.threads);
+  choose_exchange(options.exchange, plan.gpu, share.device, communicator, plan.how.reducer);
+  ReplicaOptions for_replica = replica_options(plan.how, rank, communicator.world_size());
+  for_replica.device = share.device;
+  const auto replica = plan.gpu ? make_gpu_replica(for_replica, communicator)
+                                : make_cpu_replica(for_replica, communicator, pool);
+  plan.how.at = planned_fault(rank, *replica);
+  Trainer trainer(plan.how, plan.training, plan.validation, *replica, communicator);
+  RunState run = run_state_of(plan.how, plan.training);
+  if (resume.run) {
+    restore_state(trainer, resume, run);
+  } else if (rank == 0 && plan.init) {
+    replica->set_parameters(plan.init->parameters.span());
+  } else if (rank == 0) {
+    initialise(*replica, options.seed, pool);
+  }
+  run.step = trainer.steps_done();
+  if (rank == 0) {
+    announce(plan, trainer, pool.threads());
+    announce_workers(trainer);
+  }
+  plan.init.reset();
+  trainer.start({{"data hash", data_hash(plan)},
+                 {"save every", std::to_string(options.save_every)},
+                 {"device", plan.gpu ? gpu_name() : "cpu"}});
+  RunCheckpoints checkpoints(trainer, checkpoint_policy(options, plan, communicator, resume), run,
+                             plan.data.tokenizer);
+  try {
+    return run_and_save(trainer, options, plan, checkpoints);
+  } catch (const Error& error) {
+    if (error.code() == ErrorCode::kNonFinite) save_halted(trainer, options, plan, checkpoints);
+    if (trainer.halt_report()) part_after_halt(communicator, error);
+    tell_others(communicator, error);  // before what is under way is given up
+    throw;
+  }
+}
+
+}  // namespace
+
+std::atomic<int>& stopped_by() {
+  static std::atomic<int> signal{0};
+  return signal;
+}
+
+void stop_on_signals() {
+  stopped_by();  // made before a handler needs it
+  struct sigaction action {};
+  action.sa_handler = [](int signal) { stopped_by().store(signal); };
+  action.sa_flags = static_cast<int>(SA_RESETHAND) | SA_RESTART;
+  ::sigaction(SIGINT, &action, nullptr);
+  ::sigaction(SIGTERM, &action, nullptr);
+}
+
+int train_worker(const TrainOptions& options, Job& job) {
+  try {
+    return work(options, job);
+  } catch (const Error& error) {
+    tell_others(job.communicator(), error);
+    throw;
+  } catch (const std::exception& error) {
+    job.communicator().abort(error.what());
+    throw;
+  }
+}
+
+}  // namespace lockstep

@@ -1,0 +1,119 @@
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+#include <cstdlib>
+#include <functional>
+#include <thread>
+
+#include "lockstep/lockstep.h"
+
+namespace lockstep {
+namespace {
+
+using testing::HasSubstr;
+
+// What every rank's thread does with its job.
+void run_ranks(int world_size, const std::function<void(Job&)>& body) {
+  std::vector<Job> jobs = join_threads(world_size);
+  std::vector<std::thread> threads;
+  for (Job& job : jobs) threads.emplace_back([&body, &job] { body(job); });
+  for (std::thread& thread : threads) thread.join();
+}
+
+// Something that a sum in another order would change.
+void compute(std::uint32_t lane, std::span<float> gradient, std::span<double> numbers) {
+  for (std::size_t i = 0; i < gradient.size(); ++i) {
+    EXPECT_EQ(gradient[i], 0.0F);
+    gradient[i] += random_f32(1, lane, i);
+  }
+  EXPECT_EQ(numbers[0], 0.0);
+  numbers[0] += lane;
+  numbers[1] += 1;
+}
+
+TEST(Job, AloneWithoutAnEnvironment) {
+  Job job = join();
+  EXPECT_EQ(job.rank(), 0);
+  EXPECT_EQ(job.world_size(), 1);
+  EXPECT_EQ(job.generation(), 0u);
+  std::vector<float> data = {1, 2};
+  job.communicator().all_reduce(std::span(data), ReduceOp::kSum);
+  EXPECT_EQ(data, (std::vector<float>{1, 2}));
+  job.leave();
+}
+
+TEST(Job, PlaceFromTheEnvironment) {
+  ::setenv("RANK", "1", 1);
+  ::setenv("WORLD_SIZE", "3", 1);
+  ::setenv("MASTER_ADDR", "there", 1);
+  ::setenv("MASTER_PORT", "29500", 1);
+  ::setenv("LOCKSTEP_TOKEN", "secret", 1);
+  JoinOptions given;
+  given.name = "mine";
+  const JoinOptions options = JoinOptions::from_environment(given);
+  EXPECT_EQ(options.rank, 1);
+  EXPECT_EQ(options.world_size, 3);
+  EXPECT_EQ(options.master_host, "there");
+  EXPECT_EQ(options.master_port, 29500);
+  EXPECT_EQ(options.token, "secret");
+  EXPECT_EQ(options.name, "mine");
+  given.token = "other";
+  EXPECT_EQ(JoinOptions::from_environment(given).token, "other");
+  for (const char* name : {"RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT", "LOCKSTEP_TOKEN"}) {
+    ::unsetenv(name);
+  }
+}
+
+TEST(Job, SeveralRanksNeedAPlaceToMeet) {
+  try {
+    join({.rank = 0, .world_size = 2});
+    FAIL();
+  } catch (const Error& error) {
+    EXPECT_EQ(error.code(), ErrorCode::kInvalidArgument);
+    EXPECT_THAT(error.what(), HasSubstr("MASTER_ADDR"));
+  }
+}
+
+TEST(Job, Threads) {
+  run_ranks(3, [](Job& job) {
+    std::vector<std::int32_t> data = {job.rank()};
+    job.communicator().all_reduce(std::span(data), ReduceOp::kSum);
+    EXPECT_EQ(data[0], 3);
+    job.leave();
+  });
+}
+
+TEST(LaneSum, SameBitsForAnyNumberOfWorkers) {
+  constexpr std::uint32_t kLanes = 7;
+  constexpr std::size_t kElements = 1000;
+  std::vector<float> alone;
+  for (const int workers : {1, 2, 3, 7}) {
+    run_ranks(workers, [&](Job& job) {
+      LaneSum lanes(job, kLanes, kElements, 2);
+      for (std::int64_t step = 1; step <= 2; ++step) {
+        const LaneSum::Sum sum = lanes.sum(step, compute);
+        EXPECT_EQ(sum.numbers, (std::vector<double>{21, 7}));
+        const std::vector<float> gradient(sum.gradient.begin(), sum.gradient.end());
+        if (workers == 1) alone = gradient;
+        EXPECT_EQ(gradient, alone) << workers << " workers";
+      }
+      job.leave();
+    });
+  }
+  EXPECT_FLOAT_EQ(alone[0], [] {
+    double sum = 0;
+    for (std::uint32_t lane = 0; lane < kLanes; ++lane) sum += double{random_f32(1, lane, 0)};
+    return static_cast<float>(sum);
+  }());
+}
+
+TEST(LaneSum, NeedsALaneForEveryWorker) {
+  run_ranks(2, [](Job& job) {
+    EXPECT_THROW(LaneSum(job, 1, 10), Error);
+    EXPECT_THROW(LaneSum(job, 2, 0), Error);
+    job.leave();
+  });
+}
+
+}  // namespace
+}  // namespace lockstep
