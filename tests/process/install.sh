@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
-# An installed Lockstep serves a stranger's project: find_package, build, run.
+# An installed Lockstep serves a stranger's project: find_package, build, run. Every public header compiles by itself.
 # ctest: TIMEOUT 300
 # builds: release
 set -eu
@@ -10,6 +10,8 @@ here=$(cd "$(dirname "$0")" && pwd)
 cmake --install "$LOCKSTEP_BUILD_DIR" --prefix "$work/prefix" >"$work/install.log"
 "$work/prefix/bin/lockstep" --version
 
-cmake -S "$here/consumer" -B "$work/build" -DCMAKE_PREFIX_PATH="$work/prefix" >"$work/configure.log"
+cmake -S "$here/consumer" -B "$work/build" -DCMAKE_PREFIX_PATH="$work/prefix" \
+  -DLOCKSTEP_INCLUDE="$work/prefix/include" >"$work/configure.log"
+grep "public headers" "$work/configure.log"
 cmake --build "$work/build"
 [ "$("$work/build/consumer")" = "peer lost: rank 3 is gone" ]

@@ -1,4 +1,4 @@
-#include <lockstep/base/error.h>
+#include <lockstep/lockstep.h>
 
 #include <cstdio>
 
