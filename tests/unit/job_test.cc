@@ -7,7 +7,7 @@
 
 #include "lockstep/lockstep.h"
 
-namespace lockstep {
+namespace lockstep::job_test {
 namespace {
 
 using testing::HasSubstr;
@@ -116,4 +116,4 @@ TEST(LaneSum, NeedsALaneForEveryWorker) {
 }
 
 }  // namespace
-}  // namespace lockstep
+}  // namespace lockstep::job_test
