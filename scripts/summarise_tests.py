@@ -1,6 +1,6 @@
 #!/usr/bin/env python3
 """Sums up the JUnit files of several ctest runs: failed tests with the end of what they printed, skipped tests with
-reasons, totals.
+reasons, totals. A GoogleTest program counts as the cases that it ran.
 
 The last line is "N passed, N failed, N skipped"; the exit code is 1 when anything failed.
 """
@@ -15,38 +15,60 @@ import xml.etree.ElementTree as ElementTree
 LAST_LINES = 30
 
 
-def skip_reason(case):
+def skip_reason(output):
     """Why a test was skipped, from what it printed."""
-    output = (case.findtext("system-out") or "").strip()
+    output = output.strip()
     # GTEST_SKIP() << "reason" prints "file:line: Skipped", then the reason.
     gtest = re.search(r": Skipped\n(.*?)(?:\n\n|\n\[|$)", output, re.DOTALL)
     if gtest and gtest.group(1).strip():
         return " ".join(gtest.group(1).split())
-    if case.get("status") == "disabled":
-        return "disabled in the source"
     # A script ends with "skipped: reason" and exit code 77.
     if output and not gtest:
         return output.splitlines()[-1].removeprefix("skipped: ")
     return "no reason given"
 
 
-def last_words(case):
+def last_words(output):
     """The end of what a failed test printed, indented."""
-    lines = (case.findtext("system-out") or "").strip().splitlines()
-    return "".join(f"\n    {line}" for line in lines[-LAST_LINES:])
+    return "".join(f"\n    {line}" for line in output.strip().splitlines()[-LAST_LINES:])
+
+
+CASE_START = re.compile(r"\[ RUN      \] (\S+)\n")
+CASE_END = re.compile(r"\[(       OK |  FAILED  |  SKIPPED )\] (\S+?)(?:, where .*)? \(.*\)$", re.MULTILINE)
+OUTCOMES = {"OK": "passed", "FAILED": "failed", "SKIPPED": "skipped"}
+
+
+def gtest_cases(output):
+    """(name, outcome, what it printed) of every case that a GoogleTest program started."""
+    starts = list(CASE_START.finditer(output))
+    for start, following in zip(starts, starts[1:] + [None]):
+        printed = output[start.end() : following.start() if following else len(output)]
+        ends = [end for end in CASE_END.finditer(printed) if end[2] == start[1]]
+        yield start[1], OUTCOMES[ends[0][1].strip()] if ends else "failed", printed[: ends[0].end()] if ends else printed
 
 
 def read_run(path):
     """(name, outcome, reason or last words) of every test in one JUnit file."""
-    for case in ElementTree.parse(path).iter("testcase"):
-        name = f"{path.stem}: {case.get('name')}"
-        note = case.find("skipped")
-        if case.get("status") == "run":
-            yield name, "passed", ""
-        elif case.get("status") == "disabled" or (note is not None and note.get("message").startswith("SKIP_")):
-            yield name, "skipped", skip_reason(case)
+    for test in ElementTree.parse(path).iter("testcase"):
+        output = test.findtext("system-out") or ""
+        note = test.find("skipped")
+        if test.get("status") == "run":
+            outcome = "passed"
+        elif note is not None and note.get("message").startswith("SKIP_"):
+            outcome = "skipped"
         else:  # failed, or could not be started
-            yield name, "failed", last_words(case)
+            outcome = "failed"
+        found = [(test.get("name"), outcome, output)]
+        if "[==========]" in output:
+            cases = list(gtest_cases(output))
+            # A program may fail as a whole: after its last case, or before its first one.
+            if cases and (outcome == "passed" or any(case[1] == "failed" for case in cases)):
+                found = cases
+            else:
+                found = cases + [(test.get("name"), "failed", output)]
+        for name, outcome, printed in found:
+            words = {"passed": lambda _: "", "failed": last_words, "skipped": skip_reason}[outcome](printed)
+            yield f"{path.stem}: {name}", outcome, words
 
 
 def main():

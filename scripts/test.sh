@@ -37,7 +37,7 @@ for preset in $presets; do
   fi
   case $preset in clang | cuda) continue ;; esac  # that they compile is the test
   $prefix ctest --preset "$preset" -j "$test_jobs" --output-junit "$PWD/$results/$preset.xml" \
-    --test-output-size-passed 65536 --test-output-size-failed 262144
+    --test-output-size-passed 4194304 --test-output-size-failed 4194304
   case $? in
     0 | 8) ;;  # 8: tests failed, and the results say which
     *) failed+=(--failed-step "test run $preset") ;;
