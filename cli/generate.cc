@@ -6,7 +6,7 @@
 #include "lockstep/base/cores.h"
 #include "lockstep/base/error.h"
 #include "lockstep/base/utf8.h"
-#include "lockstep/train/formats/model_files.h"
+#include "lockstep/train/checkpoint/folders.h"
 #include "lockstep/train/sampler.h"
 
 namespace lockstep::cli {

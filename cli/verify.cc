@@ -4,7 +4,8 @@
 
 #include "cli/commands.h"
 #include "lockstep/files/mapped_file.h"
-#include "lockstep/train/checkpoint/checkpoint.h"
+#include "lockstep/train/checkpoint/folders.h"
+#include "lockstep/train/checkpoint/manifest.h"
 
 namespace lockstep::cli {
 namespace {

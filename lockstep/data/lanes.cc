@@ -3,6 +3,7 @@
 #include <fmt/format.h>
 
 #include <bit>
+#include <charconv>
 
 #include "lockstep/base/check.h"
 #include "lockstep/base/error.h"
@@ -14,6 +15,12 @@ namespace {
 constexpr std::uint64_t kRounds = 6;
 // Streams of their own, so that other uses of the seed do not share their numbers.
 constexpr std::uint64_t kLanes = std::uint64_t{0x4c414e45} << 32;  // "LANE"
+
+template <typename Number>
+bool parse_number(std::string_view text, Number& number) {
+  const auto [end, error] = std::from_chars(text.data(), text.data() + text.size(), number);
+  return error == std::errc() && end == text.data() + text.size() && !text.empty();
+}
 
 }  // namespace
 
@@ -71,6 +78,16 @@ void validate(const LanePlan& plan) {
   require(plan.global_batch % plan.micro_batch == 0,
           fmt::format("--micro-batch {} does not divide --global-batch {}", plan.micro_batch,
                       plan.global_batch));
+}
+
+std::optional<SkippedLane> parse_skipped_lane(std::string_view text) {
+  const std::size_t colon = text.find(':');
+  SkippedLane lane;
+  if (colon == std::string_view::npos || !parse_number(text.substr(0, colon), lane.step) ||
+      !parse_number(text.substr(colon + 1), lane.lane) || lane.step < 1) {
+    return std::nullopt;
+  }
+  return lane;
 }
 
 std::vector<std::size_t> shard_batches(std::size_t num_batches, std::size_t rank,

@@ -1,8 +1,11 @@
 #pragma once
 
+#include <compare>
 #include <cstddef>
 #include <cstdint>
+#include <optional>
 #include <span>
+#include <string_view>
 #include <vector>
 
 namespace lockstep {
@@ -42,6 +45,15 @@ struct LanePlan {
 
 // Throws Error{kInvalidArgument} when there are no samples, or the batches do not divide.
 void validate(const LanePlan& plan);
+
+// A lane of a step that is left out, as --skip-lanes has it: STEP:LANE, steps counted from 1.
+struct SkippedLane {
+  std::int64_t step = 0;
+  std::uint32_t lane = 0;
+  auto operator<=>(const SkippedLane&) const = default;
+};
+// Nothing for text of another form.
+std::optional<SkippedLane> parse_skipped_lane(std::string_view text);
 
 // The batches of rank `rank` when `num_batches` are dealt out in turn: rank, rank + world_size, ...
 std::vector<std::size_t> shard_batches(std::size_t num_batches, std::size_t rank,

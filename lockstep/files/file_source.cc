@@ -34,6 +34,11 @@ std::optional<std::span<const std::byte>> FilesInMemory::find(const std::string&
   return found->second;
 }
 
+bool is_plain_name(std::string_view name) {
+  return !name.empty() && name.size() <= 255 && name[0] != '.' &&
+         name.find_first_of(std::string_view("/\0", 2)) == std::string_view::npos;
+}
+
 std::string_view as_text(std::span<const std::byte> bytes) {
   return {reinterpret_cast<const char*>(bytes.data()), bytes.size()};
 }

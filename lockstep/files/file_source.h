@@ -5,6 +5,7 @@
 #include <optional>
 #include <span>
 #include <string>
+#include <string_view>
 #include <vector>
 
 #include "lockstep/files/mapped_file.h"
@@ -51,6 +52,9 @@ class FilesInMemory final : public FileSource {
   std::string where_;
   std::map<std::string, std::span<const std::byte>> files_;
 };
+
+// Whether `name` can be that of a file in a folder: no path, not hidden.
+bool is_plain_name(std::string_view name);
 
 // Bytes as text.
 std::string_view as_text(std::span<const std::byte> bytes);

@@ -91,7 +91,7 @@ class GpuModel {
   // ranges may still be computed. Every later call but upload() sees the copied values.
   virtual void upload(std::uint32_t accumulator, Range range) = 0;
 
-  // The squares of the norm blocks of accumulator 0, as in norm.h, but added in the GPU's own
+  // The squares of the norm blocks of accumulator 0, as in update.h, but added in the GPU's own
   // order. Waits.
   virtual void block_squares(Range range, std::span<double> sums) = 0;
   // Enqueues the update of the shard with the gradient in accumulator 0. Its norm is computed first

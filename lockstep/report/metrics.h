@@ -1,25 +1,27 @@
 #pragma once
 
+#include <cstdint>
 #include <cstdio>
 #include <memory>
+#include <optional>
 #include <string>
 
-#include "lockstep/train/trainer.h"
+#include "lockstep/train/step_report.h"
 
 namespace lockstep {
 
-// One JSON object per step, as docs/metrics.md specifies; no line break.
-// `bytes_per_token` is 0 where it is not known.
+// The JSON object of a step, as docs/metrics.md specifies, without a line break. `bytes_per_token`
+// is 0 where it is unknown.
 std::string metrics_line(const StepReport& report, double bytes_per_token);
 
 // Bits per byte of text for a loss in nats per token; nothing when `bytes_per_token` is 0.
 std::optional<double> bits_per_byte(double loss, double bytes_per_token);
 
-// metrics.jsonl: every line complete on disk or in the system when written.
+// metrics.jsonl. A line is complete in the file when write() returns.
 class MetricsFile {
  public:
-  // A run that goes on after `steps_done` steps keeps the lines of those; a new one starts afresh.
-  // Throws Error{kIo} when it cannot be written.
+  // A run that is resumed after `steps_done` steps keeps the lines of those steps; a new run starts
+  // with an empty file. Throws Error{kIo} when the file cannot be written, as does write().
   explicit MetricsFile(std::string path, std::int64_t steps_done = 0);
   void write(const std::string& line);
 

@@ -4,31 +4,31 @@
 #include <optional>
 #include <string>
 
-#include "lockstep/train/trainer.h"
+#include "lockstep/train/step_report.h"
 
 namespace lockstep {
 
-// What there is to say about a run under way.
+// Where a run stands.
 struct RunProgress {
   std::int64_t step = 0;
   std::int64_t steps = 0;
   double loss = 0;
   std::optional<double> validation_loss;  // the latest
-  double tokens_per_second = 0;           // of late
+  double tokens_per_second = 0;           // a moving average
   double seconds_left = 0;
 };
 
-// "1.2k", "34M": three digits that count.
+// "1.20k", "34.0M": three significant digits.
 std::string short_number(double value);
 // "45s", "3m20s", "2h05m"
 std::string short_duration(double seconds);
 
-// One line of at most `width` columns, with a bar that takes what the words leave.
+// One line of at most `width` columns; the bar fills what the words leave.
 std::string format_bar(const RunProgress& progress, int width);
 // One line for a log file.
 std::string format_plain(const RunProgress& progress);
 
-// Turns steps into progress: averages the speed over the last of them.
+// Turns the reports of steps into progress, with a moving average of the speed.
 class ProgressMeter {
  public:
   explicit ProgressMeter(std::int64_t steps) { progress_.steps = steps; }

@@ -1,7 +1,9 @@
 #pragma once
 
 #include <chrono>
+#include <cstdint>
 #include <optional>
+#include <string>
 #include <string_view>
 
 #include "lockstep/report/progress.h"
@@ -12,17 +14,17 @@ enum class LogStyle { kBar, kPlain, kJson };
 
 std::string_view to_string(LogStyle style);  // "bar", "plain", "json"
 std::optional<LogStyle> parse_log_style(std::string_view name);
-// A bar where a person sees it, plain lines elsewhere.
+// A bar when stderr is a terminal, otherwise plain lines.
 LogStyle default_log_style();
 
-// What a person or a program sees of a run: a bar on stderr that is drawn over itself, plain lines
-// on stdout (about twenty, and every validation), or one JSON object per step on stdout.
+// Shows a run while it trains: a bar on stderr that is redrawn in place, plain lines on stdout
+// (about twenty, and every validation), or one JSON object per step on stdout. One thread.
 class TrainingLog {
  public:
   TrainingLog(LogStyle style, std::int64_t steps, double bytes_per_token);
   ~TrainingLog();
   void step(const StepReport& report);
-  // A line on stderr that is no step's.
+  // Prints a warning on stderr, below the bar.
   void note(const std::string& text);
 
  private:
@@ -33,7 +35,7 @@ class TrainingLog {
   const std::int64_t every_;
   ProgressMeter meter_;
   std::chrono::steady_clock::time_point drawn_;
-  bool line_open_ = false;  // a bar stands on the line
+  bool line_open_ = false;  // the cursor is behind a bar
 };
 
 }  // namespace lockstep

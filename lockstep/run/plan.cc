@@ -11,6 +11,7 @@
 #include "lockstep/model/cpu/matmul.h"
 #include "lockstep/run/defaults.h"
 #include "lockstep/run/device.h"
+#include "lockstep/train/checkpoint/folders.h"
 
 namespace lockstep {
 namespace {

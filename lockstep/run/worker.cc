@@ -12,13 +12,13 @@
 #include "lockstep/base/host.h"
 #include "lockstep/base/log.h"
 #include "lockstep/files/atomic_file.h"
-#include "lockstep/files/folder_lock.h"
 #include "lockstep/model/gpu_model.h"
 #include "lockstep/model/weights_hash.h"
 #include "lockstep/report/metrics.h"
 #include "lockstep/run/fault.h"
 #include "lockstep/run/plan.h"
-#include "lockstep/train/checkpoint/state_exchange.h"
+#include "lockstep/train/resume.h"
+#include "lockstep/train/run_checkpoints.h"
 
 namespace lockstep {
 namespace {
@@ -129,14 +129,13 @@ void save(const TrainOptions& options, const TrainPlan& plan, Trainer& trainer) 
 }
 
 CheckpointPolicy checkpoint_policy(const TrainOptions& options, const TrainPlan& plan,
-                                   const Communicator& communicator, const SharedResume& resume) {
+                                   const ResumePoint& resume) {
   return {.out = options.out,
           .save_every = options.save_every,
           .keep_last = options.keep_last,
           .wait = options.save_wait,
           .last_step = plan.how.schedule.steps,
-          .world_size = static_cast<std::uint32_t>(communicator.world_size()),
-          .known_bad = resume.point ? resume.point->known_bad : std::vector<std::int64_t>()};
+          .damaged = resume.damaged};
 }
 
 void write_halt(const TrainOptions& options, Trainer& trainer) {
@@ -229,11 +228,7 @@ void tell_others(Communicator& communicator, const Error& error) {
 int work(const TrainOptions& options, Job& job) {
   Communicator& communicator = job.communicator();
   const int rank = communicator.rank();
-  std::optional<FolderLock> lock;  // on rank 0, which writes
-  SharedResume resume = share_resume_point(communicator, [&] {
-    if (!options.out.empty()) lock.emplace(options.out);
-    return find_resume_point(options.out, options.resume);
-  });
+  ResumePoint resume = find_resume_point(communicator, options.out, options.resume);
   TrainPlan plan = make_train_plan(options, resume.run ? &*resume.run : nullptr);
   const Share share = choose_share(options.threads, communicator);
   ThreadPool pool(share.threads);
@@ -244,15 +239,13 @@ int work(const TrainOptions& options, Job& job) {
                                 : make_cpu_replica(for_replica, communicator, pool);
   plan.how.at = planned_fault(rank, *replica);
   Trainer trainer(plan.how, plan.training, plan.validation, *replica, communicator);
-  RunState run = run_state_of(plan.how, plan.training);
   if (resume.run) {
-    restore_state(trainer, resume, run);
+    restore(trainer, resume);
   } else if (rank == 0 && plan.init) {
     replica->set_parameters(plan.init->parameters.span());
   } else if (rank == 0) {
     initialise(*replica, options.seed, pool);
   }
-  run.step = trainer.steps_done();
   if (rank == 0) {
     announce(plan, trainer, pool.threads());
     announce_workers(trainer);
@@ -261,7 +254,7 @@ int work(const TrainOptions& options, Job& job) {
   trainer.start({{"data hash", data_hash(plan)},
                  {"save every", std::to_string(options.save_every)},
                  {"device", plan.gpu ? gpu_name() : "cpu"}});
-  RunCheckpoints checkpoints(trainer, checkpoint_policy(options, plan, communicator, resume), run,
+  RunCheckpoints checkpoints(trainer, checkpoint_policy(options, plan, resume),
                              plan.data.tokenizer);
   try {
     return run_and_save(trainer, options, plan, checkpoints);

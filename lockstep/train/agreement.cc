@@ -25,6 +25,28 @@ std::vector<Setting> parse_settings(const std::string& text) {
   return settings;
 }
 
+// The first difference from rank 0, in words; empty when all agree. `warnings` gets the differences
+// that are allowed.
+std::string find_difference(std::span<const std::vector<Setting>> by_rank,
+                            std::vector<std::string>& warnings) {
+  const std::vector<Setting>& first = by_rank[0];
+  for (std::size_t rank = 1; rank < by_rank.size(); ++rank) {
+    const std::vector<Setting>& other = by_rank[rank];
+    for (std::size_t i = 0; i < std::max(first.size(), other.size()); ++i) {
+      if (i >= first.size() || i >= other.size() || first[i].name != other[i].name) {
+        return fmt::format("rank {} compares other settings than rank 0: the programs differ",
+                           rank);
+      }
+      if (first[i].value == other[i].value) continue;
+      const std::string text = fmt::format("rank {} has {} {}, rank 0 has {}", rank, first[i].name,
+                                           other[i].value, first[i].value);
+      if (first[i].required) return text;
+      warnings.push_back(text);
+    }
+  }
+  return "";
+}
+
 // The hash that most ranks have; of several, the one that the lowest rank has.
 std::size_t majority(std::span<const Blake3Hash> hashes) {
   std::size_t best = 0;
@@ -67,26 +89,6 @@ std::vector<std::string> gather_texts(Communicator& communicator, std::string_vi
     begin += count;
   }
   return texts;
-}
-
-std::string find_difference(std::span<const std::vector<Setting>> by_rank,
-                            std::vector<std::string>& warnings) {
-  const std::vector<Setting>& first = by_rank[0];
-  for (std::size_t rank = 1; rank < by_rank.size(); ++rank) {
-    const std::vector<Setting>& other = by_rank[rank];
-    for (std::size_t i = 0; i < std::max(first.size(), other.size()); ++i) {
-      if (i >= first.size() || i >= other.size() || first[i].name != other[i].name) {
-        return fmt::format("rank {} compares other settings than rank 0: the programs differ",
-                           rank);
-      }
-      if (first[i].value == other[i].value) continue;
-      const std::string text = fmt::format("rank {} has {} {}, rank 0 has {}", rank, first[i].name,
-                                           other[i].value, first[i].value);
-      if (first[i].required) return text;
-      warnings.push_back(text);
-    }
-  }
-  return "";
 }
 
 void compare_settings(Communicator& communicator, std::span<const Setting> own) {

@@ -97,9 +97,8 @@ class CpuReplica final : public Replica {
   }
   UpdateResult finish_update() override { return updated_; }
 
-  void complete_parameters(
-      const std::function<void(std::span<float> parameters)>& exchange) override {
-    exchange(parameters_.span());
+  void complete_parameters(const std::function<void(std::span<float> parameters)>& fill) override {
+    fill(parameters_.span());
   }
 
   std::vector<Blake3Hash> tensor_hashes() const override {

@@ -1,10 +1,9 @@
-#include "lockstep/train/gpu_replica.h"
-
 #include <algorithm>
 #include <chrono>
 
 #include "lockstep/base/float_buffer.h"
 #include "lockstep/train/reducer.h"
+#include "lockstep/train/replica.h"
 
 namespace lockstep {
 namespace {
@@ -87,14 +86,13 @@ class GpuReplica final : public Replica {
   }
   void update(const UpdateRequest& request) override { model_->update(request); }
   UpdateResult finish_update() override { return model_->finish_update(); }
-  void complete_parameters(
-      const std::function<void(std::span<float> parameters)>& exchange) override {
+  void complete_parameters(const std::function<void(std::span<float> parameters)>& fill) override {
     if (host_parameters_.size() == 0) {
       host_parameters_ = FloatBuffer(layout().size());
       model_->page_lock(host_parameters_.span());
     }
     get_parameters(host_parameters_.span());
-    exchange(host_parameters_.span());
+    fill(host_parameters_.span());
     set_parameters(host_parameters_.span());
   }
 
@@ -162,11 +160,6 @@ class GpuReplica final : public Replica {
 std::unique_ptr<Replica> make_gpu_replica(const ReplicaOptions& options, Communicator& communicator,
                                           const GpuParts& parts) {
   return std::make_unique<GpuReplica>(options, communicator, parts);
-}
-
-std::unique_ptr<Replica> make_gpu_replica(const ReplicaOptions& options,
-                                          Communicator& communicator) {
-  return make_gpu_replica(options, communicator, GpuParts());
 }
 
 }  // namespace lockstep

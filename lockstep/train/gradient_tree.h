@@ -14,43 +14,43 @@
 
 namespace lockstep {
 
-// How a worker adds up its lanes. A lane's gradient is computed into an accumulator, a buffer of
-// the size of the model; then accumulators are merged as soon as both halves of a node of T(0, V)
-// are complete, so that few are open at once. Plain data, computed by a pure function.
+// How a worker adds up its lanes. The gradient of a lane is computed into an accumulator, a buffer
+// of the size of the model. Two accumulators are merged as soon as both halves of a node of T(0, V)
+// are complete, so that few are in use at once. Plain data.
 struct LaneWork {
   std::uint32_t lane = 0;
-  std::uint32_t accumulator = 0;         // where its gradient is computed
-  std::vector<AccumulatorMerge> merges;  // once it is there, in this order
+  std::uint32_t accumulator = 0;         // gets the gradient of the lane
+  std::vector<AccumulatorMerge> merges;  // follow the gradient, in this order
 };
 struct LaneSchedule {
   std::vector<LaneWork> lanes;  // in the order in which they are to be computed
   std::vector<Range> partials;  // the worker's maximal nodes; partial i ends up in accumulator i
-  // At most the partials, and floor(log2(n)) for the n lanes of the largest.
+  // How many accumulators there are: at most one per partial, and floor(log2(n)) for the n lanes of
+  // the largest partial.
   std::uint32_t accumulators = 0;
 };
 
-// For the maximal nodes of one worker, as owned_nodes() gives them.
+// The schedule for the maximal nodes of one worker, as owned_nodes() returns them. Pure.
 LaneSchedule schedule_lanes(std::span<const Range> partials);
 
-// The accumulators of a schedule and their sums. ready() may be told of a lane's gradient piece by
-// piece, while the rest is still being computed. One thread at a time.
+// The accumulators of a schedule on the CPU. One thread at a time.
 class GradientTree {
  public:
-  // Where the accumulators come from; a communicator's allocate() gives memory that others read
+  // Allocates the accumulators; memory of Communicator::allocate() can be read by other ranks
   // directly.
   using Allocate = std::function<Buffer(std::size_t bytes)>;
 
   GradientTree(LaneSchedule schedule, std::size_t size, const Allocate& allocate, ThreadPool& pool);
 
   const LaneSchedule& schedule() const { return schedule_; }
-  // Where the gradient of the `index`-th lane of the schedule goes. It may overwrite all of it once
-  // the lanes before are done.
+  // The accumulator for the gradient of lane `index` of the schedule. It may be overwritten once
+  // the lanes before it are done.
   std::span<float> lane_gradient(std::size_t index) {
     return accumulator(schedule_.lanes[index].accumulator);
   }
-  // Elements `range` of that gradient are final: adds them to the open sums.
+  // Elements `range` of that gradient are final: merges them. Other ranges may still be computed.
   void ready(std::size_t index, Range range);
-  // The sum over the lanes of a partial, when all of them are done.
+  // Partial `index`, when all of its lanes are done.
   std::span<float> partial(std::size_t index) { return accumulator(index); }
 
  private:

@@ -2,24 +2,12 @@
 
 #include <fmt/format.h>
 
-#include <algorithm>
-#include <charconv>
 #include <nlohmann/json.hpp>
 
 #include "lockstep/base/text.h"
 #include "lockstep/comm/kernels/kernels.h"
 
 namespace lockstep {
-namespace {
-
-template <typename Number>
-bool parse_number(std::string_view text, Number& number) {
-  const auto [end, error] = std::from_chars(text.data(), text.data() + text.size(), number);
-  return error == std::errc() && end == text.data() + text.size() && !text.empty();
-}
-
-}  // namespace
-
 std::string to_string(const HaltReport& report) {
   const std::string where =
       fmt::format("{}, element {}, is {}", report.tensor, report.element, report.value);
@@ -66,16 +54,6 @@ std::optional<HaltReport> parse_halt_report(std::string_view text) {
   } catch (const nlohmann::json::exception&) {
     return std::nullopt;
   }
-}
-
-std::optional<SkippedLane> parse_skipped_lane(std::string_view text) {
-  const std::size_t colon = text.find(':');
-  SkippedLane lane;
-  if (colon == std::string_view::npos || !parse_number(text.substr(0, colon), lane.step) ||
-      !parse_number(text.substr(colon + 1), lane.lane) || lane.step < 1) {
-    return std::nullopt;
-  }
-  return lane;
 }
 
 bool find_non_finite_tensor(const ParameterLayout& layout, std::span<const float> values,

@@ -24,48 +24,49 @@ std::string_view to_string(Reduction reduction);
 
 struct ReducerOptions {
   Reduction reduction = Reduction::kTree;
-  // What travels. bf16 is order-free: a worker adds its lanes and what rounding took from its sums
-  // before, rounds, and all get the same rounded result.
+  // The type on the wire. bf16 is order-free: a worker adds up its lanes and its rounding errors of
+  // earlier steps, and rounds the sum; all ranks get the same rounded result.
   DataType wire = DataType::kF32;
   std::size_t bucket_bytes = std::size_t{4} << 20;
   bool overlap = true;  // buckets travel while the backward pass goes on
   bool shard = false;   // every rank gets its shard of the sum only
-  // The replicas sum gradients among themselves, from GPU to GPU; only tails travel here.
+  // The replicas add up gradients from GPU to GPU; the reducer sends only tails.
   bool on_device = false;
 };
 
-// Whether gradients go to other ranks through a communicator. A rank by itself has the sum already,
-// unless it is to be rounded.
+// Whether gradients go through the communicator. A single rank already has the sum, but bf16 still
+// has to be rounded.
 bool travels(const ReducerOptions& options, int world_size);
 
-// The part of a flat buffer that rank `rank` keeps when the optimizer is sharded: whole norm
-// blocks, as evenly as they go.
+// The shard of a flat buffer whose moments rank `rank` keeps when the optimizer is sharded: whole
+// norm blocks, as even as possible.
 Range shard_range(std::size_t size, int rank, int world_size);
+// Of all ranks.
 std::vector<std::size_t> shard_sizes(std::size_t size, int world_size);
 
 struct ReducedStep {
-  // Flat: the sum over all lanes of the step, never scaled; meaningless when it is on the device.
+  // The sum over all lanes of the step, not scaled. Meaningless with ReducerOptions::on_device.
   std::span<const float> gradient;
-  Range range;               // where it is valid: everywhere, or in this rank's shard
+  Range range;               // where the sum is valid: everywhere, or in this rank's shard
   std::vector<double> tail;  // the sum over all lanes
-  // Buckets that some rank did not send because they were not finite, where the communicator
-  // carries finite numbers only: zeros travelled instead, and the sum is worthless.
+  // How many buckets of all ranks were not finite, where the communicator carries finite numbers
+  // only. Zeros were sent instead, so the sum is wrong.
   double withheld = 0;
 };
 
-// Where the model meets the other workers. In every step, in this order and with the same sizes on
-// all ranks: begin(), ready() as the partial sums become final, finish(). The gradient travels in
-// buckets, sub-ranges of the flat buffers, which start as soon as they are final; nothing is copied
-// (bf16 aside). One thread at a time. Failures are the communicator's, and final.
+// Adds up the partials of all workers. In every step, with the same sizes on all ranks: begin(),
+// ready() as the partials become final, finish(). The gradient travels in buckets, ranges of the
+// flat buffers, each of which starts as soon as it is final; nothing is copied (bf16 aside). One
+// thread at a time. After an Error of the communicator the reducer cannot be used.
 class GradientReducer {
  public:
   // `partials` are this rank's sums over its nodes of T(0, owners.size()), in the order of
-  // owned_nodes(); they stay where they are. `reduced` is told, in ascending order, of ranges whose
-  // sum has replaced the first partial, from ready() and finish().
+  // owned_nodes(); their memory outlives the reducer. ready() and finish() call `reduced`, in
+  // ascending order, with ranges of the first partial that have become the sum of all workers.
   GradientReducer(Communicator& communicator, LeafOwners owners,
                   std::vector<std::span<float>> partials, const ReducerOptions& options,
                   std::function<void(Range)> reduced = {});
-  // Waits for nobody: buckets under way are aborted, with the group.
+  // Does not wait: buckets under way are aborted, and the group with them.
   ~GradientReducer();
   GradientReducer(const GradientReducer&) = delete;
   GradientReducer& operator=(const GradientReducer&) = delete;
@@ -73,17 +74,16 @@ class GradientReducer {
   void begin(std::int64_t step);
   // Elements `range` of all partials are final. Ranges come in ascending order without gaps.
   void ready(Range range);
-  // The rest of the gradient is final, too. `lane_tails` are numbers that travel beside it, equally
-  // many for every lane of this rank in lane order; they are added in the same tree, never rounded.
-  // The result replaces the first partial.
+  // The rest of the gradient is final as well. `lane_tails` has the tail of every lane of this
+  // rank, in lane order and of equal length; tails are added in the same tree and never rounded.
+  // The sum replaces the first partial.
   ReducedStep finish(std::span<const std::vector<double>> lane_tails);
 
   std::size_t buckets() const { return buckets_.size(); }
-  // Bytes that travel for every byte of gradient and rank: more than 1 where ranks have several
-  // partials.
+  // Bytes sent per rank for every byte of gradient: more than 1 where ranks have several partials.
   double traffic() const;
   Range shard() const { return shard_; }
-  // What rounding took so far, with bf16; empty otherwise. Part of a run's state.
+  // The rounding errors still to be added, with bf16; otherwise empty. Part of a run's state.
   std::span<float> residual() { return residual_.span(); }
 
  private:
@@ -112,7 +112,7 @@ class GradientReducer {
   std::int64_t step_ = 0;
   std::size_t final_ = 0;  // elements
   std::vector<Work> works_;
-  std::size_t told_ = 0;  // buckets that are known to be done
+  std::size_t told_ = 0;  // buckets that `reduced_` was called for
   double withheld_ = 0;
 
   // With bf16.

@@ -11,20 +11,20 @@
 namespace lockstep {
 
 struct SamplerOptions {
-  double temperature = 0.8;  // 0: always the likeliest
-  int top_k = 0;             // only so many of the likeliest; 0: all
-  double top_p = 1.0;        // only the likeliest that together have this probability
+  double temperature = 0.8;  // 0: always the likeliest token
+  int top_k = 0;             // draw from this many of the likeliest tokens; 0: from all
+  double top_p = 1.0;        // draw from the likeliest tokens that have this probability together
   std::uint64_t seed = 0;
 };
 
-// The token at `position`, drawn by (seed, position) from softmax(logits / temperature), cut to
-// top_k and then to top_p. Of equal logits the lower token comes first.
+// The token at `position`, drawn from softmax(logits / temperature), which is cut to top_k and then
+// to top_p. A function of seed and position. Of equal logits the lower token comes first.
 std::int32_t sample_token(std::span<const float> logits, const SamplerOptions& options,
                           std::uint64_t position);
 
-// Goes on from `prompt`, at least one token, for at most `count` tokens or until `end` is drawn,
-// which is not given out. Past the context's length it goes on with the later half of what it has.
-// `token` is called for each; false stops.
+// Continues `prompt`, which has at least one token, by at most `count` tokens, and stops when `end`
+// is drawn. Calls `token` for every token but `end`; false stops. When the context is full, the
+// later half of it is kept.
 void generate_tokens(Decoder& decoder, int context, std::span<const std::int32_t> prompt,
                      const SamplerOptions& options, std::int64_t count,
                      std::optional<std::int32_t> end,

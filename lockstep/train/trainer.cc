@@ -12,6 +12,7 @@
 #include "lockstep/base/error.h"
 #include "lockstep/base/host.h"
 #include "lockstep/base/index.h"
+#include "lockstep/base/version.h"
 #include "lockstep/model/init.h"
 #include "lockstep/model/update.h"
 #include "lockstep/model/weights_hash.h"
@@ -25,12 +26,13 @@ enum TailPlace : std::size_t { kLoss, kTokens, kBadLosses, kFirstRank };
 enum RankPlace : std::size_t { kStop, kSave, kFirstPhase };
 constexpr std::size_t kRankPlaces = kFirstPhase + kPhases;
 
-std::size_t rank_place(int rank) {
-  return kFirstRank + static_cast<std::size_t>(rank) * kRankPlaces;
-}
+std::size_t rank_place(int rank) { return kFirstRank + index_of(rank) * kRankPlaces; }
 
+// A rank is reported when it takes this share longer than the others, over a window of steps that
+// take this time at least: less is noise.
+constexpr double kStragglerShare = 0.25;
 constexpr std::int64_t kStragglerWindow = 10;  // steps
-constexpr double kStragglerSeconds = 0.2;      // that they take at least: less is noise
+constexpr double kStragglerSeconds = 0.2;
 
 LanePlan checked(const LanePlan& plan) {
   validate(plan);
@@ -98,11 +100,61 @@ Trainer::Trainer(const TrainerOptions& options, Samples training, Samples valida
       reducer_(communicator, lane_owners(options, communicator.world_size()), partials_of(replica),
                options.reducer, [&replica](Range range) { replica.reduced(range); }),
       block_sums_(norm_blocks(layout().size())),
-      compute_seconds_(static_cast<std::size_t>(communicator.world_size())),
+      compute_seconds_(index_of(communicator.world_size())),
       sample_ids_(options.micro_batch),
       tokens_(options.micro_batch * static_cast<std::size_t>(training_.context())),
       targets_(tokens_.size()) {
   LOCKSTEP_CHECK(replica.shard() == reducer_.shard());
+}
+
+// Everything that the bits of the result or the order of collectives depend on.
+std::vector<Setting> Trainer::settings() const {
+  std::vector<Setting> list;
+  const auto add = [&](const char* name, const auto& value) {
+    list.push_back({name, fmt::format("{}", value), true});
+  };
+  add("version", version());
+  add("global batch", options_.global_batch);
+  add("micro batch", options_.micro_batch);
+  const ModelConfig& model = options_.model;
+  add("vocab", model.vocab);
+  add("hidden", model.hidden);
+  add("layers", model.layers);
+  add("heads", model.heads);
+  add("kv heads", model.kv_heads);
+  add("intermediate", model.intermediate);
+  add("context", model.context);
+  add("rope theta", model.rope_theta);
+  add("norm eps", model.norm_eps);
+  add("tied embeddings", model.tie_embeddings);
+  add("precision", to_string(options_.precision));
+  add("steps", options_.schedule.steps);
+  add("steps done", step_);
+  add("schedule", to_string(options_.schedule.decay));
+  add("learning rate", options_.schedule.peak);
+  add("final learning rate", options_.schedule.floor);
+  add("warmup", options_.schedule.warmup);
+  add("beta1", options_.adamw.beta1);
+  add("beta2", options_.adamw.beta2);
+  add("eps", options_.adamw.eps);
+  add("weight decay", options_.adamw.weight_decay);
+  add("clip", options_.clip);
+  add("seed", options_.seed);
+  add("training samples", training_.size());
+  add("validation samples", validation_.size());
+  add("eval every", options_.eval_every);
+  add("verify every", options_.verify_every);
+  add("reduction", to_string(options_.reducer.reduction));
+  add("wire type", to_string(options_.reducer.wire));
+  add("bucket bytes", options_.reducer.bucket_bytes);
+  add("sharded optimizer", options_.reducer.shard);
+  std::string skipped;
+  for (const SkippedLane& lane : options_.skip_lanes) {
+    skipped += fmt::format(" {}:{}", lane.step, lane.lane);
+  }
+  add("skipped lanes", skipped);
+  list.push_back({"processor and C library", host_fingerprint(), false});
+  return list;
 }
 
 void Trainer::start(std::vector<Setting> more) {
@@ -203,7 +255,7 @@ void Trainer::read_tail(std::span<const double> tail, StepReport& report) {
   }
   if ((step_ + 1) % kStragglerWindow != 0) return;
   if (std::ranges::max(compute_seconds_) >= kStragglerSeconds) {
-    report.straggler = find_straggler(compute_seconds_, options_.straggler_share);
+    report.straggler = find_straggler(compute_seconds_, kStragglerShare);
   }
   std::ranges::fill(compute_seconds_, 0.0);
 }

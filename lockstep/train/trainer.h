@@ -13,20 +13,20 @@
 #include "lockstep/model/schedule.h"
 #include "lockstep/train/agreement.h"
 #include "lockstep/train/halt.h"
-#include "lockstep/train/phases.h"
 #include "lockstep/train/reducer.h"
 #include "lockstep/train/replica.h"
+#include "lockstep/train/step_report.h"
 
 namespace lockstep {
 
 struct TrainerOptions {
   ModelConfig model;
   Precision precision = Precision::kF32;
-  bool recompute = false;  // activations on a GPU
+  bool recompute = false;  // activations on a GPU, in the backward pass
   std::uint64_t global_batch = 8;
   std::uint64_t micro_batch = 8;
   AdamWOptions adamw;
-  Schedule schedule;  // its steps are those of the run
+  Schedule schedule;  // also says how many steps the run has
   double clip = 1.0;  // 0: none
   std::uint64_t seed = 0;
   std::int64_t eval_every = 0;  // 0: only after the last step
@@ -34,50 +34,32 @@ struct TrainerOptions {
   ReducerOptions reducer;
   std::int64_t verify_every = 100;  // steps between comparisons of the replicas; 0: never
   std::vector<SkippedLane> skip_lanes;
-  double straggler_share = 0.25;  // slower than the median by so much is worth a word
-  // For tests: called on the way through a step, with the name of the place.
+  // For tests: called at named places of a step.
   std::function<void(std::string_view place, std::int64_t step)> at;
 };
 
-// What happened in one step. Losses are means per token, in nats.
-struct StepReport {
-  std::int64_t step = 0;  // from 1: the steps that are done
-  double epoch = 0;       // passes over the data that are done
-  double loss = 0;
-  double gradient_norm = 0;  // of the mean gradient, before clipping
-  double learning_rate = 0;
-  std::int64_t tokens = 0;
-  std::optional<double> validation_loss;
-  double seconds = 0;  // of the step, without validation
-  // By rank: data, forward and backward of this step, the rest of the one before it (with one
-  // worker the optimizer of this one).
-  std::vector<PhaseTimes> phases;
-  std::optional<Straggler> straggler;  // over the last steps
-  // What some rank asked for before the step ended, and all now do.
-  int stop = 0;  // a signal's number
-  bool save = false;
-};
-
-// What a rank asks of all; they act after the step in which one of them asks.
+// What a rank requests of all ranks. They act after the step in which one of them requests it.
 struct Requests {
   int stop = 0;  // a signal's number
   bool save = false;
 };
 
-// The lanes of every rank of a step. Throws Error{kInvalidArgument} if there are fewer than ranks.
+// Which rank has which lanes. Throws Error{kInvalidArgument} when there are fewer lanes than ranks.
 LeafOwners lane_owners(const TrainerOptions& options, int world_size);
-// What a rank's replica must be made for.
+// The options of a rank's replica.
 ReplicaOptions replica_options(const TrainerOptions& options, int rank, int world_size);
-// Fresh parameters from the seed.
+// Sets the parameters to random numbers from the seed.
 void initialise(Replica& replica, std::uint64_t seed, ThreadPool& pool);
 
-// The step loop of one worker: its lanes' gradients, the sum over all workers' lanes, clipping,
-// AdamW. The bits of the parameters depend on the options, the data and the kind of processor: not
-// on the threads, and not on how many workers there are or how they talk (unless the reduction is
-// an order-free one). Every worker makes the same calls. Errors of the communicator are final.
+// The step loop of one worker: the gradients of its lanes, the sum over the lanes of all workers,
+// clipping, AdamW. The bits of the parameters depend on the options, the data and the kind of
+// processor. They do not depend on threads or transport, nor on the number of workers unless the
+// reduction is order-free. Every worker makes the same calls, on one thread. After an error of the
+// communicator the trainer cannot be used.
 class Trainer {
  public:
-  // Throws Error{kInvalidArgument} for options that cannot be.
+  // Throws Error{kInvalidArgument} for options that contradict each other. Replica and communicator
+  // must outlive the trainer.
   Trainer(const TrainerOptions& options, Samples training, Samples validation, Replica& replica,
           Communicator& communicator);
 
@@ -87,33 +69,34 @@ class Trainer {
   Communicator& communicator() { return communicator_; }
   const TrainerOptions& options() const { return options_; }
   const LanePlan& lanes() const { return lanes_; }
+  const Samples& training() const { return training_; }
   std::int64_t steps_done() const { return step_; }
-  // Go on from a state that was saved; the replica's own is set by the caller.
+  // For a run that is resumed; restore() sets the state of the replica.
   void set_steps_done(std::int64_t steps) { step_ = steps; }
 
-  // Before the first step: the workers compare their settings (`more` besides those the trainer
-  // knows of), take rank 0's parameters and compare hashes.
+  // Before the first step: the workers compare their settings (the trainer's and `more`), take the
+  // parameters of rank 0 and compare hashes.
   void start(std::vector<Setting> more = {});
 
-  // One step. When a gradient is not finite, throws Error{kNonFinite} on every rank, with the same
-  // message (see HaltReport); the parameters are as they were before the step.
+  // One step. Throws Error{kNonFinite} on every rank, with the same message (see HaltReport), when
+  // a gradient or a loss is not finite; the parameters are then as they were before the step.
   StepReport step(const Requests& requests = {});
-  // Of the step that was not finite.
+  // Set when step() has thrown Error{kNonFinite}.
   const std::optional<HaltReport>& halt_report() const { return halt_report_; }
 
-  // Mean loss over some of the validation samples, the same ones every time, whose batches the
-  // workers share; nothing without any.
+  // The mean loss over eval_samples of the validation samples, which are spread evenly and always
+  // the same; the workers share the batches. Nothing when there are no validation samples.
   std::optional<double> evaluate();
 
-  // Whether all workers have the same weights: compare_replicas(). Returns their hash.
+  // Throws Error{kReplicaMismatch} unless all workers have the same weights. Returns their hash.
   std::string verify();
 
-  // Steps until the schedule's end, or until all have agreed to stop. `requests` is asked before
-  // the end of every step, `report` told after each.
+  // Makes steps until the schedule ends or a rank requests a stop. Calls `requests` before and
+  // `report` after every step.
   void run(const std::function<Requests()>& requests,
            const std::function<void(const StepReport&)>& report);
 
-  // Adds to the time that the step's report will show, e.g. for saving.
+  // Times that the next reports will show; callers add their own, such as saving.
   PhaseTimes& phases() { return phases_; }
 
  private:
@@ -143,7 +126,7 @@ class Trainer {
   GradientReducer reducer_;
   std::vector<double> block_sums_;
   std::int64_t step_ = 0;
-  PhaseTimes phases_;                    // of the step under way; what the tail has told is zeroed
+  PhaseTimes phases_;                    // not sent with a tail yet
   std::vector<double> compute_seconds_;  // by rank, over the last steps
   std::optional<HaltReport> halt_report_;
 

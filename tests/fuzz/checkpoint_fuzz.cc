@@ -4,8 +4,9 @@
 #include <variant>
 
 #include "lockstep/base/error.h"
-#include "lockstep/train/checkpoint/checkpoint_files.h"
-#include "lockstep/train/formats/config_json.h"
+#include "lockstep/train/checkpoint/manifest.h"
+#include "lockstep/train/checkpoint/training_state.h"
+#include "lockstep/train/formats/model_files.h"
 
 // The first byte chooses the reader. Whatever a reader takes, it writes and reads again as the
 // same; whatever it does not take is told with an Error at most.

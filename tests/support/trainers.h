@@ -5,7 +5,7 @@
 
 #include "lockstep/comm/collectives/plan_engine.h"
 #include "lockstep/comm/transport/local_group.h"
-#include "lockstep/train/gpu_replica.h"
+#include "lockstep/train/replica.h"
 #include "lockstep/train/trainer.h"
 
 namespace lockstep::test {

@@ -3,7 +3,7 @@
 #include <cstring>
 
 #include "lockstep/model/layout.h"
-#include "lockstep/train/checkpoint/checkpoint_files.h"
+#include "lockstep/train/checkpoint/training_state.h"
 
 namespace lockstep {
 

@@ -1,11 +1,12 @@
-#include "lockstep/train/checkpoint/checkpoint_format.h"
-
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
 #include "lockstep/base/hash/blake3.h"
 #include "lockstep/model/weights_hash.h"
+#include "lockstep/train/checkpoint/folders.h"
+#include "lockstep/train/checkpoint/manifest.h"
 #include "lockstep/train/checkpoint/run_state.h"
+#include "lockstep/train/run_checkpoints.h"
 
 namespace lockstep::checkpoint_format_test {
 namespace {

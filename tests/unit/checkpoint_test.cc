@@ -1,5 +1,3 @@
-#include "lockstep/train/checkpoint/checkpoint.h"
-
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
@@ -9,7 +7,8 @@
 #include "lockstep/base/error.h"
 #include "lockstep/base/hash/blake3.h"
 #include "lockstep/model/weights_hash.h"
-#include "lockstep/train/formats/model_files.h"
+#include "lockstep/train/checkpoint/folders.h"
+#include "lockstep/train/checkpoint/manifest.h"
 #include "tests/support/temporary_folder.h"
 #include "tests/support/training_states.h"
 

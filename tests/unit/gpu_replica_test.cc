@@ -1,10 +1,9 @@
-#include "lockstep/train/gpu_replica.h"
-
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
 #include <cstring>
 
+#include "lockstep/train/replica.h"
 #include "tests/support/pretended_gpu.h"
 #include "tests/support/ranks.h"
 #include "tests/support/trainers.h"

@@ -15,7 +15,7 @@
 #include "lockstep/files/mapped_file.h"
 #include "lockstep/model/init.h"
 #include "lockstep/model/weights_hash.h"
-#include "lockstep/train/formats/model_files.h"
+#include "lockstep/train/checkpoint/folders.h"
 #include "lockstep/wire/bytes.h"
 #include "tests/support/temporary_folder.h"
 

@@ -1,10 +1,7 @@
 #include "lockstep/train/checkpoint/run_state.h"
 
 #include <fmt/format.h>
-#include <gnu/libc-version.h>
 
-#include "lockstep/base/processor.h"
-#include "lockstep/base/version.h"
 #include "lockstep/train/formats/json_reader.h"
 
 namespace lockstep {
@@ -143,10 +140,6 @@ void read_settings(JsonReader& reader, RunSettings& settings) {
 }
 
 }  // namespace
-
-Versions these_versions() {
-  return {std::string(version()), ::gnu_get_libc_version(), std::string(processor_level())};
-}
 
 std::string to_json(const RunState& state) { return json_of(state).dump(1) + "\n"; }
 

@@ -6,18 +6,18 @@
 #include <variant>
 #include <vector>
 
+#include "lockstep/data/lanes.h"
 #include "lockstep/model/config.h"
 #include "lockstep/model/schedule.h"
 #include "lockstep/model/update.h"
-#include "lockstep/train/checkpoint/checkpoint_format.h"
-#include "lockstep/train/halt.h"
+#include "lockstep/train/checkpoint/manifest.h"
 
 namespace lockstep {
 
-// Where a run stands: everything that its later steps depend on but weights and moments. There is
-// no state of random numbers: they are functions of seed and position. trainer_state.json. Pure.
+// trainer_state.json: all that the later steps of a run depend on, except weights and moments.
+// Random numbers have no state: they are functions of seed and position. Pure.
 
-// The options that are part of the result.
+// The options that change the result.
 struct RunSettings {
   ModelConfig model;
   Precision precision = Precision::kF32;
@@ -37,14 +37,13 @@ struct DataIdentity {
   bool operator==(const DataIdentity&) const = default;
 };
 
-// What the bits depend on beside the program's input.
+// What the bits of the result depend on besides options and data.
 struct Versions {
   std::string lockstep = {};
   std::string c_library = {};
   std::string instruction_set = {};
   bool operator==(const Versions&) const = default;
 };
-Versions these_versions();
 
 struct RunState {
   std::int64_t step = 0;  // steps that are done
@@ -57,10 +56,10 @@ struct RunState {
 std::string to_json(const RunState& state);
 std::variant<RunState, FormatProblem> parse_run_state(std::string_view text);
 
-// How a run that is to go on differs from the one that was saved, a line each.
+// How a run that is to be resumed differs from the one that was saved, one line per difference.
 struct Differences {
   std::vector<std::string> forbidden;  // it would be another run
-  std::vector<std::string> noted;      // it may go on, with other bits than without the change
+  std::vector<std::string> noted;      // it may be resumed, but its result changes
 };
 Differences compare(const RunState& saved, const RunState& now);
 

@@ -14,8 +14,8 @@ namespace lockstep {
 
 using Json = nlohmann::ordered_json;
 
-// Takes values out of a JSON object that nobody vouches for. Never throws; the first value that is
-// missing or of another kind is kept as the problem, and what is read then is empty.
+// Reads values from a JSON object that may be anything. Never throws: the first value that is
+// missing or of another kind becomes the problem, and its reader returns an empty value.
 class JsonReader {
  public:
   explicit JsonReader(const Json& json) : json_(json) {

@@ -4,16 +4,131 @@
 
 #include <map>
 #include <nlohmann/json.hpp>
+#include <utility>
 
 #include "lockstep/base/error.h"
 #include "lockstep/data/shard_builder.h"
 #include "lockstep/files/atomic_file.h"
+#include "lockstep/files/mapped_file.h"
 #include "lockstep/model/weights_hash.h"
-#include "lockstep/train/checkpoint/checkpoint_files.h"
-#include "lockstep/train/formats/config_json.h"
+#include "lockstep/train/formats/json_reader.h"
 
 namespace lockstep {
 namespace {
+
+std::string_view name_of(const Tokenizer* tokenizer) {
+  if (tokenizer == nullptr) return "none";
+  return tokenizer->kind() == TokenizerKind::kBytes ? "bytes" : "sentencepiece";
+}
+
+Json config_of(const ModelConfig& config, const Tokenizer* tokenizer) {
+  Json json = {
+      {"architectures", {"LlamaForCausalLM"}},
+      {"model_type", "llama"},
+      {"vocab_size", config.vocab},
+      {"hidden_size", config.hidden},
+      {"intermediate_size", config.intermediate},
+      {"num_hidden_layers", config.layers},
+      {"num_attention_heads", config.heads},
+      {"num_key_value_heads", config.kv_heads},
+      {"max_position_embeddings", config.context},
+      {"rope_theta", config.rope_theta},
+      {"rms_norm_eps", config.norm_eps},
+      {"tie_word_embeddings", config.tie_embeddings},
+      {"hidden_act", "silu"},
+      {"attention_bias", false},
+      {"mlp_bias", false},
+      {"torch_dtype", "float32"},
+      {"lockstep_tokenizer", name_of(tokenizer)},
+  };
+  if (tokenizer != nullptr && tokenizer->end_of_document()) {
+    json["bos_token_id"] = *tokenizer->end_of_document();  // documents stand end to end
+    json["eos_token_id"] = *tokenizer->end_of_document();
+  }
+  return json;
+}
+
+// Reads values out of a config.json; what is missing or of another type is told with its key.
+class ConfigReader {
+ public:
+  ConfigReader(std::string path, std::string_view text)
+      : path_(std::move(path)), json_(Json::parse(text, nullptr, false)) {
+    if (!json_.is_object()) throw_bad_file(path_, "not a JSON object");
+  }
+
+  bool has(const char* key) const { return json_.contains(key) && !json_[key].is_null(); }
+  int integer(const char* key) const {
+    if (!has(key) || !json_[key].is_number_integer())
+      throw_bad_file(path_, fmt::format("'{}' is not a whole number", key));
+    const auto value = json_[key].get<std::int64_t>();
+    if (value < 0 || value > (1 << 30))
+      throw_bad_file(path_, fmt::format("'{}' is {}", key, value));
+    return static_cast<int>(value);
+  }
+  int integer(const char* key, int otherwise) const { return has(key) ? integer(key) : otherwise; }
+  float number(const char* key, float otherwise) const {
+    if (!has(key)) return otherwise;
+    if (!json_[key].is_number()) throw_bad_file(path_, fmt::format("'{}' is not a number", key));
+    return json_[key].get<float>();
+  }
+  // What stands under `key`, to be read as this is; without it everything in it is missing.
+  ConfigReader within(const char* key) const {
+    return {path_, has(key) && json_[key].is_object() ? json_[key].dump() : "{}"};
+  }
+  bool flag(const char* key) const {
+    return has(key) && json_[key].is_boolean() && json_[key].get<bool>();
+  }
+  std::string text(const char* key) const {
+    return has(key) && json_[key].is_string() ? json_[key].get<std::string>() : std::string();
+  }
+  void require(bool condition, const std::string& what) const {
+    if (!condition) throw_bad_file(path_, what);
+  }
+
+ private:
+  std::string path_;
+  Json json_;
+};
+
+// transformers 5 has the angles' base in rope_parameters, earlier ones at the top.
+float read_rope_theta(const ConfigReader& reader, float otherwise) {
+  for (const char* key : {"rope_scaling", "rope_parameters"}) {
+    const ConfigReader rope = reader.within(key);
+    const bool plain = !rope.has("rope_type") || rope.text("rope_type") == "default";
+    reader.require(!reader.has(key) || (plain && !rope.has("factor")),
+                   fmt::format("{} is not supported", key));
+  }
+  return reader.within("rope_parameters")
+      .number("rope_theta", reader.number("rope_theta", otherwise));
+}
+
+ModelConfig read_config(const ConfigReader& reader) {
+  reader.require(reader.text("model_type") == "llama",
+                 fmt::format("model_type '{}', not 'llama'", reader.text("model_type")));
+  reader.require(!reader.has("hidden_act") || reader.text("hidden_act") == "silu",
+                 fmt::format("hidden_act '{}', not 'silu'", reader.text("hidden_act")));
+  reader.require(!reader.flag("attention_bias") && !reader.flag("mlp_bias"),
+                 "biases are not supported");
+  ModelConfig config;
+  config.vocab = reader.integer("vocab_size");
+  config.hidden = reader.integer("hidden_size");
+  config.intermediate = reader.integer("intermediate_size");
+  config.layers = reader.integer("num_hidden_layers");
+  config.heads = reader.integer("num_attention_heads");
+  config.kv_heads = reader.integer("num_key_value_heads", config.heads);
+  config.context = reader.integer("max_position_embeddings");
+  config.rope_theta = read_rope_theta(reader, config.rope_theta);
+  config.norm_eps = reader.number("rms_norm_eps", config.norm_eps);
+  config.tie_embeddings = reader.flag("tie_word_embeddings");
+  try {
+    validate(config);
+  } catch (const Error& error) {
+    reader.require(false, std::string(error.message()));
+  }
+  reader.require(reader.integer("head_dim", config.head_dim()) == config.head_dim(),
+                 "head_dim is not hidden_size / num_attention_heads");
+  return config;
+}
 
 void write_file(const std::string& path, std::string_view text) {
   AtomicFile file(path);
@@ -81,6 +196,22 @@ void read_sharded(const ParameterLayout& layout, FileSource& files, std::span<fl
 
 }  // namespace
 
+std::string config_json(const ModelConfig& model, const Tokenizer* tokenizer) {
+  return config_of(model, tokenizer).dump(2) + "\n";
+}
+
+ConfigFile parse_config_json(const std::string& path, std::string_view text) {
+  const ConfigReader reader(path, text);
+  ConfigFile config;
+  config.model = read_config(reader);
+  config.tokenizer = reader.text("lockstep_tokenizer");
+  if (reader.has("bos_token_id")) {
+    config.start = reader.integer("bos_token_id");
+    reader.require(*config.start < config.model.vocab, "'bos_token_id' is beyond the vocabulary");
+  }
+  return config;
+}
+
 std::vector<TensorToStore> tensors_to_store(const ParameterLayout& layout,
                                             std::span<const float> values,
                                             const std::string& prefix) {
@@ -136,14 +267,6 @@ SavedModel read_model(FileSource& files) {
     read_tensors(layout, file, "", model.parameters.span());
   }
   return model;
-}
-
-SavedModel load_model(const std::string& folder) {
-  MappedFolder files(folder);
-  if (files.find(kManifestFile)) {
-    require_intact(files, {kConfigFile, kTokenizerFile, kWeightsFile});
-  }
-  return read_model(files);
 }
 
 }  // namespace lockstep

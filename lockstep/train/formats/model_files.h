@@ -5,40 +5,49 @@
 #include <optional>
 #include <span>
 #include <string>
+#include <string_view>
 #include <vector>
 
 #include "lockstep/base/float_buffer.h"
 #include "lockstep/data/tokenizer.h"
 #include "lockstep/files/file_source.h"
+#include "lockstep/model/config.h"
 #include "lockstep/model/layout.h"
 #include "lockstep/train/formats/safetensors.h"
 
 namespace lockstep {
 
-// A trained model as a folder: config.json and model.safetensors as Hugging Face's
-// LlamaForCausalLM has them (f32), and tokenizer.model where the tokenizer has a file. Each file
-// appears complete or not at all, the weights last.
+// The files of a trained model, as Hugging Face's LlamaForCausalLM has them: config.json,
+// model.safetensors, and tokenizer.model where the tokenizer has a file.
 
 constexpr const char* kConfigFile = "config.json";
 constexpr const char* kWeightsFile = "model.safetensors";
 constexpr const char* kWeightsIndexFile = "model.safetensors.index.json";
 
+// config.json.
+struct ConfigFile {
+  ModelConfig model;
+  std::string tokenizer;              // "bytes", "sentencepiece", "none"; empty: it does not say
+  std::optional<std::int32_t> start;  // the token before the first one of a document
+};
+// `tokenizer` may be none. Pure.
+std::string config_json(const ModelConfig& model, const Tokenizer* tokenizer);
+// Throws Error{kIo} that names `path` and the key.
+ConfigFile parse_config_json(const std::string& path, std::string_view text);
+
 struct SavedModel {
   ModelConfig config;
-  std::shared_ptr<const Tokenizer> tokenizer;  // none: it was trained on shards made elsewhere
-  std::optional<std::int32_t> start;           // the token that comes before a document's first
+  std::shared_ptr<const Tokenizer> tokenizer;  // none: the shards were made elsewhere
+  std::optional<std::int32_t> start;           // the token before the first one of a document
   FloatBuffer parameters;                      // in the order of ParameterLayout(config)
 };
 
+// Writes the weights as f32. Each file appears complete or not at all, the weights last.
 void save_model(const std::string& folder, const ParameterLayout& layout,
                 std::span<const float> parameters, const Tokenizer* tokenizer, std::int64_t steps);
 
-// A folder that save_model() or a checkpoint left, or one of Hugging Face: weights in f32, bf16 or
-// f16, in one file or in several with an index. Where there is a manifest the hashes of what is
-// read are checked. Throws Error{kIo} that names the file, and the tensor or the key.
-SavedModel load_model(const std::string& folder);
-
-// The same from any files, without looking at a manifest.
+// Reads weights in f32, bf16 or f16, from one file or from several with an index. Throws Error{kIo}
+// that names the file, and the tensor or the key. load_model() in train/checkpoint reads a folder.
 SavedModel read_model(FileSource& files);
 
 // The tensors of a flat buffer, each named `prefix` + its name, in the order of files.

@@ -151,10 +151,6 @@ const StoredTensor* SafetensorsView::find(std::string_view name) const {
   return found == tensors_.end() ? nullptr : &*found;
 }
 
-std::span<const std::byte> SafetensorsView::bytes(const StoredTensor& tensor) const {
-  return file_.subspan(tensor.begin, tensor.end - tensor.begin);
-}
-
 void SafetensorsView::read(const StoredTensor& tensor, std::span<float> out) const {
   if (tensor.elements() != out.size()) {
     throw_bad_file(path_, tensor.begin,

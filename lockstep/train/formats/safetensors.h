@@ -12,7 +12,7 @@
 
 namespace lockstep {
 
-// The safetensors format: a length, a JSON header, and the tensors' bytes without gaps.
+// The safetensors format: a length, a JSON header, and the bytes of the tensors without gaps.
 
 enum class TensorType { kF32, kF16, kBf16, kOther };
 
@@ -30,14 +30,14 @@ struct SafetensorsProblem {
   std::size_t position = 0;
   std::string what;
 };
-using SafetensorsHeader = std::vector<StoredTensor>;  // by place in the file
+using SafetensorsHeader = std::vector<StoredTensor>;  // in the order of the file
 
-// Pure; for bytes that nobody vouches for. Every tensor lies inside the file, its size fits its
-// shape, and the tensors cover the data without gap or overlap.
+// Parses bytes that may be anything. In the result every tensor lies inside the file, its size fits
+// its shape, and the tensors cover the data without gap or overlap. Pure.
 std::variant<SafetensorsHeader, SafetensorsProblem> parse_safetensors(
     std::span<const std::byte> file);
 
-// The tensors in the bytes of a file, which the caller keeps.
+// The tensors in the bytes of a file. The bytes must outlive the view.
 class SafetensorsView {
  public:
   // `path` is for messages. Throws Error{kIo} with file and position.
@@ -46,8 +46,7 @@ class SafetensorsView {
   const std::string& path() const { return path_; }
   const SafetensorsHeader& tensors() const { return tensors_; }
   const StoredTensor* find(std::string_view name) const;  // nullptr: none
-  std::span<const std::byte> bytes(const StoredTensor& tensor) const;
-  // Converts to f32. Throws Error{kIo} when the type is another, or the number of elements.
+  // Converts to f32. Throws Error{kIo} when the type is kOther or the number of elements differs.
   void read(const StoredTensor& tensor, std::span<float> out) const;
 
  private:
@@ -64,11 +63,11 @@ struct TensorToStore {
 };
 using SafetensorsMetadata = std::map<std::string, std::string>;
 
-// What stands before the tensors in a file that has them in the order given.
+// The bytes before the tensors in a file that has them in this order.
 std::string safetensors_head(std::span<const TensorToStore> tensors,
                              const SafetensorsMetadata& metadata);
 
-// In the order given; atomically.
+// Writes the tensors in this order. The file appears complete or not at all.
 void write_safetensors(const std::string& path, std::span<const TensorToStore> tensors,
                        const SafetensorsMetadata& metadata);
 

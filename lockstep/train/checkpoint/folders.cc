@@ -1,18 +1,25 @@
-#include "lockstep/train/checkpoint/checkpoint.h"
+#include "lockstep/train/checkpoint/folders.h"
 
 #include <fmt/format.h>
 
 #include <algorithm>
 #include <cerrno>
+#include <charconv>
 #include <filesystem>
+#include <functional>
 #include <utility>
 
 #include "lockstep/base/error.h"
 #include "lockstep/base/log.h"
+#include "lockstep/data/shard_builder.h"
 #include "lockstep/files/atomic_file.h"
+#include "lockstep/train/checkpoint/manifest.h"
 
 namespace lockstep {
 namespace {
+
+constexpr std::string_view kPrefix = "checkpoint-";
+constexpr std::string_view kTemporarySuffix = ".tmp";
 
 // The names in a folder; none when it does not exist.
 std::vector<std::string> names_in(const std::string& folder) {
@@ -25,7 +32,7 @@ std::vector<std::string> names_in(const std::string& folder) {
   return names;
 }
 
-// Somebody may want to look at what was damaged, so it is kept.
+// A damaged checkpoint is kept: somebody may want to look at it.
 void move_aside(const std::string& folder) {
   if (!std::filesystem::exists(folder)) return;
   std::string to = folder + ".damaged";
@@ -36,21 +43,31 @@ void move_aside(const std::string& folder) {
 
 }  // namespace
 
+std::string checkpoint_name(std::int64_t step) { return fmt::format("{}{}", kPrefix, step); }
+
+std::string checkpoint_path(const std::string& out, std::int64_t step) {
+  return out + "/" + checkpoint_name(step);
+}
+
+std::optional<std::int64_t> parse_checkpoint_name(std::string_view name) {
+  if (!name.starts_with(kPrefix)) return std::nullopt;
+  const std::string_view digits = name.substr(kPrefix.size());
+  std::int64_t step = 0;
+  const auto [end, error] = std::from_chars(digits.data(), digits.data() + digits.size(), step);
+  if (error != std::errc() || end != digits.data() + digits.size()) return std::nullopt;
+  if (step < 0 || checkpoint_name(step) != name) return std::nullopt;  // 007 is none of ours
+  return step;
+}
+
+bool is_temporary_name(std::string_view name) {
+  return name.ends_with(kTemporarySuffix) &&
+         parse_checkpoint_name(name.substr(0, name.size() - kTemporarySuffix.size())).has_value();
+}
+
 std::uint64_t save_checkpoint(const std::string& out, const TrainingState& state) {
   const std::string path = checkpoint_path(out, state.run.step);
   AtomicFolder folder(path);
-  std::vector<ManifestFile> entries;
-  std::uint64_t bytes = 0;
-  for (const CheckpointFile& file : checkpoint_files(state)) {
-    folder.begin_file(file.name);
-    entries.push_back(
-        emit_file(file, [&](std::span<const std::byte> piece) { folder.write(piece); }));
-    folder.end_file();
-    bytes += entries.back().bytes;
-  }
-  folder.begin_file(kManifestFile);
-  folder.write(to_json(make_manifest(state.run, std::move(entries))));
-  folder.end_file();
+  const std::uint64_t bytes = write_training_state(state, folder);
   move_aside(path);
   folder.commit();
   return bytes;
@@ -96,10 +113,33 @@ std::optional<NewestCheckpoint> load_newest_checkpoint(const std::string& out) {
                           damaged.size()));
 }
 
+SavedModel load_model(const std::string& folder) {
+  MappedFolder files(folder);
+  if (files.find(kManifestFile)) {
+    require_intact(files, {kConfigFile, kTokenizerFile, kWeightsFile});
+  }
+  return read_model(files);
+}
+
+std::vector<std::int64_t> checkpoints_to_delete(std::span<const std::int64_t> steps,
+                                                std::int64_t saved, std::int64_t keep_last,
+                                                std::span<const std::int64_t> damaged) {
+  if (keep_last <= 0) return {};
+  std::vector<std::int64_t> earlier;
+  for (const std::int64_t step : steps) {
+    if (step < saved && std::ranges::find(damaged, step) == damaged.end()) {
+      earlier.push_back(step);
+    }
+  }
+  std::ranges::sort(earlier, std::greater());
+  const auto kept = std::min(earlier.size(), static_cast<std::size_t>(keep_last - 1));
+  return {earlier.begin() + static_cast<std::ptrdiff_t>(kept), earlier.end()};
+}
+
 void delete_old_checkpoints(const std::string& out, std::int64_t saved, std::int64_t keep_last,
-                            const std::vector<std::int64_t>& known_bad) {
+                            std::span<const std::int64_t> damaged) {
   for (const std::int64_t step :
-       checkpoints_to_delete(list_checkpoints(out), saved, keep_last, known_bad)) {
+       checkpoints_to_delete(list_checkpoints(out), saved, keep_last, damaged)) {
     const std::string path = checkpoint_path(out, step);
     remove_flat_folder(path + ".tmp");
     rename_and_sync(path, path + ".tmp");  // from here on it is no checkpoint

@@ -1,19 +1,18 @@
-#include "lockstep/train/checkpoint/checkpoint_format.h"
+#include "lockstep/train/checkpoint/manifest.h"
 
 #include <fmt/format.h>
 
 #include <algorithm>
-#include <charconv>
+#include <optional>
 #include <set>
 
 #include "lockstep/base/hash/blake3.h"
+#include "lockstep/files/file_source.h"
 #include "lockstep/train/formats/json_reader.h"
 
 namespace lockstep {
 namespace {
 
-constexpr std::string_view kPrefix = "checkpoint-";
-constexpr std::string_view kTemporarySuffix = ".tmp";
 constexpr std::string_view kFormat = "lockstep checkpoint";
 constexpr std::uint64_t kVersion = 1;
 constexpr std::string_view kHashScheme = "blake3:";
@@ -76,52 +75,6 @@ Json json_of(const Manifest& manifest) {
 }
 
 }  // namespace
-
-std::string checkpoint_name(std::int64_t step) { return fmt::format("{}{}", kPrefix, step); }
-
-std::string checkpoint_path(const std::string& out, std::int64_t step) {
-  return out + "/" + checkpoint_name(step);
-}
-
-std::optional<std::int64_t> parse_checkpoint_name(std::string_view name) {
-  if (!name.starts_with(kPrefix)) return std::nullopt;
-  const std::string_view digits = name.substr(kPrefix.size());
-  std::int64_t step = 0;
-  const auto [end, error] = std::from_chars(digits.data(), digits.data() + digits.size(), step);
-  if (error != std::errc() || end != digits.data() + digits.size()) return std::nullopt;
-  if (step < 0 || checkpoint_name(step) != name) return std::nullopt;  // 007 is none of ours
-  return step;
-}
-
-bool is_temporary_name(std::string_view name) {
-  return name.ends_with(kTemporarySuffix) &&
-         parse_checkpoint_name(name.substr(0, name.size() - kTemporarySuffix.size())).has_value();
-}
-
-bool should_save_checkpoint(std::int64_t step, std::int64_t save_every, std::int64_t last_step) {
-  if (save_every == 0) return false;
-  return (step > 0 && step % save_every == 0) || step >= last_step;
-}
-
-std::vector<std::int64_t> checkpoints_to_delete(std::span<const std::int64_t> steps,
-                                                std::int64_t saved, std::int64_t keep_last,
-                                                std::span<const std::int64_t> known_bad) {
-  if (keep_last <= 0) return {};
-  std::vector<std::int64_t> earlier;
-  for (const std::int64_t step : steps) {
-    if (step < saved && std::ranges::find(known_bad, step) == known_bad.end()) {
-      earlier.push_back(step);
-    }
-  }
-  std::ranges::sort(earlier, std::greater());
-  const auto kept = std::min(earlier.size(), static_cast<std::size_t>(keep_last - 1));
-  return {earlier.begin() + static_cast<std::ptrdiff_t>(kept), earlier.end()};
-}
-
-bool is_plain_name(std::string_view name) {
-  return !name.empty() && name.size() <= 255 && name[0] != '.' &&
-         name.find_first_of(std::string_view("/\0", 2)) == std::string_view::npos;
-}
 
 const ManifestFile* Manifest::find(std::string_view name) const {
   const auto found = std::ranges::find(files, name, &ManifestFile::name);

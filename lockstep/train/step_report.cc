@@ -1,7 +1,6 @@
-#include "lockstep/train/phases.h"
+#include "lockstep/train/step_report.h"
 
 #include <algorithm>
-#include <vector>
 
 namespace lockstep {
 

@@ -3,9 +3,11 @@
 #include <array>
 #include <chrono>
 #include <cstddef>
+#include <cstdint>
 #include <optional>
 #include <span>
 #include <string_view>
+#include <vector>
 
 #include "lockstep/base/index.h"
 
@@ -16,7 +18,7 @@ enum class Phase : std::uint8_t {
   kData,
   kForward,
   kBackward,
-  kCommunication,  // that the backward pass did not hide
+  kCommunication,  // not hidden behind the backward pass
   kOptimizer,
   kVerify,
   kSave,
@@ -31,7 +33,7 @@ class PhaseTimes {
   double operator[](Phase phase) const { return seconds_[index_of(phase)]; }
   std::span<double, kPhases> all() { return seconds_; }
   std::span<const double, kPhases> all() const { return seconds_; }
-  // What a rank does by itself.
+  // The phases in which a rank waits for nobody.
   double compute() const {
     return (*this)[Phase::kData] + (*this)[Phase::kForward] + (*this)[Phase::kBackward];
   }
@@ -40,7 +42,7 @@ class PhaseTimes {
   std::array<double, kPhases> seconds_{};
 };
 
-// Adds the time from its making to its end to a phase.
+// Adds its own lifetime to a phase.
 class PhaseTimer {
  public:
   PhaseTimer(PhaseTimes& times, Phase phase) : seconds_(times[phase]) {}
@@ -57,9 +59,28 @@ class PhaseTimer {
 
 struct Straggler {
   int rank = 0;
-  double slower = 0;  // than the median rank, as a share: 0.5 takes half as long again
+  double slower = 0;  // than the median of the others: 0.5 takes half as long again
 };
 // The slowest rank, if it is slower than the median of the others by more than `share`.
 std::optional<Straggler> find_straggler(std::span<const double> seconds_by_rank, double share);
+
+// What happened in one step. Losses are means per token, in nats.
+struct StepReport {
+  std::int64_t step = 0;  // steps done, this one included
+  double epoch = 0;       // passes over the data
+  double loss = 0;
+  double gradient_norm = 0;  // of the mean gradient, before clipping
+  double learning_rate = 0;
+  std::int64_t tokens = 0;
+  std::optional<double> validation_loss;
+  double seconds = 0;  // of the step, without validation
+  // By rank: data, forward and backward of this step, the other phases of the step before (with one
+  // worker the optimizer of this step).
+  std::vector<PhaseTimes> phases;
+  std::optional<Straggler> straggler;  // over the last steps
+  // What some rank has requested during the step; all ranks do it now.
+  int stop = 0;  // a signal's number
+  bool save = false;
+};
 
 }  // namespace lockstep

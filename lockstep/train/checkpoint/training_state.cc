@@ -1,9 +1,12 @@
-#include "lockstep/train/checkpoint/checkpoint_files.h"
+#include "lockstep/train/checkpoint/training_state.h"
 
 #include <fmt/format.h>
 
 #include <algorithm>
+#include <functional>
 #include <future>
+#include <iterator>
+#include <optional>
 #include <utility>
 
 #include "lockstep/base/check.h"
@@ -11,14 +14,15 @@
 #include "lockstep/base/hash/blake3.h"
 #include "lockstep/data/shard_builder.h"
 #include "lockstep/model/layout.h"
-#include "lockstep/train/formats/config_json.h"
+#include "lockstep/train/checkpoint/manifest.h"
 #include "lockstep/train/formats/model_files.h"
+#include "lockstep/train/formats/safetensors.h"
 #include "lockstep/wire/bytes.h"
 
 namespace lockstep {
 namespace {
 
-// Hashed twice and copied while it is in the cache.
+// A piece is hashed twice and copied while it is in the cache.
 constexpr std::size_t kPieceBytes = 1 << 20;
 
 constexpr const char* kFirstMoment = "exp_avg.";
@@ -37,7 +41,22 @@ void for_pieces(std::span<const std::byte> bytes, Body&& body) {
   }
 }
 
-CheckpointFile tensors_file(const char* name, std::vector<TensorToStore> tensors) {
+// One file: `head`, then the values of the tensors, which belong to the state.
+struct StateFile {
+  std::string name;
+  std::string head;
+  std::vector<TensorToStore> tensors = {};
+
+  std::uint64_t bytes() const {
+    std::uint64_t count = head.size();
+    for (const TensorToStore& tensor : tensors) count += tensor.values.size_bytes();
+    return count;
+  }
+};
+
+using ByteSink = std::function<void(std::span<const std::byte>)>;
+
+StateFile tensors_file(const char* name, std::vector<TensorToStore> tensors) {
   std::string head = safetensors_head(tensors, {{"format", "pt"}});
   return {name, std::move(head), std::move(tensors)};
 }
@@ -114,7 +133,7 @@ FloatBuffer read_residuals(FileSource& files, std::size_t size) {
   return residuals;
 }
 
-// Before memory for a model is asked for: its numbers are there to be read.
+// Called before memory for the model is allocated: the file must be large enough to fill it.
 void require_room(FileSource& files, const ModelConfig& model) {
   const std::size_t bytes = files.get(kOptimizerFile).size();
   try {
@@ -131,18 +150,11 @@ void require_sizes(const TrainingState& state, const ParameterLayout& layout) {
   }
 }
 
-}  // namespace
-
-std::uint64_t CheckpointFile::bytes() const {
-  std::uint64_t count = head.size();
-  for (const TensorToStore& tensor : tensors) count += tensor.values.size_bytes();
-  return count;
-}
-
-std::vector<CheckpointFile> checkpoint_files(const TrainingState& state) {
+// All files but the manifest, which needs their hashes.
+std::vector<StateFile> state_files(const TrainingState& state) {
   const ParameterLayout layout(state.run.settings.model);
   require_sizes(state, layout);
-  std::vector<CheckpointFile> files;
+  std::vector<StateFile> files;
   files.push_back({kConfigFile, config_json(layout.config(), state.tokenizer.get())});
   if (state.tokenizer && !state.tokenizer->model().empty()) {
     files.push_back({kTokenizerFile, std::string(state.tokenizer->model())});
@@ -163,7 +175,8 @@ std::vector<CheckpointFile> checkpoint_files(const TrainingState& state) {
   return files;
 }
 
-ManifestFile emit_file(const CheckpointFile& file, const ByteSink& sink) {
+// Gives the file to `sink` in pieces; returns its entry of the manifest.
+ManifestFile emit_file(const StateFile& file, const ByteSink& sink) {
   ManifestFile entry = {.name = file.name, .bytes = file.bytes()};
   Blake3 all;
   for_pieces(std::as_bytes(std::span(file.head)), [&](std::span<const std::byte> piece) {
@@ -190,6 +203,8 @@ Manifest make_manifest(const RunState& run, std::vector<ManifestFile> files) {
   }
   return manifest;
 }
+
+}  // namespace
 
 std::vector<Damage> find_damage(FileSource& files, bool tensors) {
   const std::string path = files.path(kManifestFile);
@@ -262,22 +277,38 @@ TrainingState read_training_state(FileSource& files) {
   return state;
 }
 
+std::uint64_t write_training_state(const TrainingState& state, AtomicFolder& folder) {
+  std::vector<ManifestFile> entries;
+  std::uint64_t bytes = 0;
+  for (const StateFile& file : state_files(state)) {
+    folder.begin_file(file.name);
+    entries.push_back(
+        emit_file(file, [&](std::span<const std::byte> piece) { folder.write(piece); }));
+    folder.end_file();
+    bytes += entries.back().bytes;
+  }
+  folder.begin_file(kManifestFile);
+  folder.write(to_json(make_manifest(state.run, std::move(entries))));
+  folder.end_file();
+  return bytes;
+}
+
 std::vector<std::byte> to_bytes(const TrainingState& state) {
-  const auto files = checkpoint_files(state);
+  const auto files = state_files(state);
   std::size_t size = 1 << 16;
-  for (const CheckpointFile& file : files) size += file.bytes() + file.head.size();
+  for (const StateFile& file : files) size += file.bytes() + file.head.size();
   ByteWriter writer;
   writer.reserve(size);
   writer.bytes(std::as_bytes(std::span(kMagic)));
   writer.u32(kBytesVersion);
   writer.count(files.size() + 1, kMostFiles);
-  const auto add = [&](const CheckpointFile& file) {
+  const auto add = [&](const StateFile& file) {
     writer.string(file.name, kLongestName);
     writer.u64(file.bytes());
     return emit_file(file, [&](std::span<const std::byte> piece) { writer.bytes(piece); });
   };
   std::vector<ManifestFile> entries;
-  for (const CheckpointFile& file : files) entries.push_back(add(file));
+  for (const StateFile& file : files) entries.push_back(add(file));
   add({kManifestFile, to_json(make_manifest(state.run, std::move(entries)))});
   return std::move(writer).take();
 }

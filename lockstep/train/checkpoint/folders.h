@@ -1,0 +1,56 @@
+#pragma once
+
+#include <cstdint>
+#include <optional>
+#include <span>
+#include <string>
+#include <string_view>
+#include <vector>
+
+#include "lockstep/train/checkpoint/training_state.h"
+#include "lockstep/train/formats/model_files.h"
+
+namespace lockstep {
+
+// Checkpoints on disk: OUT/checkpoint-STEP, each a folder that is complete or absent, as
+// docs/checkpoint_format.md specifies. Failures of the file system are Error{kIo}.
+
+std::string checkpoint_name(std::int64_t step);                          // checkpoint-500
+std::string checkpoint_path(const std::string& out, std::int64_t step);  // OUT/checkpoint-500
+// The step of a complete checkpoint; nothing for any other name.
+std::optional<std::int64_t> parse_checkpoint_name(std::string_view name);
+// Whether the name is that of a checkpoint being written or deleted: "checkpoint-500.tmp".
+bool is_temporary_name(std::string_view name);
+
+// Writes checkpoint-STEP. An existing folder of that name is moved to checkpoint-STEP.damaged: a
+// run saves a step again only when it could not read that checkpoint. Returns the bytes written.
+std::uint64_t save_checkpoint(const std::string& out, const TrainingState& state);
+
+// The steps of all checkpoints in a folder, newest first. Empty when there is no such folder.
+std::vector<std::int64_t> list_checkpoints(const std::string& out);
+
+TrainingState load_checkpoint(const std::string& folder);
+
+struct NewestCheckpoint {
+  TrainingState state;
+  std::vector<std::int64_t> damaged;  // the steps of later checkpoints, which cannot be read
+};
+// The newest checkpoint whose hashes are right; warns of every later one. Nothing when there are no
+// checkpoints. Throws when there are some and all are damaged.
+std::optional<NewestCheckpoint> load_newest_checkpoint(const std::string& out);
+
+// The model in a folder that save_model() or save_checkpoint() wrote, or of Hugging Face: see
+// read_model(). Where the folder has a manifest, the hashes of what is read are checked.
+SavedModel load_model(const std::string& folder);
+
+// Which checkpoints to delete once that of step `saved` is complete. Damaged ones neither count nor
+// are deleted; later ones belong to another run and stay. keep_last 0 keeps all. Pure.
+std::vector<std::int64_t> checkpoints_to_delete(std::span<const std::int64_t> steps,
+                                                std::int64_t saved, std::int64_t keep_last,
+                                                std::span<const std::int64_t> damaged);
+void delete_old_checkpoints(const std::string& out, std::int64_t saved, std::int64_t keep_last,
+                            std::span<const std::int64_t> damaged);
+// Removes what interrupted saves and deletions have left.
+void remove_temporaries(const std::string& out);
+
+}  // namespace lockstep

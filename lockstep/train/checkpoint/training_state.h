@@ -1,0 +1,60 @@
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <initializer_list>
+#include <memory>
+#include <span>
+#include <string>
+#include <vector>
+
+#include "lockstep/base/float_buffer.h"
+#include "lockstep/data/tokenizer.h"
+#include "lockstep/files/atomic_file.h"
+#include "lockstep/files/file_source.h"
+#include "lockstep/train/checkpoint/run_state.h"
+
+namespace lockstep {
+
+// The whole state of a run, and the files that it is saved as: docs/checkpoint_format.md.
+
+constexpr const char* kStateFile = "trainer_state.json";
+constexpr const char* kOptimizerFile = "optimizer.safetensors";
+constexpr const char* kResidualFile = "residual.safetensors";
+
+// The buffers are in the order of ParameterLayout(run.settings.model).
+struct TrainingState {
+  RunState run;
+  std::shared_ptr<const Tokenizer> tokenizer;  // may be none
+  FloatBuffer parameters;
+  FloatBuffer first_moment;
+  FloatBuffer second_moment;
+  // With bf16 on the wire: the rounding errors that every rank still has to add, one flat buffer
+  // per rank, end to end.
+  FloatBuffer residuals;
+};
+
+// Writes all files, the manifest last. The bytes are a function of the state alone: not of the
+// number of workers, the time or the machine. Returns how many they are, without the manifest.
+std::uint64_t write_training_state(const TrainingState& state, AtomicFolder& folder);
+
+// Reads them back. Throws Error{kIo} that names what is damaged or missing.
+TrainingState read_training_state(FileSource& files);
+
+// A file of a checkpoint that is not as it was written, and its tensor where the damage is in one.
+struct Damage {
+  std::string path;
+  std::string what;
+};
+// Reads and hashes every file that the manifest names. Empty: all are as they were written. With
+// `tensors` every tensor is hashed as well, otherwise only those of a file whose hash differs.
+std::vector<Damage> find_damage(FileSource& files, bool tensors);
+// Throws Error{kIo} when the manifest is damaged, or one of these files that the manifest lists.
+void require_intact(FileSource& files, std::initializer_list<const char*> names);
+
+// The same files, one after another in memory: a state that can be sent to another process.
+std::vector<std::byte> to_bytes(const TrainingState& state);
+// Throws Error{kIo} for bytes that are not a state; `where` names them in messages.
+TrainingState from_bytes(std::span<const std::byte> bytes, const std::string& where);
+
+}  // namespace lockstep

@@ -1,0 +1,145 @@
+#include "lockstep/train/resume.h"
+
+#include <fmt/format.h>
+
+#include <algorithm>
+#include <utility>
+#include <variant>
+
+#include "lockstep/base/error.h"
+#include "lockstep/base/index.h"
+#include "lockstep/base/log.h"
+#include "lockstep/train/checkpoint/folders.h"
+#include "lockstep/train/run_checkpoints.h"
+
+namespace lockstep {
+namespace {
+
+// On rank 0.
+ResumePoint look_into(const std::string& out, bool resume) {
+  ResumePoint point;
+  if (out.empty()) {
+    if (resume) throw Error(ErrorCode::kInvalidArgument, "--resume needs --out");
+    return point;
+  }
+  point.lock.emplace(out);
+  if (!resume) {
+    const auto steps = list_checkpoints(out);
+    if (steps.empty()) return point;
+    throw Error(ErrorCode::kInvalidArgument,
+                fmt::format("{} has checkpoints, up to {}: --resume goes on from them; a new run "
+                            "needs another --out",
+                            out, checkpoint_name(steps[0])));
+  }
+  auto newest = load_newest_checkpoint(out);
+  remove_temporaries(out);
+  if (!newest) {
+    log(LogLevel::kInfo, "{} has no checkpoint yet: the run begins with step 1", out);
+    return point;
+  }
+  log(LogLevel::kInfo, "resuming from {}", checkpoint_path(out, newest->state.run.step));
+  point.run = newest->state.run;
+  point.state = std::move(newest->state);
+  point.damaged = std::move(newest->damaged);
+  return point;
+}
+
+// Rank 0's text, on all ranks.
+std::string broadcast_text(Communicator& communicator, const std::string& own) {
+  auto size = static_cast<std::int64_t>(own.size());
+  const CallOptions patient = {.deadline = Deadline::after(kDiskPatience)};
+  communicator.broadcast(std::span(&size, 1), 0, patient);
+  std::vector<std::uint8_t> bytes(static_cast<std::size_t>(size));
+  if (communicator.rank() == 0) std::ranges::copy(own, bytes.begin());
+  communicator.broadcast(std::span(bytes), 0, patient);
+  return {bytes.begin(), bytes.end()};
+}
+
+void require_same_run(const RunState& saved, const RunState& now) {
+  const Differences differences = compare(saved, now);
+  if (!differences.forbidden.empty()) {
+    throw Error(ErrorCode::kInvalidArgument,
+                fmt::format("--resume: this is not the run that was saved: {}; --init starts a new "
+                            "one from its weights",
+                            fmt::join(differences.forbidden, "; ")));
+  }
+  for (const std::string& line : differences.noted) {
+    log(LogLevel::kWarning, "resumed with a change, so the result will be another: {}", line);
+  }
+}
+
+void restore_moments(Trainer& trainer, const TrainingState* state) {
+  Communicator& communicator = trainer.communicator();
+  Replica& replica = trainer.replica();
+  const auto restored = [&](FloatBuffer TrainingState::*moment) {
+    FloatBuffer own(replica.shard().size());
+    std::span<const float> all;
+    if (state != nullptr) all = (state->*moment).span();
+    if (trainer.options().reducer.shard) {
+      communicator.scatter(all, own.span(), 0,
+                           shard_sizes(trainer.layout().size(), communicator.world_size()));
+    } else {
+      std::ranges::copy(all, own.data());
+      communicator.broadcast(own.span(), 0);
+    }
+    return own;
+  };
+  const FloatBuffer first = restored(&TrainingState::first_moment);
+  const FloatBuffer second = restored(&TrainingState::second_moment);
+  replica.set_moments(first.span(), second.span());
+}
+
+// Residuals belong to the lanes of a rank: with another number of workers they mean nothing.
+void restore_residual(Trainer& trainer, const TrainingState* state) {
+  const std::span<float> own = trainer.reducer().residual();
+  if (own.empty()) return;
+  Communicator& communicator = trainer.communicator();
+  std::span<const float> all;
+  if (state != nullptr) all = state->residuals.span();
+  std::int64_t fits = all.size() == own.size() * index_of(communicator.world_size());
+  communicator.broadcast(std::span(&fits, 1), 0);
+  if (fits != 0) {
+    communicator.scatter(all, own, 0);
+  } else if (communicator.rank() == 0) {
+    log(LogLevel::kWarning,
+        "the residuals of bf16 gradients restart at zero: they were of another number of workers");
+  }
+}
+
+}  // namespace
+
+ResumePoint find_resume_point(Communicator& communicator, const std::string& out, bool resume) {
+  // One letter and what belongs to it: no checkpoint, a run's state, an error of usage or of files.
+  ResumePoint point;
+  std::string text = "n";
+  if (communicator.rank() == 0) {
+    try {
+      point = look_into(out, resume);
+      if (point.run) text = "s" + to_json(*point.run);
+    } catch (const Error& error) {
+      text = error.code() == ErrorCode::kInvalidArgument ? 'u' : 'f';
+      text += error.message();
+    }
+  }
+  text = broadcast_text(communicator, text);
+  const std::string rest = text.substr(1);
+  switch (text[0]) {
+    case 'u': throw Error(ErrorCode::kInvalidArgument, rest);
+    case 'f': throw Error(ErrorCode::kIo, rest);
+    case 's': point.run = std::get<RunState>(parse_run_state(rest)); break;
+    default: break;
+  }
+  return point;
+}
+
+void restore(Trainer& trainer, ResumePoint& point) {
+  require_same_run(*point.run, run_state_of(trainer));
+  trainer.set_steps_done(point.run->step);
+  const TrainingState* state = point.state ? &*point.state : nullptr;
+  if (state != nullptr) trainer.replica().set_parameters(state->parameters.span());
+  restore_moments(trainer, state);
+  restore_residual(trainer, state);
+  point.state.reset();  // its memory is needed elsewhere
+}
+
+}  // namespace lockstep

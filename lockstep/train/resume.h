@@ -1,0 +1,37 @@
+#pragma once
+
+#include <cstdint>
+#include <optional>
+#include <string>
+#include <vector>
+
+#include "lockstep/files/folder_lock.h"
+#include "lockstep/train/checkpoint/training_state.h"
+#include "lockstep/train/trainer.h"
+
+namespace lockstep {
+
+// From where a run goes on. Only rank 0 reads files; the others hear of them from rank 0, so that
+// no disk need be shared. All calls are collective.
+struct ResumePoint {
+  std::optional<RunState> run;  // as it was saved, on all ranks; none: the run is a new one
+  // On rank 0.
+  std::optional<FolderLock> lock;      // of the run's folder; none without a folder
+  std::optional<TrainingState> state;  // until restore() has taken it
+  std::vector<std::int64_t> damaged;   // steps of later checkpoints, which could not be read
+};
+
+// Locks the folder `out` and looks for checkpoints, before anything is written. With `resume`: the
+// newest intact checkpoint, or none when there are no checkpoints at all. Without: a new run.
+// Throws on all ranks what rank 0 finds wrong: Error{kInvalidArgument} when a new run would mix
+// with the checkpoints of an old one, or the folder is in use; Error{kIo} when no checkpoint is
+// intact.
+ResumePoint find_resume_point(Communicator& communicator, const std::string& out, bool resume);
+
+// Before Trainer::start(), when point.run is there: sets the steps, on rank 0 the weights, and on
+// every rank its moments and residuals. Takes point.state. Throws Error{kInvalidArgument} on all
+// ranks when the trainer's run is not the one that was saved; warns when it is, but its result
+// changes.
+void restore(Trainer& trainer, ResumePoint& point);
+
+}  // namespace lockstep

@@ -1,0 +1,145 @@
+#include "lockstep/train/run_checkpoints.h"
+
+#include <gnu/libc-version.h>
+
+#include <utility>
+
+#include "lockstep/base/error.h"
+#include "lockstep/base/index.h"
+#include "lockstep/base/log.h"
+#include "lockstep/base/processor.h"
+#include "lockstep/base/version.h"
+#include "lockstep/train/checkpoint/folders.h"
+
+namespace lockstep {
+namespace {
+
+// A state with room for a snapshot, if there will be one.
+TrainingState state_to_fill(const Trainer& trainer, const CheckpointPolicy& policy,
+                            std::shared_ptr<const Tokenizer> tokenizer) {
+  TrainingState state;
+  state.run = run_state_of(trainer);
+  state.tokenizer = std::move(tokenizer);
+  if (policy.save_every > 0) {
+    for (FloatBuffer* buffer : {&state.parameters, &state.first_moment, &state.second_moment}) {
+      *buffer = FloatBuffer(trainer.layout().size());
+    }
+  }
+  return state;
+}
+
+std::uint64_t save_and_prune(const CheckpointPolicy& policy, const TrainingState& state) {
+  const std::uint64_t bytes = save_checkpoint(policy.out, state);
+  try {
+    delete_old_checkpoints(policy.out, state.run.step, policy.keep_last, policy.damaged);
+  } catch (const Error& error) {  // one too many does no harm
+    log(LogLevel::kWarning, "an old checkpoint stays: {}", error.message());
+  }
+  return bytes;
+}
+
+void collect_residuals(Trainer& trainer, TrainingState* snapshot) {
+  const std::span<const float> own = trainer.reducer().residual();
+  if (own.empty()) return;
+  Communicator& communicator = trainer.communicator();
+  std::span<float> all;
+  if (snapshot != nullptr) {
+    const std::size_t size = own.size() * index_of(communicator.world_size());
+    if (snapshot->residuals.size() != size) snapshot->residuals = FloatBuffer(size);
+    all = snapshot->residuals.span();
+  }
+  communicator.gather(own, all, 0);
+}
+
+// Weights, moments and residuals of the run into `snapshot`, which only rank 0 has. Collective.
+void collect_state(Trainer& trainer, TrainingState* snapshot) {
+  const PhaseTimer timer(trainer.phases(), Phase::kSave);
+  collect_residuals(trainer, snapshot);
+  Replica& replica = trainer.replica();
+  if (snapshot != nullptr) replica.get_parameters(snapshot->parameters.span());
+  if (!trainer.options().reducer.shard) {
+    if (snapshot != nullptr) {
+      replica.get_moments(snapshot->first_moment.span(), snapshot->second_moment.span());
+    }
+    return;
+  }
+  FloatBuffer first(replica.shard().size());
+  FloatBuffer second(replica.shard().size());
+  replica.get_moments(first.span(), second.span());
+  Communicator& communicator = trainer.communicator();
+  const auto gather = [&](const FloatBuffer& own, FloatBuffer TrainingState::*all) {
+    const std::span<float> out = snapshot != nullptr ? (snapshot->*all).span() : std::span<float>();
+    communicator.gather(std::span<const float>(own.span()), out, 0,
+                        shard_sizes(trainer.layout().size(), communicator.world_size()));
+  };
+  gather(first, &TrainingState::first_moment);
+  gather(second, &TrainingState::second_moment);
+}
+
+}  // namespace
+
+bool should_save_checkpoint(std::int64_t step, std::int64_t save_every, std::int64_t last_step) {
+  if (save_every == 0) return false;
+  return (step > 0 && step % save_every == 0) || step >= last_step;
+}
+
+RunState run_state_of(const Trainer& trainer) {
+  const TrainerOptions& options = trainer.options();
+  RunState run;
+  run.step = trainer.steps_done();
+  run.settings = {.model = options.model,
+                  .precision = options.precision,
+                  .global_batch = options.global_batch,
+                  .micro_batch = options.micro_batch,
+                  .adamw = options.adamw,
+                  .schedule = options.schedule,
+                  .clip = options.clip,
+                  .seed = options.seed,
+                  .reduction = std::string(to_string(options.reducer.reduction)),
+                  .wire_dtype = std::string(to_string(options.reducer.wire))};
+  run.data = {trainer.training().size(), to_hex(trainer.training().fingerprint())};
+  run.skipped_lanes = options.skip_lanes;
+  run.versions = {std::string(version()), ::gnu_get_libc_version(), std::string(processor_level())};
+  return run;
+}
+
+RunCheckpoints::RunCheckpoints(Trainer& trainer, const CheckpointPolicy& policy,
+                               std::shared_ptr<const Tokenizer> tokenizer)
+    : trainer_(trainer), policy_(policy), latest_step_(trainer.steps_done()) {
+  if (trainer.communicator().rank() != 0) return;
+  writer_.emplace(state_to_fill(trainer, policy, std::move(tokenizer)),
+                  [this](const TrainingState& state) { return save_and_prune(policy_, state); });
+}
+
+// Rank 0 alone knows whether it is still writing.
+bool RunCheckpoints::agree_to_save(std::int64_t step, bool final) {
+  std::int64_t agreed = -1;
+  if (writer_ &&
+      writer_->request_save(step, final || policy_.wait, Deadline::after(kDiskPatience))) {
+    agreed = step;
+  }
+  trainer_.communicator().broadcast(std::span(&agreed, 1), 0,
+                                    {.deadline = Deadline::after(kDiskPatience)});
+  return agreed == step;
+}
+
+void RunCheckpoints::after_step(bool stopping) {
+  const std::int64_t step = trainer_.steps_done();
+  const std::int64_t last = stopping ? step : policy_.last_step;
+  if (step == latest_step_ || !should_save_checkpoint(step, policy_.save_every, last)) return;
+  latest_step_ = step;
+  if (!agree_to_save(step, step >= last)) return;
+  trainer_.verify();  // throws on all ranks before anything is written
+  if (writer_) {
+    writer_->write([&](TrainingState& snapshot) { collect_state(trainer_, &snapshot); });
+  } else {
+    collect_state(trainer_, nullptr);
+  }
+}
+
+void RunCheckpoints::finish() {
+  after_step(true);
+  if (writer_) writer_->finish(Deadline::after(kDiskPatience));
+}
+
+}  // namespace lockstep
