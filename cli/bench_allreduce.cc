@@ -1,10 +1,10 @@
 #include <fmt/format.h>
 
-#include <algorithm>
+#include <exception>
 #include <iostream>
 #include <nlohmann/json.hpp>
 #include <sstream>
-#include <thread>
+#include <utility>
 
 #include "cli/allreduce_timing.h"
 #include "cli/commands.h"
@@ -16,6 +16,7 @@
 #include "lockstep/launch/rank_environment.h"
 #include "lockstep/lockstep.h"
 #include "lockstep/net/job/roster.h"
+#include "lockstep/run/threads.h"
 
 namespace lockstep::cli {
 namespace {
@@ -139,32 +140,15 @@ int run_rank(Communicator& communicator, const Options& options) {
   return all_correct ? 0 : 1;
 }
 
-// Ranks as threads of this process. The group fails as one, so any rank's error is the cause.
 int run_local(const Options& options) {
-  std::vector<Job> jobs = join_threads(options.ranks, options.job.timeout);
-  std::vector<int> codes(jobs.size());
-  std::vector<std::exception_ptr> errors(jobs.size());
-  std::vector<std::thread> threads;
-  for (std::size_t rank = 0; rank < jobs.size(); ++rank) {
-    threads.emplace_back([&, rank] {
-      try {
-        const Job job = std::move(jobs[rank]);
-        try {
-          codes[rank] = run_rank(job.communicator(), options);
-        } catch (const std::exception& error) {
-          job.communicator().abort(error.what());  // the others may be waiting for this rank
-          throw;
-        }
-      } catch (...) {
-        errors[rank] = std::current_exception();
-      }
-    });
-  }
-  for (std::thread& thread : threads) thread.join();
-  for (const std::exception_ptr& error : errors) {
-    if (error) std::rethrow_exception(error);
-  }
-  return *std::ranges::max_element(codes);
+  return run_threads(options.ranks, options.job.timeout, [&](Job& job) {
+    try {
+      return run_rank(job.communicator(), options);
+    } catch (const std::exception& error) {
+      job.communicator().abort(error.what());  // the others may be waiting for this rank
+      throw;
+    }
+  });
 }
 
 void require(bool condition, const std::string& message) {

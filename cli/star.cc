@@ -8,7 +8,7 @@ namespace lockstep::cli {
 
 std::string token_from(const std::string& file) {
   if (!file.empty()) return read_token_file(file);
-  const char* value = std::getenv("LOCKSTEP_TOKEN");
+  const char* value = std::getenv(kTokenVariable);
   return value == nullptr ? "" : value;
 }
 

@@ -4,16 +4,14 @@
 
 #include <algorithm>
 #include <chrono>
-#include <exception>
 #include <optional>
-#include <thread>
-#include <utility>
 
 #include "lockstep/base/deadline.h"
 #include "lockstep/base/error.h"
 #include "lockstep/comm/mpi/mpi.h"
 #include "lockstep/launch/launch.h"
 #include "lockstep/launch/rank_environment.h"
+#include "lockstep/run/threads.h"
 #include "lockstep/run/worker.h"
 #include "lockstep/server/server_run.h"
 
@@ -24,35 +22,10 @@ void require(bool condition, const std::string& message) {
   if (!condition) throw Error(ErrorCode::kInvalidArgument, message);
 }
 
-// The workers as threads of this process. The group fails as one; who failed by itself, and not
-// because of another, knows why.
-int run_threads(const TrainOptions& options, int workers) {
+int run_as_threads(const TrainOptions& options, int workers) {
   stop_on_signals();
-  std::vector<Job> jobs = join_threads(workers, options.job.timeout);
-  std::vector<int> codes(jobs.size());
-  std::vector<std::exception_ptr> causes(jobs.size());
-  std::vector<std::exception_ptr> echoes(jobs.size());
-  std::vector<std::thread> threads;
-  for (std::size_t rank = 0; rank < jobs.size(); ++rank) {
-    threads.emplace_back([&, rank] {
-      try {
-        Job job = std::move(jobs[rank]);
-        codes[rank] = train_worker(options, job);
-      } catch (const Error& error) {
-        auto& kind = is_echo(error, static_cast<int>(rank)) ? echoes : causes;
-        kind[rank] = std::current_exception();
-      } catch (...) {
-        causes[rank] = std::current_exception();
-      }
-    });
-  }
-  for (std::thread& thread : threads) thread.join();
-  for (const auto& errors : {causes, echoes}) {
-    for (const std::exception_ptr& error : errors) {
-      if (error) std::rethrow_exception(error);
-    }
-  }
-  return codes[0];
+  return run_threads(workers, options.job.timeout,
+                     [&](Job& job) { return train_worker(options, job); });
 }
 
 // This process as one worker.
@@ -135,13 +108,13 @@ int train(const TrainOptions& options, const std::vector<std::string>& arguments
   if (options.job.transport == TransportKind::kMpi) return run_mpi(options, arguments);
   const auto environment = rank_environment();
   const int workers = options.workers.value_or(environment ? environment->world_size : 1);
-  if (options.job.transport == TransportKind::kLocal) return run_threads(options, workers);
+  if (options.job.transport == TransportKind::kLocal) return run_as_threads(options, workers);
   const bool server = options.job.transport == TransportKind::kServer;
   const bool joins_server = !options.job.coordinator.empty();
   require(!joins_server || !options.workers || environment,
           "--workers starts workers, --coordinator is for one");
   if (!environment && !joins_server) {
-    return workers == 1 && !server ? run_threads(options, 1)
+    return workers == 1 && !server ? run_as_threads(options, 1)
                                    : start_workers(options, workers, arguments);
   }
   if (!joins_server) {

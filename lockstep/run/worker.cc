@@ -3,6 +3,7 @@
 #include <fmt/format.h>
 
 #include <algorithm>
+#include <atomic>
 #include <csignal>
 #include <optional>
 #include <span>
@@ -10,6 +11,7 @@
 #include "lockstep/base/cores.h"
 #include "lockstep/base/error.h"
 #include "lockstep/base/host.h"
+#include "lockstep/base/index.h"
 #include "lockstep/base/log.h"
 #include "lockstep/files/atomic_file.h"
 #include "lockstep/model/gpu_model.h"
@@ -71,7 +73,9 @@ void tell_result(const DataSource& data, std::optional<double> validation_loss) 
   log_line(LogLevel::kInfo, line);
 }
 
-Requests current_requests() { return {stopped_by().load(), false}; }
+constinit std::atomic<int> stop_signal{0};
+
+Requests current_requests() { return {stop_signal.load(), false}; }
 
 // What people and files are told of the steps; on rank 0.
 class Narrator {
@@ -204,7 +208,7 @@ Share choose_share(int threads, Communicator& communicator) {
   const std::string place = host + core_list(own_cores());
   const std::vector<std::string> places = gather_texts(communicator, place);
   const auto same_cores = static_cast<int>(std::ranges::count(places, place));
-  const auto before = std::span(places).first(static_cast<std::size_t>(communicator.rank()));
+  const auto before = std::span(places).first(index_of(communicator.rank()));
   const auto same_host = std::ranges::count_if(
       before, [&](const std::string& other) { return other.starts_with(host); });
   return {threads > 0 ? threads : std::max(1, available_cores() / same_cores),
@@ -268,15 +272,9 @@ int work(const TrainOptions& options, Job& job) {
 
 }  // namespace
 
-std::atomic<int>& stopped_by() {
-  static std::atomic<int> signal{0};
-  return signal;
-}
-
 void stop_on_signals() {
-  stopped_by();  // made before a handler needs it
   struct sigaction action {};
-  action.sa_handler = [](int signal) { stopped_by().store(signal); };
+  action.sa_handler = [](int signal) { stop_signal.store(signal); };
   action.sa_flags = static_cast<int>(SA_RESETHAND) | SA_RESTART;
   ::sigaction(SIGINT, &action, nullptr);
   ::sigaction(SIGTERM, &action, nullptr);
