@@ -24,7 +24,7 @@ namespace {
 constexpr std::size_t kKiB = 1024;
 constexpr std::size_t kMiB = 1024 * kKiB;
 
-constexpr const char* kExplanation =
+constexpr const char* kAllReduceBenchExplanation =
     R"(Started by hand, the command runs the ranks itself, on this machine. Under torchrun or mpirun it is
 one rank of their world (RANK, WORLD_SIZE, MASTER_ADDR, MASTER_PORT); rank 0 prints.
 
@@ -32,7 +32,7 @@ Every element of the result is checked on every rank, before and after timing; a
 exit code 1. Each iteration starts from freshly written input, which is not timed. Its time is that
 of the slowest rank. algbw is bytes / median; busbw is that times 2(n-1)/n, what each rank sends.)";
 
-struct Options {
+struct AllReduceBenchFlags {
   JoinOptions job;
   TimingOptions timing;
   int ranks = 2;
@@ -47,7 +47,7 @@ struct Options {
 
 class Printer {
  public:
-  explicit Printer(const Options& options) : options_(options) {}
+  explicit Printer(const AllReduceBenchFlags& options) : options_(options) {}
 
   void print(int ranks, std::size_t bytes, const Timing& timing) {
     const double algbw = static_cast<double>(bytes) / timing.median.count() / 1e3;
@@ -84,7 +84,7 @@ class Printer {
         "algorithm", "min us", "median us", "p99 us", "algbw GB/s", "busbw GB/s", "correct");
   }
 
-  const Options& options_;
+  const AllReduceBenchFlags& options_;
   bool header_printed_ = false;
 };
 
@@ -118,7 +118,7 @@ std::optional<Request> agree_on_request(Communicator& communicator, std::size_t 
   return Request{static_cast<std::size_t>(message[0]), message[1]};
 }
 
-int run_rank(Communicator& communicator, const Options& options) {
+int run_rank(Communicator& communicator, const AllReduceBenchFlags& options) {
   Printer printer(options);
   bool all_correct = true;
   const auto measure = [&](std::size_t bytes, const TimingOptions& how) {
@@ -140,7 +140,7 @@ int run_rank(Communicator& communicator, const Options& options) {
   return all_correct ? 0 : 1;
 }
 
-int run_local(const Options& options) {
+int run_local_ranks(const AllReduceBenchFlags& options) {
   return run_threads(options.ranks, options.job.timeout, [&](Job& job) {
     try {
       return run_rank(job.communicator(), options);
@@ -156,7 +156,7 @@ void require(bool condition, const std::string& message) {
 }
 
 // What would fail on every rank alike is told once, before any is started.
-void check_options(const Options& options) {
+void check_options(const AllReduceBenchFlags& options) {
   for (const std::size_t bytes : options.bytes) {
     require(bytes > 0 && bytes % size_of(options.timing.type) == 0,
             fmt::format("--bytes {}: not a multiple of the size of {}", bytes,
@@ -171,7 +171,7 @@ void check_options(const Options& options) {
                       to_string(options.timing.algorithm)));
 }
 
-int run(Options& options, const std::vector<std::string>& arguments) {
+int run_bench_allreduce(AllReduceBenchFlags& options, const std::vector<std::string>& arguments) {
   using std::chrono::duration;
   options.job.timeout =
       std::chrono::round<std::chrono::nanoseconds>(duration<double>(options.timeout));
@@ -180,7 +180,7 @@ int run(Options& options, const std::vector<std::string>& arguments) {
   check_options(options);
   if (!options.token_file.empty()) options.job.token = read_token_file(options.token_file);
 
-  if (options.job.transport == TransportKind::kLocal) return run_local(options);
+  if (options.job.transport == TransportKind::kLocal) return run_local_ranks(options);
   if (options.job.transport == TransportKind::kMpi) {
     if (!started_by_mpi()) become_mpirun(mpi_library(), options.ranks, arguments);
     options.job.mpi_collectives = options.timing.algorithm == Algorithm::kNative;
@@ -200,8 +200,8 @@ int run(Options& options, const std::vector<std::string>& arguments) {
 void add_bench_allreduce(CLI::App& bench, const std::vector<std::string>& arguments,
                          Action& action) {
   CLI::App& command = *bench.add_subcommand("allreduce", "Time an all-reduce (sum) between ranks.");
-  command.footer(kExplanation);
-  const auto options = std::make_shared<Options>();
+  command.footer(kAllReduceBenchExplanation);
+  const auto options = std::make_shared<AllReduceBenchFlags>();
 
   add_choice(command, "--transport", options->job.transport,
              "local (threads), tcp, shm, mpi, or auto: shared memory where ranks share a host",
@@ -248,7 +248,7 @@ void add_bench_allreduce(CLI::App& bench, const std::vector<std::string>& argume
                    "Measure what standard input asks for, one \"BYTES SECONDS\" a line; the ranks "
                    "sleep in between");
   command.callback([options, &arguments, &action] {
-    action = [options, &arguments] { return run(*options, arguments); };
+    action = [options, &arguments] { return run_bench_allreduce(*options, arguments); };
   });
 }
 

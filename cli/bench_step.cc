@@ -24,7 +24,9 @@
 namespace lockstep::cli {
 namespace {
 
-constexpr const char* kExplanation =
+using Clock = std::chrono::steady_clock;
+
+constexpr const char* kStepBenchExplanation =
     R"(A step is forward, backward, clipping by the global norm and AdamW on one fixed batch. The FLOPs of a
 token are 6 (parameters - vocab x hidden) + 6 x layers x hidden x context; the share divides by the
 rate of a product of three equal sizes measured just before: 2048 of ours on the same threads, 8192 of
@@ -38,7 +40,7 @@ struct Batches {
 const std::map<std::string, Batches> kBatches = {
     {"tiny", {8, 64}}, {"small", {4, 64}}, {"124m", {1, 64}}, {"350m", {1, 32}}};
 
-struct Options {
+struct StepBenchFlags {
   std::string model = "tiny";
   std::string device = "cpu";
   Precision precision = Precision::kF32;
@@ -60,7 +62,6 @@ struct Measured {
 
 // At least three steps.
 Measured measure(StepBench& bench, double seconds) {
-  using Clock = std::chrono::steady_clock;
   std::vector<double> times;
   const auto end = Clock::now() + std::chrono::duration<double>(seconds);
   while (times.size() < 3 || Clock::now() < end) {
@@ -101,7 +102,7 @@ void print_loss_curve(StepBench& bench, const std::string& path, int steps, int 
   fmt::print("{{\"weights\": \"{}\"}}\n", weights_hash(bench.layout(), bench.parameters()));
 }
 
-int run(const Options& options) {
+int run_bench_step(const StepBenchFlags& options) {
   const auto config = named_model(options.model);
   if (!config) throw Error(ErrorCode::kInvalidArgument, "--model " + options.model);
   const std::string device = choose_device(options.device);
@@ -173,8 +174,8 @@ int run(const Options& options) {
 void add_bench_step(CLI::App& bench, Action& action) {
   CLI::App& command =
       *bench.add_subcommand("step", "Time a training step of one worker, without communication.");
-  command.footer(kExplanation);
-  const auto options = std::make_shared<Options>();
+  command.footer(kStepBenchExplanation);
+  const auto options = std::make_shared<StepBenchFlags>();
   command.add_option("--model", options->model, "tiny, small, 124m or 350m")
       ->check(CLI::IsMember(kBatches))
       ->option_text("NAME [tiny]");
@@ -219,7 +220,7 @@ void add_bench_step(CLI::App& bench, Action& action) {
   command.add_flag("--json", options->json, "A JSON object instead of text");
   command.add_flag("--serve", options->serve,
                    "Measure what standard input asks for, a number of seconds a line");
-  command.callback([options, &action] { action = [options] { return run(*options); }; });
+  command.callback([options, &action] { action = [options] { return run_bench_step(*options); }; });
 }
 
 }  // namespace lockstep::cli

@@ -15,7 +15,7 @@
 namespace lockstep::cli {
 namespace {
 
-constexpr const char* kExplanation =
+constexpr const char* kCoordinatorExplanation =
     R"(The coordinator is the middle of a star: it waits for the workers, gives each its share of every
 step's samples, then collects what they send, checks it, averages it and sends the average back.
 Try it in three terminals:
@@ -38,7 +38,7 @@ It authenticates workers and coordinator to each other and encrypts nothing.)";
 
 constexpr std::uint64_t kDefaultSteps = 100;
 
-struct Options {
+struct CoordinatorFlags {
   std::string bind = "127.0.0.1:0";
   ServerOptions server;
   std::optional<std::uint64_t> steps;
@@ -109,7 +109,7 @@ void reduce_blocks(GradientServer& server, std::uint64_t step, Progress& progres
   }
 }
 
-void run_steps(GradientServer& server, const Options& options) {
+void run_steps(GradientServer& server, const CoordinatorFlags& options) {
   server.wait_for_workers();
   const Mode mode = options.server.settings.mode;
   // In lane mode workers that train tell when they are done; the synthetic job never is.
@@ -150,7 +150,7 @@ void print_notice(const std::string& text) {
 }
 
 // The workers as threads of this process. The server's error is the cause; theirs follow from it.
-void run_local(const Options& options) {
+void run_local_workers(const CoordinatorFlags& options) {
   LocalStar star = make_local_star(options.server);
   std::vector<std::thread> threads;
   for (std::size_t i = 0; i < star.ends.size(); ++i) {
@@ -184,7 +184,7 @@ void run_local(const Options& options) {
   if (failure) std::rethrow_exception(failure);
 }
 
-void run_served(const Options& options) {
+void run_served(const CoordinatorFlags& options) {
   Socket listener = listen_for_workers(parse_bind(options.bind), options.server.token,
                                        Deadline::after(options.server.settings.timeout));
   fmt::print("listening on {}; {} workers expected\n", to_string(listener.local_address()),
@@ -195,7 +195,7 @@ void run_served(const Options& options) {
   run_steps(server, options);
 }
 
-int run(Options& options) {
+int run_coordinator(CoordinatorFlags& options) {
   options.server.settings.timeout = duration_of(options.timeout);
   options.server.token = token_from(options.token_file);
   const bool lanes = options.server.settings.mode == Mode::kLanes;
@@ -208,7 +208,7 @@ int run(Options& options) {
   options.server.stop_fd = signals.fd();
   try {
     if (options.local) {
-      run_local(options);
+      run_local_workers(options);
     } else {
       run_served(options);
     }
@@ -225,8 +225,8 @@ int run(Options& options) {
 void add_coordinator(CLI::App& app, Action& action) {
   CLI::App& command =
       *app.add_subcommand("coordinator", "Average gradients for workers: the middle of a star.");
-  command.footer(kExplanation);
-  const auto options = std::make_shared<Options>();
+  command.footer(kCoordinatorExplanation);
+  const auto options = std::make_shared<CoordinatorFlags>();
   JobSettings& settings = options->server.settings;
   settings.total_samples = 1024;
 
@@ -269,7 +269,8 @@ void add_coordinator(CLI::App& app, Action& action) {
     command.get_option(name)->excludes(local);
   }
   add_synthetic_options(command, options->synthetic);
-  command.callback([options, &action] { action = [options] { return run(*options); }; });
+  command.callback(
+      [options, &action] { action = [options] { return run_coordinator(*options); }; });
 }
 
 }  // namespace lockstep::cli

@@ -15,7 +15,7 @@
 namespace lockstep::cli {
 namespace {
 
-constexpr const char* kExplanation =
+constexpr const char* kDataExplanation =
     R"(Text files must be UTF-8; each is one document. Shards are memory-mapped when they are trained on, so they
 may be larger than memory; docs/data_format.md specifies them. `lockstep train` takes the folder.
 
@@ -25,7 +25,7 @@ may be larger than memory; docs/data_format.md specifies them. `lockstep train` 
   lockstep data --stories 3 --print                                        a look at it
   lockstep data --check shards                                             reads every token once)";
 
-struct Options {
+struct DataFlags {
   std::vector<std::string> files;
   std::string out;
   TokenizerChoice tokenizer;
@@ -65,7 +65,7 @@ class Percent {
   std::chrono::steady_clock::time_point last_;
 };
 
-void build(const Options& options, std::span<const std::string_view> texts, double entropy) {
+void build(const DataFlags& options, std::span<const std::string_view> texts, double entropy) {
   const auto tokenizer = make_tokenizer(options.tokenizer, texts);
   std::size_t total = 0;
   for (const std::string_view text : texts) total += text.size();
@@ -86,7 +86,7 @@ void build(const Options& options, std::span<const std::string_view> texts, doub
              totals.shards, totals.shards == 1 ? "" : "s");
 }
 
-int build_from_files(const Options& options) {
+int build_from_files(const DataFlags& options) {
   std::vector<MappedFile> files;
   std::vector<std::string_view> texts;
   for (const std::string& path : options.files) files.emplace_back(path);
@@ -95,7 +95,7 @@ int build_from_files(const Options& options) {
   return 0;
 }
 
-int build_stories(const Options& options) {
+int build_stories(const DataFlags& options) {
   const Documents stories = built_in_stories(options.seed, options.stories);
   if (options.print) {
     for (const std::string& story : stories.texts) fmt::print("{}\n\n", story);
@@ -121,7 +121,7 @@ std::string_view name_of(ShardFormat format) {
   return "";
 }
 
-int check(const Options& options) {
+int check(const DataFlags& options) {
   for (const std::string& path : options.files) {
     const bool folder = std::filesystem::is_directory(path);
     const auto shards = folder ? shards_in(path) : std::vector<std::string>{path};
@@ -138,7 +138,7 @@ int check(const Options& options) {
   return 0;
 }
 
-int run(const Options& options) {
+int run_data(const DataFlags& options) {
   if (options.check) {
     if (options.files.empty()) refuse("--check needs shards to read");
     return check(options);
@@ -156,8 +156,8 @@ int run(const Options& options) {
 void add_data(CLI::App& app, Action& action) {
   CLI::App& command =
       *app.add_subcommand("data", "Turn text into token shards; make the built-in corpus.");
-  command.footer(kExplanation);
-  const auto options = std::make_shared<Options>();
+  command.footer(kDataExplanation);
+  const auto options = std::make_shared<DataFlags>();
   command.add_option("files", options->files, "Text files")->option_text("FILE ...");
   command.add_option("--out", options->out, "Folder for the shards")->option_text("DIR");
   command
@@ -177,7 +177,7 @@ void add_data(CLI::App& app, Action& action) {
       ->option_text("N [100000000]");
   command.add_flag("--print", options->print, "Print the stories");
   command.add_flag("--check", options->check, "Read the given shards and say what they hold");
-  command.callback([options, &action] { action = [options] { return run(*options); }; });
+  command.callback([options, &action] { action = [options] { return run_data(*options); }; });
 }
 
 }  // namespace lockstep::cli

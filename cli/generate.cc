@@ -12,14 +12,14 @@
 namespace lockstep::cli {
 namespace {
 
-constexpr const char* kExplanation =
+constexpr const char* kGenerateExplanation =
     R"(MODEL is a folder that `lockstep train --out` left, one of its checkpoints, or any LlamaForCausalLM of
 Hugging Face in safetensors with a SentencePiece tokenizer.model. The text goes to standard output, the prompt first.
 The same seed gives the same text.
 
   lockstep generate my-model --prompt "Once upon a time" --temperature 0.7 --top-p 0.95 --seed 3)";
 
-struct Options {
+struct GenerateFlags {
   std::string model;
   std::string prompt;
   std::int64_t tokens = 1000;
@@ -29,7 +29,7 @@ struct Options {
 
 // Writes what is new in a text that grows, in whole characters. A model of bytes may well write
 // what is no UTF-8.
-class Printer {
+class TextPrinter {
  public:
   void print(std::string_view text) {
     const std::size_t whole = whole_characters(text);
@@ -43,7 +43,7 @@ class Printer {
   std::size_t printed_ = 0;
 };
 
-int run(const Options& options) {
+int run_generate(const GenerateFlags& options) {
   const SavedModel model = load_model(options.model);
   if (!model.tokenizer) {
     throw Error(
@@ -68,7 +68,7 @@ int run(const Options& options) {
   ThreadPool pool(options.threads > 0 ? options.threads : available_cores());
   const ParameterLayout layout(model.config);
   Decoder decoder(layout, model.parameters.span(), Precision::kF32, pool);
-  Printer printer;
+  TextPrinter printer;
   printer.print(tokenizer.decode(text));
   generate_tokens(decoder, model.config.context, prompt, options.sampler, options.tokens,
                   tokenizer.end_of_document(), [&](std::int32_t token) {
@@ -84,8 +84,8 @@ int run(const Options& options) {
 
 void add_generate(CLI::App& app, Action& action) {
   CLI::App& command = *app.add_subcommand("generate", "Write text with a trained model.");
-  command.footer(kExplanation);
-  const auto options = std::make_shared<Options>();
+  command.footer(kGenerateExplanation);
+  const auto options = std::make_shared<GenerateFlags>();
   command.add_option("model", options->model, "The model's folder")
       ->required()
       ->option_text("MODEL");
@@ -111,7 +111,7 @@ void add_generate(CLI::App& app, Action& action) {
   command.add_option("--threads", options->threads, "Compute threads")
       ->check(CLI::Range(1, 1024))
       ->option_text("N [all cores]");
-  command.callback([options, &action] { action = [options] { return run(*options); }; });
+  command.callback([options, &action] { action = [options] { return run_generate(*options); }; });
 }
 
 }  // namespace lockstep::cli

@@ -12,7 +12,7 @@
 namespace lockstep::cli {
 namespace {
 
-constexpr const char* kExplanation =
+constexpr const char* kTrainExplanation =
     R"(--data takes text files, token shards (those of `lockstep data`, of llm.c, of nanoGPT), or folders of
 shards; files named val or validation are kept for validation, otherwise one sample in twenty is. Without
 --data the model learns the built-in stories. Sizes that are not given are chosen to fit the data.
@@ -41,7 +41,7 @@ weights differ, 130 and 143 stopped.
   lockstep train --data my.txt --out my-model --workers 2
   lockstep generate my-model --prompt "Once")";
 
-struct Options {
+struct TrainFlags {
   TrainOptions run;
   std::vector<std::string> data;
   std::string tokenizer;
@@ -63,7 +63,7 @@ CLI::Option* add_named(CLI::App& command, const std::string& flag, Value& chosen
       ->option_text(text);
 }
 
-void add_data_options(CLI::App& command, Options& options) {
+void add_data_options(CLI::App& command, TrainFlags& options) {
   const char* group = "Data";
   command.add_option("--data", options.data, "Text files, token shards, or folders of shards")
       ->option_text("PATH ... [built-in stories]")
@@ -182,7 +182,7 @@ void add_run_options(CLI::App& command, TrainOptions& options) {
       ->group(group);
 }
 
-void add_worker_options(CLI::App& command, Options& given) {
+void add_worker_options(CLI::App& command, TrainFlags& given) {
   const char* group = "Workers";
   TrainOptions& options = given.run;
   command.add_option("--workers", options.workers, "Workers to start on this machine")
@@ -264,7 +264,7 @@ void add_worker_options(CLI::App& command, Options& given) {
       ->group(group);
 }
 
-int run(Options& options, const std::vector<std::string>& arguments) {
+int run_train(TrainFlags& options, const std::vector<std::string>& arguments) {
   TrainOptions& run = options.run;
   const TokenizerChoice tokenizer = {options.tokenizer, run.vocab};
   run.data = [&options, tokenizer] {
@@ -281,8 +281,8 @@ int run(Options& options, const std::vector<std::string>& arguments) {
 
 void add_train(CLI::App& app, const std::vector<std::string>& arguments, Action& action) {
   CLI::App& command = *app.add_subcommand("train", "Train a language model.");
-  command.footer(kExplanation);
-  const auto options = std::make_shared<Options>();
+  command.footer(kTrainExplanation);
+  const auto options = std::make_shared<TrainFlags>();
   add_data_options(command, *options);
   add_model_options(command, options->run.model);
   add_training_options(command, options->run);
@@ -292,7 +292,7 @@ void add_train(CLI::App& app, const std::vector<std::string>& arguments, Action&
   add_worker_options(command, *options);
   command.callback([options, &command, &arguments, &action] {
     apply_options_file(command, options->config);
-    action = [options, &arguments] { return run(*options, arguments); };
+    action = [options, &arguments] { return run_train(*options, arguments); };
   });
 }
 

@@ -10,7 +10,7 @@
 namespace lockstep::cli {
 namespace {
 
-constexpr const char* kExplanation =
+constexpr const char* kVerifyExplanation =
     R"(DIR is a checkpoint, or a folder of checkpoints as `lockstep train --out` leaves it: then all of them.
 Every file and every tensor is read and hashed. Exit codes: 0 all are as they were written, 1 not.
 
@@ -36,7 +36,7 @@ bool verify(const std::string& folder) {
   return true;
 }
 
-int run(const std::string& folder) {
+int run_verify(const std::string& folder) {
   std::string plain = folder;
   while (plain.size() > 1 && plain.ends_with('/')) plain.pop_back();
   const auto steps = list_checkpoints(plain);
@@ -55,12 +55,12 @@ int run(const std::string& folder) {
 void add_verify(CLI::App& app, Action& action) {
   CLI::App& command =
       *app.add_subcommand("verify", "Check that a checkpoint is as it was written.");
-  command.footer(kExplanation);
+  command.footer(kVerifyExplanation);
   const auto folder = std::make_shared<std::string>();
   command.add_option("checkpoint", *folder, "The checkpoint, or a folder of checkpoints")
       ->required()
       ->option_text("DIR");
-  command.callback([folder, &action] { action = [folder] { return run(*folder); }; });
+  command.callback([folder, &action] { action = [folder] { return run_verify(*folder); }; });
 }
 
 }  // namespace lockstep::cli

@@ -14,7 +14,7 @@
 namespace lockstep::cli {
 namespace {
 
-constexpr const char* kExplanation =
+constexpr const char* kWorkerExplanation =
     R"(A worker joins a coordinator, and at every step gets its share of the samples, sends its gradients
 and receives the averages. It may be started before the coordinator; it tries to connect for
 --timeout. From then on the coordinator's own timeout counts, and its mode.
@@ -25,7 +25,7 @@ compares each average bit for bit with the tree sum; all workers must have the s
 
 --seed-protocol speaks to a server of the original protocol, which tells no mode.)";
 
-struct Options {
+struct WorkerFlags {
   std::string coordinator;
   std::string job = "synthetic";
   WorkerOptions worker;
@@ -34,7 +34,7 @@ struct Options {
   std::string token_file;
 };
 
-int work(const Options& options, const StopSignals& signals, WorkerClient& client) {
+int work(const WorkerFlags& options, const StopSignals& signals, WorkerClient& client) {
   client.set_stop(signals.fd());
   fmt::print("joined as worker {} of {}\n", client.worker_id(), client.total_workers());
   std::fflush(stdout);
@@ -58,7 +58,7 @@ int work(const Options& options, const StopSignals& signals, WorkerClient& clien
   return 0;
 }
 
-int run(Options& options) {
+int run_worker(WorkerFlags& options) {
   const auto where = parse_host_port(options.coordinator);
   if (!where) {
     throw Error(ErrorCode::kInvalidArgument,
@@ -87,8 +87,8 @@ int run(Options& options) {
 
 void add_worker(CLI::App& app, Action& action) {
   CLI::App& command = *app.add_subcommand("worker", "Work for a coordinator.");
-  command.footer(kExplanation);
-  const auto options = std::make_shared<Options>();
+  command.footer(kWorkerExplanation);
+  const auto options = std::make_shared<WorkerFlags>();
   options->worker.node_id.clear();
 
   command.add_option("--coordinator", options->coordinator, "Where the coordinator listens")
@@ -114,7 +114,7 @@ void add_worker(CLI::App& app, Action& action) {
       ->needs(seed_protocol)
       ->option_text("NAME [vector]");
   add_synthetic_options(command, options->synthetic);
-  command.callback([options, &action] { action = [options] { return run(*options); }; });
+  command.callback([options, &action] { action = [options] { return run_worker(*options); }; });
 }
 
 }  // namespace lockstep::cli
