@@ -28,8 +28,8 @@ struct GpuModelOptions {
   Range shard;             // the elements whose moments are held
   bool recompute = false;  // compute activations again in the backward pass, which saves memory
   int device = 0;          // modulo the number of GPUs
-  // The longest wait for the GPU. `while_waiting` is called about every millisecond during a wait;
-  // it throws to end the wait.
+  // The longest wait for the GPU, for each lane that is enqueued. `while_waiting` is called about
+  // every millisecond during a wait; it throws to end the wait.
   std::chrono::nanoseconds patience = std::chrono::minutes(10);
   std::function<void()> while_waiting = {};
 };

@@ -53,7 +53,7 @@ class AdamW {
 // a block boundary of the flat buffer; `sums` has norm_blocks(values.size()) elements.
 void block_squares(std::span<const float> values, ThreadPool& pool, std::span<double> sums);
 
-// The tree over those sums (canonical_tree.h); `sums` is scratch of norm_blocks(values.size())
+// The tree over those sums (lockstep/base/canonical_tree.h); `sums` is scratch of norm_blocks(values.size())
 // elements.
 double sum_of_squares(std::span<const float> values, ThreadPool& pool, std::span<double> sums);
 

@@ -142,7 +142,7 @@ struct AdamWStep {
   float* second;
   __nv_bfloat16* rounded;  // a copy of the parameters, or null
 };
-// As AdamW (adamw.h), to the bit; nothing unless the state says so.
+// As AdamW (lockstep/model/cpu/adamw.h), to the bit; nothing unless the state says so.
 void adamw(const AdamWStep& step, std::size_t pieces, const Piece* list, cudaStream_t stream);
 
 }  // namespace lockstep::cuda
