@@ -4,12 +4,12 @@
 
 #include <cerrno>
 #include <fstream>
-#include <nlohmann/json.hpp>
 #include <numbers>
 #include <utility>
 
 #include "lockstep/base/error.h"
 #include "lockstep/files/atomic_file.h"
+#include "lockstep/files/json.h"
 
 namespace lockstep {
 
@@ -19,7 +19,7 @@ std::optional<double> bits_per_byte(double loss, double bytes_per_token) {
 }
 
 std::string metrics_line(const StepReport& report, double bytes_per_token) {
-  nlohmann::ordered_json line = {
+  Json line = {
       {"step", report.step},
       {"epoch", report.epoch},
       {"loss", report.loss},
@@ -30,9 +30,9 @@ std::string metrics_line(const StepReport& report, double bytes_per_token) {
       {"tokens_per_s",
        report.seconds > 0 ? static_cast<double>(report.tokens) / report.seconds : 0},
   };
-  line["phases"] = nlohmann::ordered_json::array();
+  line["phases"] = Json::array();
   for (const PhaseTimes& times : report.phases) {
-    nlohmann::ordered_json entry;
+    Json entry;
     for (std::size_t i = 0; i < kPhases; ++i) {
       entry[std::string(to_string(static_cast<Phase>(i)))] = times.all()[i];
     }
@@ -47,7 +47,7 @@ std::string metrics_line(const StepReport& report, double bytes_per_token) {
       line["val_bits_per_byte"] = *bits;
     }
   }
-  return line.dump();
+  return to_text(line);
 }
 
 namespace {
@@ -57,7 +57,7 @@ std::string lines_until(const std::string& path, std::int64_t steps) {
   std::string kept;
   std::ifstream file(path);
   for (std::string line; steps > 0 && std::getline(file, line);) {
-    const auto json = nlohmann::json::parse(line, nullptr, false);
+    const auto json = parse_json(line);
     if (!json.is_object() || !json.contains("step") || !json["step"].is_number()) continue;
     if (json["step"].get<std::int64_t>() <= steps) kept += line + "\n";
   }

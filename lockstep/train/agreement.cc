@@ -4,10 +4,10 @@
 
 #include <algorithm>
 #include <cstdint>
-#include <nlohmann/json.hpp>
 
 #include "lockstep/base/error.h"
 #include "lockstep/base/log.h"
+#include "lockstep/files/json.h"
 #include "lockstep/model/weights_hash.h"
 
 namespace lockstep {
@@ -19,7 +19,7 @@ std::span<const std::uint8_t> bytes_of(std::string_view text) {
 
 std::vector<Setting> parse_settings(const std::string& text) {
   std::vector<Setting> settings;
-  for (const auto& entry : nlohmann::json::parse(text)) {
+  for (const auto& entry : parse_json(text)) {
     settings.push_back({entry[0], entry[1], entry[2]});
   }
   return settings;
@@ -92,12 +92,12 @@ std::vector<std::string> gather_texts(Communicator& communicator, std::string_vi
 }
 
 void compare_settings(Communicator& communicator, std::span<const Setting> own) {
-  nlohmann::json list = nlohmann::json::array();
+  Json list = Json::array();
   for (const Setting& setting : own) {
     list.push_back({setting.name, setting.value, setting.required});
   }
   std::vector<std::vector<Setting>> by_rank;
-  for (const std::string& text : gather_texts(communicator, list.dump())) {
+  for (const std::string& text : gather_texts(communicator, to_text(list))) {
     by_rank.push_back(parse_settings(text));
   }
   std::vector<std::string> warnings;

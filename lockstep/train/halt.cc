@@ -2,10 +2,9 @@
 
 #include <fmt/format.h>
 
-#include <nlohmann/json.hpp>
-
 #include "lockstep/base/text.h"
 #include "lockstep/comm/kernels/kernels.h"
+#include "lockstep/files/json.h"
 
 namespace lockstep {
 std::string to_string(const HaltReport& report) {
@@ -28,16 +27,16 @@ std::string to_string(const HaltReport& report) {
 }
 
 std::string to_json(const HaltReport& report) {
-  const nlohmann::ordered_json json = {
+  const Json json = {
       {"step", report.step},       {"what", report.what},       {"lane", report.lane},
       {"samples", report.samples}, {"rank", report.rank},       {"host", report.host},
       {"tensor", report.tensor},   {"element", report.element}, {"value", report.value},
   };
-  return json.dump();
+  return to_text(json);
 }
 
 std::optional<HaltReport> parse_halt_report(std::string_view text) {
-  const nlohmann::json json = nlohmann::json::parse(text, nullptr, /*allow_exceptions=*/false);
+  const Json json = parse_json(text);
   if (!json.is_object()) return std::nullopt;
   try {
     HaltReport report;
@@ -51,7 +50,7 @@ std::optional<HaltReport> parse_halt_report(std::string_view text) {
     json.at("element").get_to(report.element);
     json.at("value").get_to(report.value);
     return report;
-  } catch (const nlohmann::json::exception&) {
+  } catch (const Json::exception&) {
     return std::nullopt;
   }
 }

@@ -8,7 +8,7 @@
 
 #include "lockstep/base/hash/blake3.h"
 #include "lockstep/files/file_source.h"
-#include "lockstep/train/formats/json_reader.h"
+#include "lockstep/files/json.h"
 
 namespace lockstep {
 namespace {
@@ -83,12 +83,12 @@ const ManifestFile* Manifest::find(std::string_view name) const {
 
 std::string to_json(const Manifest& manifest) {
   Json json = json_of(manifest);
-  json["blake3"] = hash_of(json.dump());
-  return json.dump(1) + "\n";
+  json["blake3"] = hash_of(to_text(json));
+  return to_text(json, 1) + "\n";
 }
 
 std::variant<Manifest, FormatProblem> parse_manifest(std::string_view text) {
-  const Json json = Json::parse(text, nullptr, false);
+  const Json json = parse_json(text);
   JsonReader reader(json);
   if (reader.problem()) return FormatProblem{*reader.problem()};
   if (reader.text("format") != kFormat) return FormatProblem{"not a checkpoint's manifest"};
@@ -107,7 +107,7 @@ std::variant<Manifest, FormatProblem> parse_manifest(std::string_view text) {
   }
   if (reader.problem()) return FormatProblem{*reader.problem()};
   if (problem) return FormatProblem{"a file: " + *problem};
-  if (hash_of(json_of(manifest).dump()) != hash) {
+  if (hash_of(to_text(json_of(manifest))) != hash) {
     return FormatProblem{"it was changed after it was written: its own hash does not hold"};
   }
   return manifest;

@@ -2,7 +2,7 @@
 
 #include <fmt/format.h>
 
-#include "lockstep/train/formats/json_reader.h"
+#include "lockstep/files/json.h"
 
 namespace lockstep {
 namespace {
@@ -141,10 +141,10 @@ void read_settings(JsonReader& reader, RunSettings& settings) {
 
 }  // namespace
 
-std::string to_json(const RunState& state) { return json_of(state).dump(1) + "\n"; }
+std::string to_json(const RunState& state) { return to_text(json_of(state), 1) + "\n"; }
 
 std::variant<RunState, FormatProblem> parse_run_state(std::string_view text) {
-  const Json json = Json::parse(text, nullptr, false);
+  const Json json = parse_json(text);
   JsonReader reader(json);
   if (reader.problem()) return FormatProblem{*reader.problem()};
   if (reader.text("format") != kStateFormat) return FormatProblem{"not a trainer's state"};
@@ -178,7 +178,7 @@ Differences compare(const RunState& saved, const RunState& now) {
   const Json model_before = json_of(saved.settings.model);
   const Json model_after = json_of(now.settings.model);
   for (const auto& [key, value] : model_before.items()) {
-    check(no, key, value.dump(), model_after[key].dump());
+    check(no, key, to_text(value), to_text(model_after[key]));
   }
   check(no, "seed", saved.settings.seed, now.settings.seed);
   check(no, "global-batch", saved.settings.global_batch, now.settings.global_batch);

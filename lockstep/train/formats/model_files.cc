@@ -3,15 +3,14 @@
 #include <fmt/format.h>
 
 #include <map>
-#include <nlohmann/json.hpp>
 #include <utility>
 
 #include "lockstep/base/error.h"
 #include "lockstep/data/shard_builder.h"
 #include "lockstep/files/atomic_file.h"
+#include "lockstep/files/json.h"
 #include "lockstep/files/mapped_file.h"
 #include "lockstep/model/weights_hash.h"
-#include "lockstep/train/formats/json_reader.h"
 
 namespace lockstep {
 namespace {
@@ -52,7 +51,7 @@ Json config_of(const ModelConfig& config, const Tokenizer* tokenizer) {
 class ConfigReader {
  public:
   ConfigReader(std::string path, std::string_view text)
-      : path_(std::move(path)), json_(Json::parse(text, nullptr, false)) {
+      : path_(std::move(path)), json_(parse_json(text)) {
     if (!json_.is_object()) throw_bad_file(path_, "not a JSON object");
   }
 
@@ -73,7 +72,7 @@ class ConfigReader {
   }
   // What stands under `key`, to be read as this is; without it everything in it is missing.
   ConfigReader within(const char* key) const {
-    return {path_, has(key) && json_[key].is_object() ? json_[key].dump() : "{}"};
+    return {path_, has(key) && json_[key].is_object() ? to_text(json_[key]) : "{}"};
   }
   bool flag(const char* key) const {
     return has(key) && json_[key].is_boolean() && json_[key].get<bool>();
@@ -160,7 +159,7 @@ void read_tensor(const SafetensorsView& file, const std::string& name, std::span
 
 // The file of each tensor, as an index of Hugging Face's says.
 std::map<std::string, std::string> read_index(const std::string& path, std::string_view text) {
-  const auto json = nlohmann::json::parse(text, nullptr, false);
+  const auto json = parse_sorted_json(text);
   if (!json.is_object() || !json.contains("weight_map") || !json["weight_map"].is_object()) {
     throw_bad_file(path, "there is no weight_map");
   }
@@ -197,7 +196,7 @@ void read_sharded(const ParameterLayout& layout, FileSource& files, std::span<fl
 }  // namespace
 
 std::string config_json(const ModelConfig& model, const Tokenizer* tokenizer) {
-  return config_of(model, tokenizer).dump(2) + "\n";
+  return to_text(config_of(model, tokenizer), 2) + "\n";
 }
 
 ConfigFile parse_config_json(const std::string& path, std::string_view text) {

@@ -4,16 +4,14 @@
 
 #include <algorithm>
 #include <bit>
-#include <nlohmann/json.hpp>
 
 #include "lockstep/files/atomic_file.h"
+#include "lockstep/files/json.h"
 #include "lockstep/files/mapped_file.h"
 #include "lockstep/wire/bytes.h"
 
 namespace lockstep {
 namespace {
-
-using HeaderJson = nlohmann::json;
 
 constexpr std::size_t kLengthBytes = 8;
 constexpr std::uint64_t kMostHeader = 100'000'000;
@@ -37,13 +35,13 @@ TensorType tensor_type(std::string_view type) {
 }
 
 // A JSON number that is a size; nothing else is.
-std::optional<std::uint64_t> as_size(const HeaderJson& value) {
+std::optional<std::uint64_t> as_size(const SortedJson& value) {
   if (!value.is_number_unsigned()) return std::nullopt;
   return value.get<std::uint64_t>();
 }
 
 // What is wrong with a tensor's entry, or nothing. Offsets are still relative to the data.
-std::optional<std::string> read_entry(const HeaderJson& entry, std::size_t data_bytes,
+std::optional<std::string> read_entry(const SortedJson& entry, std::size_t data_bytes,
                                       StoredTensor& tensor) {
   if (!entry.is_object()) return "is not an object";
   const auto type = entry.find("dtype");
@@ -58,7 +56,7 @@ std::optional<std::string> read_entry(const HeaderJson& entry, std::size_t data_
   if (bytes == 0) return fmt::format("has the unknown type {}", type_name);
   tensor.type = tensor_type(type_name);
   if (shape->size() > kMostDimensions) return fmt::format("has {} dimensions", shape->size());
-  for (const HeaderJson& dimension : *shape) {
+  for (const SortedJson& dimension : *shape) {
     const auto size = as_size(dimension);
     if (!size) return "has a shape that cannot be";
     if (*size > 0 && bytes > data_bytes / *size) return "is larger than the file";
@@ -105,7 +103,7 @@ std::variant<SafetensorsHeader, SafetensorsProblem> parse_safetensors(
     return SafetensorsProblem{0, fmt::format("a header of {} bytes does not fit the file", length)};
   }
   const std::string_view text(reinterpret_cast<const char*>(file.data()) + kLengthBytes, length);
-  const HeaderJson header = HeaderJson::parse(text, nullptr, false);
+  const SortedJson header = parse_sorted_json(text);
   if (!header.is_object())
     return SafetensorsProblem{kLengthBytes, "the header is not a JSON object"};
 
@@ -179,7 +177,7 @@ void SafetensorsView::read(const StoredTensor& tensor, std::span<float> out) con
 
 std::string safetensors_head(std::span<const TensorToStore> tensors,
                              const SafetensorsMetadata& metadata) {
-  nlohmann::ordered_json header;
+  Json header;
   if (!metadata.empty()) header["__metadata__"] = metadata;
   std::size_t offset = 0;
   for (const TensorToStore& tensor : tensors) {
@@ -188,7 +186,7 @@ std::string safetensors_head(std::span<const TensorToStore> tensors,
         {"dtype", "F32"}, {"shape", tensor.shape}, {"data_offsets", {offset, end}}};
     offset = end;
   }
-  std::string text = header.dump();
+  std::string text = to_text(header);
   text.append((8 - text.size() % 8) % 8, ' ');  // so that the data is aligned
   ByteWriter length;
   length.u64(text.size());
