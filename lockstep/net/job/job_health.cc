@@ -172,8 +172,8 @@ std::optional<Error> JobHealth::find_mismatch(std::uint32_t group, std::uint64_t
   }
   if (callers.size() < 2) return std::nullopt;
   // The fewest are to blame; between equals, the higher ranks.
-  const auto weight = [](const auto& group) {
-    return std::pair(group.second.size(), -group.second.front());
+  const auto weight = [](const auto& entry) {
+    return std::pair(entry.second.size(), -entry.second.front());
   };
   const auto [few, many] = std::ranges::minmax_element(callers, {}, weight);
   const int fault = few->second.front();
