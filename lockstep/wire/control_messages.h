@@ -4,10 +4,10 @@
 #include <cstdint>
 #include <optional>
 #include <span>
+#include <string>
 #include <vector>
 
 #include "lockstep/base/error.h"
-#include "lockstep/net/job/supervisor.h"
 
 namespace lockstep {
 
@@ -18,6 +18,17 @@ namespace lockstep {
 inline constexpr std::uint32_t kMaxGroups = 64;        // in one message; the rest is left out
 inline constexpr std::uint32_t kMaxDescription = 512;  // longer ones are cut
 inline constexpr std::size_t kMaxControlBody = 65536;
+
+// A collective that a rank has entered, as it tells the centre.
+struct Progress {
+  std::uint32_t group = 0;      // which communicator
+  std::uint64_t sequence = 0;   // how many collectives it has entered there
+  bool inside = false;          // still in that collective, or done with it
+  std::string description;      // "all_reduce sum f32 x 1000 (tree)"
+  std::int32_t waits_for = -1;  // inside: the rank of the job it has been waiting for, if any
+
+  bool operator==(const Progress&) const = default;
+};
 
 // A failure as one rank saw it. error.rank() is the rank it suspects; -1 or its own: itself.
 struct Report {

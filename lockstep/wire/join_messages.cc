@@ -42,6 +42,10 @@ Card read_card(ByteReader& reader) {
 
 }  // namespace
 
+std::string name_of(const Card& card) {
+  return fmt::format("rank {} ({}, pid {})", card.rank, card.host.hostname, card.pid);
+}
+
 std::string name_of(const CentreCard& centre) {
   const std::string who =
       centre.rank >= 0 ? fmt::format("rank {}", centre.rank) : "the rendezvous host";

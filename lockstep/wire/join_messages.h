@@ -8,16 +8,40 @@
 #include <string>
 #include <vector>
 
-#include "lockstep/net/job/roster.h"
+#include "lockstep/base/host.h"
+#include "lockstep/wire/handshake_messages.h"
 
 namespace lockstep {
 
 // Rendezvous messages; docs/mesh_protocol.md specifies the bytes. Decoders return nothing for bytes
 // that are malformed, out of bounds or left over.
 
+inline constexpr int kMaxWorldSize = 16384;
 inline constexpr std::uint32_t kMaxCardText = 255;  // each text of a card
 inline constexpr std::size_t kMaxJoinBody = 4096;
 inline constexpr std::size_t kMaxRosterBody = std::size_t{32} << 20;
+
+// What a rank tells about itself when it joins.
+struct Card {
+  int rank = 0;
+  int world_size = 1;
+  std::string version;  // of the program
+  MemberId id{};
+  std::int32_t pid = 0;
+  HostIdentity host;
+  std::string mesh_address;  // "ip:port" of its mesh listener
+  std::string unix_name;     // of its abstract unix listener; may be empty
+  std::string fingerprint;   // host_fingerprint()
+  std::string cores;         // those it may run on, core_list(); empty: not told
+
+  bool operator==(const Card&) const = default;
+};
+
+// All ranks of a job; the card of rank r is at index r.
+using Roster = std::vector<Card>;
+
+// "rank 2 (node7, pid 4711)"
+std::string name_of(const Card& card);
 
 // A rank asks to be let in. `patience` is how long it will wait for the others.
 struct Join {
@@ -27,7 +51,7 @@ struct Join {
   bool operator==(const Join&) const = default;
 };
 
-// Who serves the rendezvous and stands at the centre of the star.
+// Who serves the rendezvous and is the centre of the job.
 struct CentreCard {
   int rank = -1;  // -1: no rank, a launcher
   std::string hostname;

@@ -3,6 +3,8 @@
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
+#include "lockstep/net/job/roster.h"
+
 namespace lockstep::gathering_test {
 namespace {
 

@@ -15,6 +15,7 @@
 #include "lockstep/comm/transport/ring_stream.h"
 #include "lockstep/comm/transport/shared_space.h"
 #include "lockstep/comm/transport/tcp_stream.h"
+#include "lockstep/net/job/roster.h"
 #include "lockstep/net/socket/unix_socket.h"
 
 namespace lockstep {

@@ -10,6 +10,7 @@
 #include "lockstep/base/index.h"
 #include "lockstep/base/log.h"
 #include "lockstep/net/job/link.h"
+#include "lockstep/net/job/roster.h"
 #include "lockstep/net/socket/unix_socket.h"
 
 namespace lockstep {

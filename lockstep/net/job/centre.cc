@@ -6,7 +6,10 @@
 #include <algorithm>
 #include <utility>
 
+#include "lockstep/base/host.h"
+#include "lockstep/base/index.h"
 #include "lockstep/base/log.h"
+#include "lockstep/net/job/roster.h"
 #include "lockstep/wire/control_messages.h"
 #include "lockstep/wire/wire_error.h"
 
@@ -14,7 +17,7 @@ namespace lockstep {
 namespace {
 
 // Strangers may hold this many connections open; then the oldest has to go.
-constexpr std::size_t kMaxGuests = 1024;
+constexpr std::size_t kMaxVisitors = 1024;
 // A rank's first messages arrive within this, however long the job's timeout is.
 constexpr std::chrono::seconds kLongestHandshake{10};
 constexpr std::chrono::milliseconds kAcceptPause{100};
@@ -57,10 +60,10 @@ void Centre::leave(const std::vector<Progress>& progress) {
 }
 
 void Centre::adopt(Socket socket) {
-  Guest guest{Link(std::move(socket), kMaxJoinBody),
-              Handshake(Handshake::Role::kServer, options_.identity, Purpose::kRendezvous),
-              /*admitted=*/true, Clock::time_point::max()};
-  guests_.push_back(std::move(guest));
+  Visitor visitor{Link(std::move(socket), kMaxJoinBody),
+                  Handshake(Handshake::Role::kServer, options_.identity, Purpose::kRendezvous),
+                  /*admitted=*/true, Clock::time_point::max()};
+  visitors_.push_back(std::move(visitor));
 }
 
 void Centre::add_poll(std::vector<pollfd>& entries) const {
@@ -72,7 +75,7 @@ void Centre::add_poll(std::vector<pollfd>& entries) const {
   for (const auto& link : ranks_) {
     if (link) add(*link);
   }
-  for (const Guest& guest : guests_) add(guest.link);
+  for (const Visitor& visitor : visitors_) add(visitor.link);
 }
 
 Centre::Clock::time_point Centre::wake_at() const {
@@ -82,7 +85,7 @@ Centre::Clock::time_point Centre::wake_at() const {
   } else if (!verdict_) {
     wake = std::min(wake, gathering_.deadline());
   }
-  for (const Guest& guest : guests_) wake = std::min(wake, guest.limit);
+  for (const Visitor& visitor : visitors_) wake = std::min(wake, visitor.limit);
   if (!accepting_) wake = std::min(wake, Clock::now() + kAcceptPause);
   return wake;
 }
@@ -93,24 +96,24 @@ void Centre::serve(std::span<const pollfd> entries) {
   // heard before silence is judged.
   auto entry = entries.begin() + 1;
   for (int rank = 0; rank < options_.world_size; ++rank) {
-    if (ranks_[rank] && (entry++)->revents != 0) serve_rank(rank, now);
+    if (ranks_[index_of(rank)] && (entry++)->revents != 0) serve_rank(rank, now);
   }
-  for (Guest& guest : guests_) {
-    if ((entry++)->revents != 0) serve_guest(guest, now);
+  for (Visitor& visitor : visitors_) {
+    if ((entry++)->revents != 0) serve_visitor(visitor, now);
   }
   accepting_ = true;
-  if (entries.front().revents != 0) accept_guests(now);
+  if (entries.front().revents != 0) accept_visitors(now);
   decide(now);
   flush_all();
-  std::erase_if(guests_, [&](Guest& guest) {
-    const bool done = !guest.link.socket() || guest.link.failure() || now >= guest.limit ||
-                      (guest.leaving && !guest.link.wants_to_send());
-    if (done) guest.link.socket().close_gently();
+  std::erase_if(visitors_, [&](Visitor& visitor) {
+    const bool done = !visitor.link.socket() || visitor.link.failure() || now >= visitor.limit ||
+                      (visitor.leaving && !visitor.link.wants_to_send());
+    if (done) visitor.link.socket().close_gently();
     return done;
   });
 }
 
-void Centre::accept_guests(Clock::time_point now) {
+void Centre::accept_visitors(Clock::time_point now) {
   constexpr int kAtOnce = 64;
   const auto patience = std::min<Clock::duration>(options_.timeout, kLongestHandshake);
   for (int i = 0; i < kAtOnce; ++i) {
@@ -127,92 +130,95 @@ void Centre::accept_guests(Clock::time_point now) {
     if (!socket) return;
     // Without a token the handshake proves nothing, so strangers stay out by their address.
     if (options_.identity.token.empty() && !is_from_loopback(*socket)) continue;
-    if (guests_.size() >= kMaxGuests) drop_oldest_stranger(now);
-    guests_.push_back({Link(std::move(*socket), kMaxHandshakeBody),
-                       Handshake(Handshake::Role::kServer, options_.identity, Purpose::kRendezvous),
-                       /*admitted=*/false, now + patience});
+    if (visitors_.size() >= kMaxVisitors) drop_oldest_stranger(now);
+    visitors_.push_back(
+        {Link(std::move(*socket), kMaxHandshakeBody),
+         Handshake(Handshake::Role::kServer, options_.identity, Purpose::kRendezvous),
+         /*admitted=*/false, now + patience});
   }
 }
 
 void Centre::drop_oldest_stranger(Clock::time_point now) {
   const auto oldest = std::ranges::find_if(
-      guests_, [&](const Guest& guest) { return !guest.admitted && guest.limit > now; });
-  if (oldest != guests_.end()) oldest->limit = now;
+      visitors_, [&](const Visitor& visitor) { return !visitor.admitted && visitor.limit > now; });
+  if (oldest != visitors_.end()) oldest->limit = now;
 }
 
 void Centre::warn(std::string_view text) {
   if (warnings_left_-- > 0) log(LogLevel::kWarning, "rendezvous: {}", text);
 }
 
-void Centre::serve_guest(Guest& guest, Clock::time_point now) {
-  guest.link.pump();
-  while (!guest.leaving && guest.link.socket()) {
-    const auto message = guest.link.next();
+void Centre::serve_visitor(Visitor& visitor, Clock::time_point now) {
+  visitor.link.pump();
+  while (!visitor.leaving && visitor.link.socket()) {
+    const auto message = visitor.link.next();
     if (!message) break;
-    if (!guest.admitted) {
-      shake_hands(guest, *message);
+    if (!visitor.admitted) {
+      shake_hands(visitor, *message);
     } else {
-      join(guest, *message, now);
+      join(visitor, *message, now);
     }
   }
-  const auto& failure = guest.link.failure();
+  const auto& failure = visitor.link.failure();
   if (failure && failure->code() == ErrorCode::kVersionMismatch) {
     // It cannot read our messages, but its decoder finds our version in this one's header.
-    guest.link.socket().send_if_heard(frame(MessageKind::kRefusal, encode_wire_error(*failure)));
+    visitor.link.socket().send_if_heard(frame(MessageKind::kRefusal, encode_wire_error(*failure)));
   }
 }
 
-void Centre::shake_hands(Guest& guest, const Message& message) {
-  Handshake::Step step = guest.handshake.receive(message);
+void Centre::shake_hands(Visitor& visitor, const Message& message) {
+  Handshake::Step step = visitor.handshake.receive(message);
   if (!step.reply.empty()) {
-    guest.link.queue(std::make_shared<const std::vector<std::byte>>(std::move(step.reply)));
+    visitor.link.queue(std::make_shared<const std::vector<std::byte>>(std::move(step.reply)));
   }
   if (step.failure) {
-    warn(fmt::format("turned {} away: {}", guest.link.socket().peer(), step.failure->message()));
-    guest.leaving = true;
+    warn(fmt::format("turned {} away: {}", visitor.link.socket().peer(), step.failure->message()));
+    visitor.leaving = true;
   }
-  guest.admitted = guest.handshake.done();
-  if (guest.admitted) guest.link.set_limit(kMaxJoinBody);
+  visitor.admitted = visitor.handshake.done();
+  if (visitor.admitted) visitor.link.set_limit(kMaxJoinBody);
 }
 
-void Centre::dismiss(Guest& guest, const Error& error) {
-  guest.link.queue(MessageKind::kVerdict, encode_wire_error(error));
-  guest.leaving = true;
+void Centre::dismiss(Visitor& visitor, const Error& error) {
+  visitor.link.queue(MessageKind::kVerdict, encode_wire_error(error));
+  visitor.leaving = true;
 }
 
-void Centre::join(Guest& guest, const Message& message, Clock::time_point now) {
+void Centre::join(Visitor& visitor, const Message& message, Clock::time_point now) {
   const auto join = message.kind == MessageKind::kJoin ? decode_join(message.body) : std::nullopt;
-  if (!join) return dismiss(guest, Error(ErrorCode::kUnexpectedMessage, "malformed join"));
+  if (!join) return dismiss(visitor, Error(ErrorCode::kUnexpectedMessage, "malformed join"));
   const Card& card = join->card;
-  if (guest.handshake.done() &&
-      guest.handshake.peer() != PeerIdentity{card.id, card.rank, guest.handshake.peer().group}) {
-    return dismiss(guest, Error(ErrorCode::kAuthentication,
-                                "the card names another process than the handshake", card.rank));
+  if (visitor.handshake.done() &&
+      visitor.handshake.peer() !=
+          PeerIdentity{card.id, card.rank, visitor.handshake.peer().group}) {
+    return dismiss(visitor, Error(ErrorCode::kAuthentication,
+                                  "the card names another process than the handshake", card.rank));
   }
-  if (verdict_) return dismiss(guest, *verdict_);
+  if (verdict_) return dismiss(visitor, *verdict_);
   if (health_) {
     const bool known = card.rank >= 0 && card.rank < options_.world_size;
     return dismiss(
-        guest,
+        visitor,
         Error(ErrorCode::kInvalidRank,
-              fmt::format("the job runs already with all its {} ranks{}", options_.world_size,
-                          known ? "; " + name_of(roster_[card.rank]) + " has the place" : ""),
+              fmt::format(
+                  "the job runs already with all its {} ranks{}", options_.world_size,
+                  known ? "; " + name_of(roster_[index_of(card.rank)]) + " has the place" : ""),
               card.rank));
   }
   // Answer a little before the first rank gives up, so that it still hears who is missing.
   const auto margin = std::min(join->patience / 10, std::chrono::milliseconds(500));
   if (const auto error = gathering_.add(card, now + join->patience - margin)) {
-    dismiss(guest, *error);
+    dismiss(visitor, *error);
     end_job(*error);
     return;
   }
-  guest.link.socket().set_peer(name_of(card), card.rank);
-  guest.link.set_limit(kMaxControlBody);
-  ranks_[card.rank] = std::make_unique<Link>(std::move(guest.link));
+  visitor.link.socket().set_peer(name_of(card), card.rank);
+  visitor.link.set_limit(kMaxControlBody);
+  ranks_[index_of(card.rank)] = std::make_unique<Link>(std::move(visitor.link));
 }
 
 void Centre::serve_rank(int rank, Clock::time_point now) {
-  Link& link = *ranks_[rank];
+  Link& link = *ranks_[index_of(rank)];
   link.pump();
   while (const auto message = link.next()) receive(rank, *message, now);
   if (!link.failure()) return;
@@ -221,7 +227,7 @@ void Centre::serve_rank(int rank, Clock::time_point now) {
   } else {
     gathering_.forget(rank);
   }
-  ranks_[rank].reset();
+  ranks_[index_of(rank)].reset();
 }
 
 void Centre::receive(int rank, const Message& message, Clock::time_point now) {
@@ -289,7 +295,7 @@ void Centre::decide(Clock::time_point now) {
 }
 
 void Centre::flush_all() {
-  for (Guest& guest : guests_) guest.link.flush();
+  for (Visitor& visitor : visitors_) visitor.link.flush();
   for (auto& link : ranks_) {
     if (link) link->flush();
   }

@@ -26,10 +26,10 @@ struct CentreOptions {
   Deadline::Clock::duration timeout{};
 };
 
-// The middle of the star: lets the ranks in, sends them the roster, then watches over them and
-// tells all of them why the job failed. Gathering and JobHealth decide; this moves the messages.
-// Never waits: an event loop polls what add_poll() lists, until wake_at(), then calls serve().
-// Used by one thread.
+// The centre of a job: lets the ranks in, sends them the roster, then hears their heartbeats and
+// tells all of them why the job failed. Gathering and JobHealth decide; this class moves the
+// messages. Never waits: an event loop polls what add_poll() lists, until wake_at(), then calls
+// serve(). Used by one thread.
 class Centre {
  public:
   using Clock = Deadline::Clock;
@@ -39,7 +39,7 @@ class Centre {
   Centre(const Centre&) = delete;
   Centre& operator=(const Centre&) = delete;
 
-  // The other end of a connection that needs no proof: this process's own rank.
+  // The other end of the link of this process's own rank, which needs no handshake.
   void adopt(Socket socket);
 
   void add_poll(std::vector<pollfd>& entries) const;
@@ -47,26 +47,27 @@ class Centre {
   // `entries` are those that add_poll() added, after poll().
   void serve(std::span<const pollfd> entries);
 
-  // Takes leave of all; what is still open is decided first. `progress` is that of its own rank.
+  // Says goodbye to all ranks; a verdict that is still open is decided first. `progress` is that of
+  // this process's own rank.
   void leave(const std::vector<Progress>& progress);
 
  private:
   // A connection that has not joined yet.
-  struct Guest {
+  struct Visitor {
     Link link;
     Handshake handshake;
-    bool admitted = false;
+    bool admitted = false;  // the handshake is done
     Clock::time_point limit;
     bool leaving = false;  // once its answer is sent
   };
 
-  void accept_guests(Clock::time_point now);
+  void accept_visitors(Clock::time_point now);
   void drop_oldest_stranger(Clock::time_point now);
   void warn(std::string_view text);
-  void serve_guest(Guest& guest, Clock::time_point now);
-  void shake_hands(Guest& guest, const Message& message);
-  void join(Guest& guest, const Message& message, Clock::time_point now);
-  void dismiss(Guest& guest, const Error& error);
+  void serve_visitor(Visitor& visitor, Clock::time_point now);
+  void shake_hands(Visitor& visitor, const Message& message);
+  void join(Visitor& visitor, const Message& message, Clock::time_point now);
+  void dismiss(Visitor& visitor, const Error& error);
   void serve_rank(int rank, Clock::time_point now);
   void receive(int rank, const Message& message, Clock::time_point now);
   void start_job(Clock::time_point now);
@@ -82,7 +83,7 @@ class Centre {
 
   bool accepting_ = true;
   std::int64_t warnings_left_ = 20;  // strangers must not fill the log
-  std::list<Guest> guests_;
+  std::list<Visitor> visitors_;
   std::vector<std::unique_ptr<Link>> ranks_;  // null: not there
   Gathering gathering_;
   Roster roster_;                    // once all are there

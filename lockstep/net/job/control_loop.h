@@ -12,8 +12,9 @@
 
 namespace lockstep {
 
-// The control thread of a process: polls for the centre, if it is here, and for this process's own
-// member, once it has joined. The destructor takes leave for both and does not wait for peers.
+// The control thread of a process: serves the Centre, if this process has it, and the Member, once
+// this process has joined. The destructor says goodbye for both and does not wait for peers.
+// Thread-safe.
 class ControlLoop {
  public:
   // `centre` may be null. Latch and book must outlive the loop.
@@ -23,7 +24,7 @@ class ControlLoop {
   ControlLoop& operator=(const ControlLoop&) = delete;
 
   void attach(Link link, const MemberOptions& options);
-  // To the centre; false if there is none to tell.
+  // Sends a report to the centre. False if the centre cannot be reached.
   bool report(const Error& error);
 
   bool centre_left() const { return centre_left_.load(std::memory_order_acquire); }

@@ -17,15 +17,15 @@ struct MemberOptions;
 
 // A rank's link to the centre of the job, and the one thread that serves it: heartbeats both ways,
 // reports to the centre, verdicts from it. The rank that serves the rendezvous is the centre and
-// runs its side of the star on the same thread. Thread-safe.
+// serves the other ends of all links on the same thread. Thread-safe.
 //
-// The destructor takes leave and never waits for a peer. When the centre leaves first, the rest go
-// on without control: fail() then falls back on what the rank itself saw.
+// The destructor says goodbye and never waits for a peer. When the centre leaves first, the other
+// ranks go on without it: fail() then falls back on what the rank itself saw.
 class ControlPlane final : public Supervisor {
  public:
   // Alone in the world: no thread, no socket.
   ControlPlane();
-  // Serves the star from now on, before this rank itself has joined.
+  // Serves as the centre from now on, before this rank itself has joined.
   explicit ControlPlane(std::unique_ptr<Centre> centre);
   ~ControlPlane() override;
   ControlPlane(const ControlPlane&) = delete;

@@ -7,6 +7,7 @@
 
 #include "lockstep/base/check.h"
 #include "lockstep/base/text.h"
+#include "lockstep/net/socket/address.h"
 
 namespace lockstep {
 

@@ -7,7 +7,7 @@
 
 #include "lockstep/base/deadline.h"
 #include "lockstep/base/error.h"
-#include "lockstep/net/job/roster.h"
+#include "lockstep/wire/join_messages.h"
 
 namespace lockstep {
 
@@ -16,17 +16,17 @@ class Gathering {
  public:
   using Time = Deadline::Clock::time_point;
 
-  // `version` is what every card must say; `deadline` is when the server gives up.
+  // `version` is what every card must say; `deadline` is when the centre gives up.
   Gathering(int world_size, std::string version, Time deadline);
 
   // A rank came; it will wait until `gives_up`. An error is for everybody: the job cannot form.
   [[nodiscard]] std::optional<Error> add(const Card& card, Time gives_up);
-  // It went away before the others came; another process may take its place.
+  // The rank went away before the others came; another process may take its place.
   void forget(int rank);
 
   bool complete() const { return static_cast<int>(present_.size()) == world_size_; }
   Roster roster() const;
-  // When the first rank, or the server, gives up.
+  // When the first rank, or the centre, gives up.
   Time deadline() const { return deadline_; }
   Error missing() const;
 

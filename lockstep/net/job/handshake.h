@@ -8,6 +8,7 @@
 #include <vector>
 
 #include "lockstep/net/socket/socket.h"
+#include "lockstep/wire/handshake_messages.h"
 #include "lockstep/wire/message.h"
 
 namespace lockstep {
@@ -17,14 +18,7 @@ namespace lockstep {
 // with a keyed hash over both hellos and its own role; the token itself never travels. This
 // authenticates the opening of a connection and encrypts nothing.
 
-// Names a process for as long as it lives.
-using MemberId = std::array<std::byte, 16>;
 MemberId random_member_id();
-std::string to_string(const MemberId& id);  // 32 hex digits
-
-// What a connection is for. Values are part of the protocol.
-enum class Purpose : std::uint8_t { kRendezvous = 1, kMesh = 2, kShared = 3, kServer = 4 };
-std::string_view to_string(Purpose purpose);
 
 // Who this process is on all its connections. An empty token is a key like any other: both sides
 // must have it.
@@ -36,9 +30,6 @@ struct Identity {
   std::string token;
 };
 
-inline constexpr std::size_t kMaxJobName = 255;
-inline constexpr std::size_t kMaxHandshakeBody = 8192;  // of any of its messages
-
 struct PeerIdentity {
   MemberId id{};
   int rank = -1;
@@ -47,23 +38,7 @@ struct PeerIdentity {
   bool operator==(const PeerIdentity&) const = default;
 };
 
-// What each side says first. The proofs cover all of it.
-struct Hello {
-  Purpose purpose{};
-  std::string job;
-  std::uint32_t generation = 0;
-  std::uint32_t group = 0;
-  MemberId id{};
-  std::int32_t rank = -1;
-  bool has_token = false;  // only to tell a missing token from a wrong one
-  std::array<std::byte, 32> nonce{};
-
-  bool operator==(const Hello&) const = default;
-};
-std::vector<std::byte> encode(const Hello& hello);
-std::optional<Hello> decode_hello(std::span<const std::byte> body);
-
-// The exchange as a state machine without I/O, for event loops. Feed it every message received.
+// The handshake as a state machine without I/O, for event loops. Feed it every message received.
 class Handshake {
  public:
   enum class Role : std::uint8_t { kClient = 1, kServer = 2 };

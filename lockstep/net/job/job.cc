@@ -6,6 +6,7 @@
 #include <utility>
 
 #include "lockstep/base/cores.h"
+#include "lockstep/base/host.h"
 #include "lockstep/net/job/rendezvous.h"
 #include "lockstep/net/socket/interface.h"
 #include "lockstep/net/socket/unix_socket.h"

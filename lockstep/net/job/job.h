@@ -9,8 +9,8 @@
 #include "lockstep/base/version.h"
 #include "lockstep/net/job/control_plane.h"
 #include "lockstep/net/job/handshake.h"
-#include "lockstep/net/job/roster.h"
 #include "lockstep/net/socket/socket.h"
+#include "lockstep/wire/join_messages.h"
 
 namespace lockstep {
 

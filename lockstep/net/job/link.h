@@ -11,8 +11,9 @@
 
 namespace lockstep {
 
-// Messages over a socket for an event loop: whatever goes wrong is kept in failure() and is seen
-// after everything that arrived before it. Used by one thread.
+// A control connection between a member and the centre: messages over a socket, for an event loop.
+// Whatever goes wrong is kept in failure() and is seen after everything that arrived before it.
+// Used by one thread.
 class Link {
  public:
   // Bodies over `most` bytes are refused.
@@ -33,7 +34,7 @@ class Link {
   const std::optional<Error>& failure() const { return failure_; }
   bool wants_to_send() const { return !queue_.empty() && !failure_; }
 
-  // The same, waiting; they throw the failure.
+  // The same, but these wait. They throw the failure.
   void send(MessageKind kind, std::span<const std::byte> body, Deadline deadline);
   Message receive(Deadline deadline);
 

@@ -22,8 +22,9 @@ struct MemberOptions {
   Deadline::Clock::duration timeout{};
 };
 
-// A rank's end of its link to the centre: heartbeats out, verdicts in. Trips the latch when the
-// centre says so or is itself lost. Never waits; driven like Centre. Used by one thread.
+// A rank's end of its link to the centre: sends heartbeats, receives verdicts. Trips the latch when
+// a verdict comes or the centre is lost. Never waits; an event loop drives it as it drives Centre.
+// Used by one thread.
 class Member {
  public:
   using Clock = Deadline::Clock;
@@ -39,7 +40,7 @@ class Member {
   void serve(std::span<const pollfd> entries);
 
   void report(const Error& error);
-  // Takes leave, so that the closing of the link is no death.
+  // Says goodbye, so that the centre does not take the end of the link for a death.
   void leave();
 
   // Whether a report would reach the centre.

@@ -8,8 +8,8 @@
 
 namespace lockstep {
 
-// A rendezvous, and the centre of the job's star, in a process that is no rank: a launcher. Serves
-// on a thread of its own until it is destroyed.
+// The rendezvous and the centre of a job in a process that is no rank: a launcher. Serves on a
+// thread of its own until it is destroyed.
 class RendezvousServer {
  public:
   // `options.identity.rank` is -1.

@@ -2,6 +2,9 @@
 
 #include <fmt/format.h>
 
+#include <string>
+#include <vector>
+
 #include "lockstep/base/cores.h"
 #include "lockstep/base/error.h"
 #include "lockstep/base/index.h"
@@ -9,20 +12,16 @@
 
 namespace lockstep {
 
-std::string name_of(const Card& card) {
-  return fmt::format("rank {} ({}, pid {})", card.rank, card.host.hostname, card.pid);
-}
-
 void require_member(const Roster& roster, const PeerIdentity& peer) {
   if (peer.rank < 0 || peer.rank >= static_cast<int>(roster.size())) {
     throw Error(ErrorCode::kAuthentication,
                 fmt::format("a process connected as rank {}; the job has {} ranks", peer.rank,
                             roster.size()));
   }
-  if (roster[peer.rank].id != peer.id) {
+  if (roster[index_of(peer.rank)].id != peer.id) {
     throw Error(ErrorCode::kAuthentication,
                 fmt::format("a process connected as rank {} that is not {}", peer.rank,
-                            name_of(roster[peer.rank])),
+                            name_of(roster[index_of(peer.rank)])),
                 peer.rank);
   }
 }

@@ -1,6 +1,6 @@
 #pragma once
 
-#include <cstdint>
+#include <cstddef>
 #include <deque>
 #include <functional>
 #include <map>
@@ -10,19 +10,9 @@
 
 #include "lockstep/base/error.h"
 #include "lockstep/base/failure_latch.h"
+#include "lockstep/wire/control_messages.h"
 
 namespace lockstep {
-
-// What a rank is doing, as told to the others: a collective that it has entered.
-struct Progress {
-  std::uint32_t group = 0;      // which communicator
-  std::uint64_t sequence = 0;   // how many collectives it has entered there
-  bool inside = false;          // still in that collective, or done with it
-  std::string description;      // "all_reduce sum f32 x 1000 (tree)"
-  std::int32_t waits_for = -1;  // inside: the rank of the job it has been waiting for, if any
-
-  bool operator==(const Progress&) const = default;
-};
 
 // Where to ask what the communicators of a rank are doing. Thread-safe.
 class ProgressBook {

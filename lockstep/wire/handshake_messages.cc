@@ -1,0 +1,59 @@
+#include "lockstep/wire/handshake_messages.h"
+
+#include <fmt/format.h>
+
+#include <algorithm>
+#include <utility>
+
+#include "lockstep/wire/bytes.h"
+
+namespace lockstep {
+
+std::string to_string(const MemberId& id) {
+  std::string text;
+  for (const std::byte byte : id) text += fmt::format("{:02x}", std::to_integer<unsigned>(byte));
+  return text;
+}
+
+std::string_view to_string(Purpose purpose) {
+  switch (purpose) {
+    case Purpose::kRendezvous: return "rendezvous";
+    case Purpose::kMesh: return "mesh";
+    case Purpose::kShared: return "shared memory";
+    case Purpose::kServer: return "gradient server";
+  }
+  return "unknown purpose";
+}
+
+std::vector<std::byte> encode(const Hello& hello) {
+  ByteWriter writer;
+  writer.u8(static_cast<std::uint8_t>(hello.purpose));
+  writer.u8(hello.has_token ? 1 : 0);
+  writer.u16(0);
+  writer.u32(hello.generation);
+  writer.u32(hello.group);
+  writer.i32(hello.rank);
+  writer.bytes(hello.id);
+  writer.bytes(hello.nonce);
+  writer.string(hello.job, kMaxJobName);
+  return std::move(writer).take();
+}
+
+std::optional<Hello> decode_hello(std::span<const std::byte> body) {
+  ByteReader reader(body);
+  Hello hello;
+  hello.purpose = static_cast<Purpose>(reader.u8());
+  const std::uint8_t has_token = reader.u8();
+  const std::uint16_t zero = reader.u16();
+  hello.generation = reader.u32();
+  hello.group = reader.u32();
+  hello.rank = reader.i32();
+  std::ranges::copy(reader.bytes(hello.id.size()), hello.id.begin());
+  std::ranges::copy(reader.bytes(hello.nonce.size()), hello.nonce.begin());
+  hello.job = reader.string(kMaxJobName);
+  hello.has_token = has_token == 1;
+  if (!reader.finished() || has_token > 1 || zero != 0 || hello.rank < -1) return std::nullopt;
+  return hello;
+}
+
+}  // namespace lockstep
