@@ -9,14 +9,14 @@
 #include "cli/stop_signals.h"
 #include "lockstep/base/log.h"
 #include "lockstep/base/text.h"
-#include "lockstep/server/local_star.h"
+#include "lockstep/server/gradient_server.h"
 #include "lockstep/server/server_run.h"
 
 namespace lockstep::cli {
 namespace {
 
 constexpr const char* kCoordinatorExplanation =
-    R"(The coordinator is the middle of a star: it waits for the workers, gives each its share of every
+    R"(The coordinator is the centre of a star: it waits for the workers, gives each its share of every
 step's samples, then collects what they send, checks it, averages it and sends the average back.
 Try it in three terminals:
 
@@ -224,10 +224,10 @@ int run_coordinator(CoordinatorFlags& options) {
 
 void add_coordinator(CLI::App& app, Action& action) {
   CLI::App& command =
-      *app.add_subcommand("coordinator", "Average gradients for workers: the middle of a star.");
+      *app.add_subcommand("coordinator", "Average gradients for workers: the centre of a star.");
   command.footer(kCoordinatorExplanation);
   const auto options = std::make_shared<CoordinatorFlags>();
-  JobSettings& settings = options->server.settings;
+  ServerSettings& settings = options->server.settings;
   settings.total_samples = 1024;
 
   command.add_option("--bind", options->bind, "Where to listen; port 0: any, which is printed")

@@ -4,8 +4,8 @@
 #include <string>
 
 #include "cli/commands.h"
+#include "cli/synthetic.h"
 #include "lockstep/base/error.h"
-#include "lockstep/server/synthetic.h"
 
 namespace lockstep::cli {
 

@@ -22,6 +22,13 @@ void multiply(float* to, const void* data, const std::vector<float>& factors, st
   combine(ReduceOp::kProduct, DataType::kF32, to, data, factors.data(), count);
 }
 
+// The tree over workers 0..n-1.
+std::vector<CombineStep> worker_program(std::size_t workers) {
+  std::vector<Range> leaves;
+  for (std::size_t i = 0; i < workers; ++i) leaves.push_back({i, i + 1});
+  return combine_program(leaves, workers);
+}
+
 }  // namespace
 
 std::string_view to_string(Average average) {
@@ -30,12 +37,6 @@ std::string_view to_string(Average average) {
     case Average::kWeighted: return "weighted";
   }
   return "?";
-}
-
-std::vector<CombineStep> worker_program(std::size_t workers) {
-  std::vector<Range> leaves;
-  for (std::size_t i = 0; i < workers; ++i) leaves.push_back({i, i + 1});
-  return combine_program(leaves, workers);
 }
 
 Averager::Averager(Average average, std::vector<std::uint64_t> weights)

@@ -19,9 +19,6 @@ enum class Average : std::uint8_t {
 };
 std::string_view to_string(Average average);
 
-// The tree over workers 0..n-1.
-std::vector<CombineStep> worker_program(std::size_t workers);
-
 // Averages vectors piece by piece: an element's result does not depend on where pieces are cut.
 class Averager {
  public:

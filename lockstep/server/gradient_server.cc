@@ -12,15 +12,13 @@
 #include "lockstep/base/index.h"
 #include "lockstep/base/log.h"
 #include "lockstep/base/text.h"
+#include "lockstep/net/socket/unix_socket.h"
 
 namespace lockstep {
 namespace {
 
 using namespace std::chrono_literals;
 
-// So much is read from a worker, or sent to it, before the next has its turn: what all have sent
-// then fits the second-level cache.
-constexpr std::size_t kTurnBytes = 256 * 1024;
 constexpr std::size_t kLeastWindow = 64 * 1024;
 // How long workers may take to hear why the job has ended, and to go when it is done.
 constexpr Deadline::Clock::duration kHaltPatience = 700ms;
@@ -54,7 +52,32 @@ WireTag average_tag(RoundKind kind) {
   return {};
 }
 
+// Bytes of sums that a worker has not taken yet; with more, no new piece is begun.
+constexpr std::size_t kMostQueued = std::size_t{4} << 20;
+// Of a partial sum, and of its tail.
+constexpr std::size_t kMostPieceBytes = std::size_t{4} << 20;
+constexpr std::size_t kMostTailBytes = 16 * 1024;
+
 }  // namespace
+
+std::shared_ptr<Payload> PayloadPool::take(std::size_t count, bool force) {
+  for (auto& payload : payloads_) {
+    if (!payload || payload.use_count() == 1) return fit(payload, count);
+  }
+  if (!force) return nullptr;
+  payloads_.front() = nullptr;
+  return fit(payloads_.front(), count);
+}
+
+std::shared_ptr<Payload> PayloadPool::fit(std::shared_ptr<Payload>& payload, std::size_t count) {
+  if (!payload || payload->capacity < count) {
+    payload = nullptr;  // before the new one is made, not after
+    payload = std::make_shared<Payload>();
+    payload->elements = std::make_unique_for_overwrite<float[]>(count);
+    payload->capacity = count;
+  }
+  return payload;
+}
 
 Socket listen_for_workers(const HostPort& bind, const std::string& token, Deadline deadline) {
   const SocketAddress address = resolve(bind, deadline).front();
@@ -70,8 +93,8 @@ GradientServer::GradientServer(std::optional<Socket> listener, ServerOptions opt
     : options_(std::move(options)),
       lobby_(std::move(listener), lobby_options(options_)),
       membership_(options_.workers, options_.settings.timeout, Clock::now()),
-      lines_(static_cast<std::size_t>(options_.workers)),
-      inputs_(lines_.size()) {
+      connections_(static_cast<std::size_t>(options_.workers)),
+      inputs_(connections_.size()) {
   LOCKSTEP_CHECK(options_.window >= kLeastWindow);
 }
 
@@ -87,9 +110,9 @@ void GradientServer::wait_for_workers() {
 
 void GradientServer::send_shards(std::uint64_t step) {
   LOCKSTEP_CHECK(membership_.complete());
-  for_each_line([&](int worker, Line& each) {
+  for_each_connection([&](int worker, Connection& each) {
     const Shard shard = shard_of(step, options_.settings.total_samples, membership_.size(), worker);
-    each.channel.queue(encode(ShardAssignment{step, shard.begin, shard.end}));
+    each.frames.queue(encode(ShardAssignment{step, shard.begin, shard.end}));
   });
   run([] { return true; });
 }
@@ -142,7 +165,7 @@ void GradientServer::drain() {
 }
 
 void GradientServer::shutdown() {
-  for_each_line([](int, Line& each) { each.channel.queue(encode(Shutdown{})); });
+  for_each_connection([](int, Connection& each) { each.frames.queue(encode(Shutdown{})); });
   finished_ = true;
   drain();
   take_leave(std::min(options_.settings.timeout, kLeavePatience));
@@ -152,25 +175,25 @@ void GradientServer::halt(const Error& cause) {
   if (failure_) return;
   failure_ = cause;
   const auto frame = encode(Halt{{cause.code(), cause.rank(), std::string(cause.message())}});
-  for_each_line([&](int, Line& each) {
-    each.channel.drop_unsent();
-    if (each.ours) each.channel.queue(frame);
+  for_each_connection([&](int, Connection& each) {
+    each.frames.drop_unsent();
+    if (each.ours) each.frames.queue(frame);
   });
   take_leave(std::min(options_.settings.timeout, kHaltPatience));
 }
 
-void GradientServer::queue_all(const FrameChannel::Outgoing& frame) {
-  for_each_line([&](int, Line& each) { each.channel.queue(frame); });
+void GradientServer::queue_all(const FrameSocket::Outgoing& frame) {
+  for_each_connection([&](int, Connection& each) { each.frames.queue(frame); });
 }
 
 bool GradientServer::anyone_sending() const {
-  return std::ranges::any_of(
-      lines_, [](const auto& each) { return each && each->channel.wants_to_send(); });
+  return std::ranges::any_of(connections_,
+                             [](const auto& each) { return each && each->frames.wants_to_send(); });
 }
 
 void GradientServer::owe_all(const std::string& what) {
   const auto now = Clock::now();
-  for_each_line([&](int worker, Line&) { membership_.owe(worker, what, now); });
+  for_each_connection([&](int worker, Connection&) { membership_.owe(worker, what, now); });
 }
 
 void GradientServer::run(const std::function<bool()>& done) {
@@ -198,13 +221,13 @@ void GradientServer::run(const std::function<bool()>& done) {
 void GradientServer::wait_for_events() {
   entries_.clear();
   entries_.push_back({options_.stop_fd, POLLIN, 0});
-  for (const auto& each : lines_) {
-    const bool reading = each && !each->channel.full();
-    const bool sending = each && each->channel.wants_to_send();
+  for (const auto& each : connections_) {
+    const bool reading = each && !each->frames.full();
+    const bool sending = each && each->frames.wants_to_send();
     // Who is held back is not read, but that it has gone shows all the same.
     const short events =
         static_cast<short>((reading ? POLLIN : POLLRDHUP) | (sending ? POLLOUT : 0));
-    entries_.push_back({each ? each->channel.socket().fd() : -1, events, 0});
+    entries_.push_back({each ? each->frames.socket().fd() : -1, events, 0});
   }
   lobby_.add_poll(entries_);
   const auto wake = std::min(membership_.wake_at(), lobby_.wake_at());
@@ -219,18 +242,18 @@ void GradientServer::wait_for_events() {
 }
 
 void GradientServer::receive(Clock::time_point now) {
-  for_each_line([&](int worker, Line& each) {
-    const pollfd& entry = entries_[static_cast<std::size_t>(worker) + 1];
+  for_each_connection([&](int worker, Connection& each) {
+    const pollfd& entry = entries_[index_of(worker) + 1];
     if ((entry.revents & (POLLIN | POLLHUP | POLLERR | POLLRDHUP)) == 0) return;
-    if (each.channel.full()) {
+    if (each.frames.full()) {
       return lose(worker, Error(ErrorCode::kPeerLost,
                                 fmt::format("{} closed its connection while it was held back",
                                             membership_.name(worker)),
                                 worker));
     }
-    if (each.channel.fill(kTurnBytes) > 0) membership_.heard(worker, now);
+    if (each.frames.fill(kTurnBytes) > 0) membership_.heard(worker, now);
   });
-  const auto rest = std::span<const pollfd>(entries_).subspan(1 + lines_.size());
+  const auto rest = std::span<const pollfd>(entries_).subspan(1 + connections_.size());
   welcome(lobby_.serve(rest), now);
 }
 
@@ -240,7 +263,7 @@ void GradientServer::welcome(std::vector<Lobby::Candidate> candidates, Clock::ti
     const auto [worker, refusal] = membership_.join({.node_id = printable(request.node_id),
                                                      .gpu_count = request.gpu_count,
                                                      .backend = printable(request.backend),
-                                                     .address = candidate.channel.socket().peer(),
+                                                     .address = candidate.frames.socket().peer(),
                                                      .ours = candidate.ours,
                                                      .place = candidate.place},
                                                     now);
@@ -248,29 +271,29 @@ void GradientServer::welcome(std::vector<Lobby::Candidate> candidates, Clock::ti
       lobby_.turn_away(std::move(candidate), Error(ErrorCode::kInvalidRank, refusal));
       continue;
     }
-    FrameChannel& channel = candidate.channel;
-    channel.socket().set_peer(membership_.name(worker), worker);
-    channel.set_window(options_.window);
-    channel.set_largest_frame(options_.settings.largest_frame);
-    channel.queue(encode(JoinAccepted{static_cast<std::uint32_t>(worker),
-                                      static_cast<std::uint32_t>(membership_.size())}));
-    if (candidate.ours) channel.queue(encode(to_welcome(options_.settings)));
+    FrameSocket& frames = candidate.frames;
+    frames.socket().set_peer(membership_.name(worker), worker);
+    frames.set_window(options_.window);
+    frames.set_largest_frame(options_.settings.largest_frame);
+    frames.queue(encode(JoinAccepted{static_cast<std::uint32_t>(worker),
+                                     static_cast<std::uint32_t>(membership_.size())}));
+    if (candidate.ours) frames.queue(encode(to_welcome(options_.settings)));
     if (notice_) {
       const WorkerCard& card = membership_.card(worker);
       notice_(fmt::format("{} joined: {} GPUs, backend {}{}", membership_.name(worker),
                           card.gpu_count, card.backend, card.ours ? "" : ", original protocol"));
     }
-    lines_[index_of(worker)].emplace(Line{std::move(channel), candidate.ours, {}, {}, false});
+    connections_[index_of(worker)].emplace(
+        Connection{std::move(frames), candidate.ours, {}, {}, false});
   }
 }
 
 void GradientServer::send(Clock::time_point now) {
   const bool heartbeat = membership_.take_heartbeat(now);
-  for_each_line([&](int worker, Line& each) {
-    if (heartbeat && each.ours && !each.channel.wants_to_send())
-      each.channel.queue(encode(Alive{}));
+  for_each_connection([&](int worker, Connection& each) {
+    if (heartbeat && each.ours && !each.frames.wants_to_send()) each.frames.queue(encode(Alive{}));
     try {
-      if (each.channel.flush(kTurnBytes) > 0 && !each.ours) membership_.heard(worker, now);
+      if (each.frames.flush(kTurnBytes) > 0 && !each.ours) membership_.heard(worker, now);
     } catch (const Error& error) {
       lose(worker, last_words(worker, error));
     }
@@ -278,25 +301,25 @@ void GradientServer::send(Clock::time_point now) {
 }
 
 Error GradientServer::last_words(int worker, const Error& unsent) {
-  FrameChannel& channel = line(worker).channel;
+  FrameSocket& frames = connection(worker).frames;
   try {
     do {
       process(worker);
-    } while (!channel.full() && channel.fill(kTurnBytes) > 0);
+    } while (!frames.full() && frames.fill(kTurnBytes) > 0);
   } catch (const Error& error) {
     return error;
   }
-  if (channel.ended()) return departure(worker);
+  if (frames.ended()) return departure(worker);
   return Error(ErrorCode::kPeerLost, std::string(unsent.message()), worker);
 }
 
 void GradientServer::judge(Clock::time_point now) {
-  for_each_line([&](int worker, Line& each) {
-    const bool expected = each.ours || each.channel.awaits_more() || each.channel.wants_to_send();
-    membership_.watch(worker, expected && !each.channel.full(), now);
-    const bool all_here = each.channel.gradient_is_open() && each.channel.peek_foot();
-    if (all_here || each.channel.full()) membership_.excuse(worker, now);
-    if (each.channel.ended()) lose(worker, departure(worker));
+  for_each_connection([&](int worker, Connection& each) {
+    const bool expected = each.ours || each.frames.awaits_more() || each.frames.wants_to_send();
+    membership_.watch(worker, expected && !each.frames.full(), now);
+    const bool all_here = each.frames.gradient_is_open() && each.frames.peek_foot();
+    if (all_here || each.frames.full()) membership_.excuse(worker, now);
+    if (each.frames.ended()) lose(worker, departure(worker));
   });
   while (const auto error = membership_.judge(now)) {
     if (error->rank() < 0) throw *error;
@@ -305,20 +328,20 @@ void GradientServer::judge(Clock::time_point now) {
 }
 
 Error GradientServer::departure(int worker) const {
-  const FrameChannel& channel = lines_[index_of(worker)]->channel;
-  const Error& end = *channel.ended();
+  const FrameSocket& frames = connections_[index_of(worker)]->frames;
+  const Error& end = *frames.ended();
   std::string text = end.code() == ErrorCode::kChannelClosed
                          ? fmt::format("{} closed its connection", membership_.name(worker))
                          : std::string(end.message());
-  if (channel.awaits_more()) text += " in the middle of a message";
+  if (frames.awaits_more()) text += " in the middle of a message";
   const std::string& owes = membership_.owes(worker);
   if (!owes.empty()) text += fmt::format("; it owes {}", owes);
   return Error(ErrorCode::kPeerLost, text, worker);
 }
 
 void GradientServer::lose(int worker, const Error& error) {
-  auto& each = lines_[index_of(worker)];
-  if (finished_ && !each->channel.wants_to_send()) {
+  auto& each = connections_[index_of(worker)];
+  if (finished_ && !each->frames.wants_to_send()) {
     membership_.watch(worker, false, Clock::now());
     return each.reset();
   }
@@ -332,36 +355,236 @@ void GradientServer::lose(int worker, const Error& error) {
 // first would reset the connection and take our last words away.
 void GradientServer::take_leave(Clock::duration patience) {
   const auto deadline = Deadline::after(patience);
-  std::vector<bool> told(lines_.size());
+  std::vector<bool> told(connections_.size());
   while (true) {
     entries_.clear();
-    for_each_line([&](int worker, Line& each) {
-      FrameChannel& channel = each.channel;
+    for_each_connection([&](int worker, Connection& each) {
+      FrameSocket& frames = each.frames;
       try {
-        while (channel.flush(kTurnBytes) > 0) {
+        while (frames.flush(kTurnBytes) > 0) {
         }
-        if (!channel.wants_to_send() && !told[index_of(worker)]) {
-          ::shutdown(channel.socket().fd(), SHUT_WR);
+        if (!frames.wants_to_send() && !told[index_of(worker)]) {
+          ::shutdown(frames.socket().fd(), SHUT_WR);
           told[index_of(worker)] = true;
         }
         do {
-          channel.consume(channel.raw().size());
-        } while (channel.fill(kTurnBytes) > 0);
+          frames.consume(frames.raw().size());
+        } while (frames.fill(kTurnBytes) > 0);
       } catch (const Error&) {
-        lines_[index_of(worker)].reset();
+        connections_[index_of(worker)].reset();
         return;
       }
-      if (channel.ended()) {
-        lines_[index_of(worker)].reset();
+      if (frames.ended()) {
+        connections_[index_of(worker)].reset();
         return;
       }
-      const short events = channel.wants_to_send() ? POLLIN | POLLOUT : POLLIN;
-      entries_.push_back({channel.socket().fd(), events, 0});
+      const short events = frames.wants_to_send() ? POLLIN | POLLOUT : POLLIN;
+      entries_.push_back({frames.socket().fd(), events, 0});
     });
     if (entries_.empty() || deadline.expired()) break;
     ::poll(entries_.data(), entries_.size(), deadline.poll_timeout());
   }
-  for (auto& each : lines_) each.reset();
+  for (auto& each : connections_) each.reset();
+}
+
+void GradientServer::process_all() {
+  do {
+    for_each_connection([this](int worker, Connection&) {
+      try {
+        process(worker);
+      } catch (const Error& error) {
+        lose(worker, error);
+      }
+    });
+    // What a worker has sent ahead may be waiting for the end of the piece.
+  } while (advance_round() || std::exchange(piece_finished_, false));
+  if (lanes_) lanes_->check_stuck();
+}
+
+void GradientServer::process(int worker) {
+  while (true) {
+    bool moved = false;
+    if (!connection(worker).frames.gradient_is_open()) {
+      moved = process_between(worker);
+    } else if (round_) {
+      moved = process_round(worker);
+    } else if (lanes_) {
+      moved = process_lanes(worker);
+    }
+    if (!moved) return;
+  }
+}
+
+bool GradientServer::process_between(int worker) {
+  FrameSocket& frames = connection(worker).frames;
+  const auto start = frames.start();
+  if (!start) return false;
+  if (!is_gradient(start->tag)) {
+    const auto message = frames.take_small();
+    if (message) handle(worker, *message);
+    return message.has_value();
+  }
+  // A gradient that nobody has asked for yet waits, and with it what follows.
+  if (round_ ? round_->begun(worker) : !lanes_ || lanes_->done()) return false;
+  if (round_) round_->check_tag(worker, start->tag);
+  return frames.open_gradient();
+}
+
+void GradientServer::handle(int worker, const SmallMessage& message) {
+  if (std::holds_alternative<Alive>(message) || std::holds_alternative<Heartbeat>(message)) return;
+  Connection& each = connection(worker);
+  if (const auto* totals = std::get_if<Totals>(&message); totals && each.ours && !each.totals) {
+    each.totals = *totals;
+    return;
+  }
+  if (const auto* halted = std::get_if<Halt>(&message); halted && each.ours) {
+    // All workers have found it together and say it alike.
+    if (halted->error.code == ErrorCode::kCollectiveMismatch) {
+      throw Error(halted->error.code, halted->error.message, worker);
+    }
+    throw Error(ErrorCode::kAborted,
+                fmt::format("{} gave up: {}: {}", membership_.name(worker),
+                            to_string(halted->error.code), halted->error.message),
+                worker);
+  }
+  const std::string& owes = membership_.owes(worker);
+  throw Error(ErrorCode::kUnexpectedMessage,
+              fmt::format("{} sent a {}; {} is expected", membership_.name(worker),
+                          to_string(tag_of(message)), owes.empty() ? "nothing" : owes),
+              worker);
+}
+
+void GradientServer::begin_round(int worker) {
+  Connection& each = connection(worker);
+  const GradientHead& head = each.frames.head();
+  round_->begin(worker, head);
+  if (head.tag == WireTag::kGradientPayload && each.totals) {
+    const Totals totals = *std::exchange(each.totals, std::nullopt);
+    if (totals.step != head.step) {
+      throw Error(ErrorCode::kStepMismatch,
+                  fmt::format("{} announced totals of step {}, then sent a gradient of step {}",
+                              membership_.name(worker), totals.step, head.step),
+                  worker);
+    }
+    round_->set_totals(worker, totals.loss, totals.correct, totals.total);
+  }
+  // Its weight is in the foot: all of it has to be here before the first element is used. Twice
+  // the room, because a window counts as full at half; memory that is not used costs nothing.
+  if (round_->waits_for_totals(worker)) {
+    each.frames.set_window(2 * (static_cast<std::size_t>(head.count) * sizeof(float) +
+                                foot_bytes(head) + kMaxGradientHead));
+  }
+}
+
+// Where the average goes; not before one of the two payloads is free.
+bool GradientServer::take_output() {
+  if (output_) return true;
+  output_ = pool_.take(static_cast<std::size_t>(*round_->count()), /*force=*/!anyone_sending());
+  if (output_) round_->set_output(output_->elements.get());
+  return output_ != nullptr;
+}
+
+bool GradientServer::process_round(int worker) {
+  FrameSocket& frames = connection(worker).frames;
+  if (!round_->begun(worker)) begin_round(worker);
+  if (!take_output()) return false;
+  if (round_->waits_for_totals(worker)) {
+    const auto foot = frames.peek_foot();
+    if (!foot) return false;
+    round_->set_totals(worker, foot->loss, foot->correct, foot->total);
+  }
+  if (frames.elements_left() > 0) return false;  // advance_round() takes them
+  const auto foot = frames.take_foot();
+  if (!foot) return false;
+  round_->end(worker, *foot);
+  membership_.brought(worker);
+  return true;
+}
+
+bool GradientServer::advance_round() {
+  if (!round_ || !round_->ready()) return false;
+  std::size_t count = SIZE_MAX;
+  for_each_connection([&](int worker, Connection& each) {
+    count = std::min(count, each.frames.elements_here());
+    inputs_[index_of(worker)] = each.frames.elements();
+  });
+  if (count == 0) return false;
+  round_->advance(inputs_, count);
+  for_each_connection([&](int, Connection& each) { each.frames.consume_elements(count); });
+  return true;
+}
+
+bool GradientServer::process_lanes(int worker) {
+  Connection& each = connection(worker);
+  FrameSocket& frames = each.frames;
+  const GradientHead& head = frames.head();
+  if (!each.accepted) {
+    const auto behind = [&](const auto& other) {
+      return other && other->frames.queued_bytes() > kMostQueued;
+    };
+    if (lanes_->done() || std::ranges::any_of(connections_, behind)) return false;
+    if (head.count > kMostPieceBytes / sizeof(float) || foot_bytes(head) > kMostTailBytes) {
+      throw Error(ErrorCode::kMessageTooLarge,
+                  fmt::format("{} sent a PartialSum of {} elements and a tail of {}; {} and {} "
+                              "bytes are allowed",
+                              membership_.name(worker), head.count, head.tail_count,
+                              kMostPieceBytes, kMostTailBytes),
+                  worker);
+    }
+    const bool first = !lanes_->begun();
+    if (!lanes_->offer(worker, head)) return false;
+    // Until somebody brings something all may be computing, for as long as they like.
+    if (first) owe_all(fmt::format("its lanes of step {}", head.step));
+    each.accepted = true;
+    each.incoming.data.reserve(static_cast<std::size_t>(head.count));
+  }
+  const std::size_t count = frames.elements_here();
+  if (count > 0) {
+    const std::size_t before = each.incoming.data.size();
+    each.incoming.data.resize(before + count);
+    std::copy_n(
+        frames.elements(), count * sizeof(float),
+        std::as_writable_bytes(std::span(each.incoming.data)).data() + before * sizeof(float));
+    frames.consume_elements(count);
+  }
+  if (frames.elements_left() > 0) return false;
+  const GradientHead whole = head;
+  auto foot = frames.take_foot();
+  if (!foot) return false;
+  each.accepted = false;
+  each.incoming.tail = std::move(foot->tail);
+  lanes_->add(worker, whole, std::exchange(each.incoming, {}));
+  membership_.brought(worker);
+  finish_piece();
+  return true;
+}
+
+void GradientServer::finish_piece() {
+  auto piece = lanes_->take_finished();
+  if (!piece) return;
+  piece_finished_ = true;
+  const auto sum = std::make_shared<LaneValue>(piece->sum);
+  queue_all({encode_head(piece->head), std::as_bytes(std::span(sum->data)),
+             encode_foot(piece->head, GradientFoot{0, 0, 0, sum->tail}), sum});
+  if (lanes_->done()) {
+    for_each_connection([this](int worker, Connection&) { membership_.brought(worker); });
+    last_piece_ = std::move(piece);
+  } else {
+    owe_all("its lanes of the next piece");
+  }
+}
+
+LocalStar make_local_star(const ServerOptions& options) {
+  LocalStar star;
+  star.server = std::make_unique<GradientServer>(std::nullopt, options);
+  for (int worker = 0; worker < options.workers; ++worker) {
+    auto [ours, theirs] = unix_socket_pair();
+    ours.set_peer(fmt::format("thread {}", worker), worker);
+    theirs.set_peer("the coordinator (this process)", -1);
+    star.server->adopt(std::move(ours), worker);
+    star.ends.push_back(std::move(theirs));
+  }
+  return star;
 }
 
 }  // namespace lockstep

@@ -2,6 +2,8 @@
 
 #include <poll.h>
 
+#include <array>
+#include <cstddef>
 #include <functional>
 #include <memory>
 #include <optional>
@@ -10,11 +12,10 @@
 
 #include "lockstep/base/deadline.h"
 #include "lockstep/base/index.h"
-#include "lockstep/server/frame_channel.h"
+#include "lockstep/server/frame_socket.h"
 #include "lockstep/server/lane_step.h"
 #include "lockstep/server/lobby.h"
 #include "lockstep/server/membership.h"
-#include "lockstep/server/payload_pool.h"
 #include "lockstep/server/round.h"
 #include "lockstep/server/settings.h"
 
@@ -22,7 +23,7 @@ namespace lockstep {
 
 struct ServerOptions {
   int workers = 1;
-  JobSettings settings;
+  ServerSettings settings;
   std::string job = "lockstep";
   std::string token;      // empty: loopback only, everybody is let in
   bool insecure = false;  // with a token: let in those who have none
@@ -30,6 +31,26 @@ struct ServerOptions {
   // sent should fit the second-level cache. At least 64 KiB.
   std::size_t window = 256 * 1024;
   int stop_fd = -1;  // readable: end the job with Error{kAborted}
+};
+
+// Memory for the elements of a gradient; not initialised.
+struct Payload {
+  std::unique_ptr<float[]> elements;
+  std::size_t capacity = 0;
+};
+
+// Two payloads that serve one after the other: one is sent while the next is filled. Memory that
+// has been used before has its pages.
+class PayloadPool {
+ public:
+  // A payload that nobody else holds, with room for `count` elements, or nothing. `force`: rather
+  // let one of the two go to its holders and make a new one.
+  std::shared_ptr<Payload> take(std::size_t count, bool force);
+
+ private:
+  static std::shared_ptr<Payload> fit(std::shared_ptr<Payload>& payload, std::size_t count);
+
+  std::array<std::shared_ptr<Payload>, 2> payloads_;
 };
 
 // A listener for workers. Without a token only loopback may be bound: Error{kInvalidArgument}.
@@ -78,12 +99,13 @@ class GradientServer {
   void halt(const Error& cause);
 
  private:
-  struct Line {
-    FrameChannel channel;
-    bool ours = false;
-    std::optional<Totals> totals;
-    LaneValue incoming;     // of the open PartialSum
-    bool accepted = false;  // the open PartialSum belongs to the open piece
+  // The server's end of one worker.
+  struct Connection {
+    FrameSocket frames;
+    bool ours = false;             // it speaks our protocol, not the original one
+    std::optional<Totals> totals;  // of the gradient that follows
+    LaneValue incoming;            // of the open PartialSum
+    bool accepted = false;         // the open PartialSum belongs to the open piece
   };
 
   // Serves until `done`; an error ends the job.
@@ -93,13 +115,14 @@ class GradientServer {
   void welcome(std::vector<Lobby::Candidate> candidates, Clock::time_point now);
   void send(Clock::time_point now);
   void judge(Clock::time_point now);
-  // Before all are there it is forgotten; later that ends the job, unless the job is done anyway.
+  // A worker is gone. Before all are there it is forgotten; later its loss ends the job, unless the
+  // job is done.
   void lose(int worker, const Error& error);
-  // Why sending to it failed: what it said before it went, or that it went.
+  // Why sending to a worker failed: what it said before it went, or that it went.
   Error last_words(int worker, const Error& unsent);
   Error departure(int worker) const;
 
-  // Frames that have come; in server_frames.cc. Each tells whether it got a step further.
+  // What becomes of the frames that have come. Each tells whether it got a step further.
   void process_all();
   void process(int worker);
   bool process_between(int worker);
@@ -112,15 +135,15 @@ class GradientServer {
   void finish_piece();
 
   void owe_all(const std::string& what);
-  void queue_all(const FrameChannel::Outgoing& frame);
+  void queue_all(const FrameSocket::Outgoing& frame);
   void take_leave(Clock::duration patience);
   bool anyone_sending() const;
   std::vector<std::string> names() const;
-  Line& line(int worker) { return *lines_[index_of(worker)]; }
+  Connection& connection(int worker) { return *connections_[index_of(worker)]; }
   template <typename Body>
-  void for_each_line(Body&& body) {
+  void for_each_connection(Body&& body) {
     for (int worker = 0; worker < membership_.size(); ++worker) {
-      if (lines_[index_of(worker)]) body(worker, line(worker));
+      if (connections_[index_of(worker)]) body(worker, connection(worker));
     }
   }
 
@@ -130,7 +153,7 @@ class GradientServer {
 
   Lobby lobby_;
   Membership membership_;
-  std::vector<std::optional<Line>> lines_;  // by worker
+  std::vector<std::optional<Connection>> connections_;  // by worker
   PayloadPool pool_;
   std::optional<AverageRound> round_;
   std::shared_ptr<Payload> output_;  // of the round
@@ -142,5 +165,13 @@ class GradientServer {
   bool finished_ = false;  // all workers have been told; they may go
   std::optional<Error> failure_;
 };
+
+// A gradient server and its workers in one process, over socket pairs: one thread drives the
+// server, worker i builds its WorkerClient from ends[i] on a thread of its own.
+struct LocalStar {
+  std::unique_ptr<GradientServer> server;
+  std::vector<Socket> ends;
+};
+LocalStar make_local_star(const ServerOptions& options);
 
 }  // namespace lockstep

@@ -22,7 +22,7 @@ std::string node_name(const GradientHead& head) {
 }  // namespace
 
 LaneStep::LaneStep(std::uint64_t step, std::vector<std::string> names)
-    : step_(step), names_(std::move(names)), brought_(names_.size()), waiting_at_(names_.size()) {}
+    : step_(step), names_(std::move(names)), waiting_at_(names_.size()) {}
 
 void LaneStep::fail(ErrorCode code, int worker, const std::string& what) const {
   throw Error(code, fmt::format("{} {}", names_[index_of(worker)], what), worker);
@@ -90,7 +90,6 @@ void LaneStep::add(int worker, const GradientHead& head, LaneValue value) {
       fail(ErrorCode::kSizeMismatch, worker,
            fmt::format("sent {}, of which some have come already", node_name(head)));
   }
-  brought_[index_of(worker)] = true;
 }
 
 void LaneStep::check_stuck() const {
@@ -112,7 +111,6 @@ std::optional<LaneStep::Piece> LaneStep::take_finished() {
   piece.head.tag = WireTag::kRawSum;
   done_ = piece.head.tail_count > 0;
   open_.reset();
-  brought_.assign(names_.size(), false);
   waiting_at_.assign(names_.size(), std::nullopt);
   const std::size_t at =
       find_non_finite(DataType::kF32, piece.sum.data.data(), piece.sum.data.size());
@@ -122,11 +120,6 @@ std::optional<LaneStep::Piece> LaneStep::take_finished() {
                             piece.sum.data[at], piece.head.offset + at));
   }
   return piece;
-}
-
-bool LaneStep::has_brought(int worker) const {
-  const auto index = static_cast<std::size_t>(worker);
-  return brought_[index] || waiting_at_[index];
 }
 
 std::string LaneStep::missing() const {

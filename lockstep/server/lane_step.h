@@ -36,8 +36,6 @@ class LaneStep {
   // A frame of the step has been accepted.
   bool begun() const { return begun_; }
   bool done() const { return done_; }
-  // It has brought something for the open piece, or is ahead of it.
-  bool has_brought(int worker) const;
   // "lanes [4, 8) of step 3, elements from 65536 on"; what is missing first.
   std::string missing() const;
 
@@ -54,7 +52,6 @@ class LaneStep {
   const std::uint64_t step_;
   const std::vector<std::string> names_;
   std::optional<Open> open_;
-  std::vector<bool> brought_;
   std::vector<std::optional<std::uint64_t>> waiting_at_;  // offset of a frame that was put off
   bool begun_ = false;
   bool done_ = false;

@@ -17,8 +17,12 @@ void add_right(LaneValue& left, const LaneValue& right) {
           left.tail.size());
 }
 
-}  // namespace
-
+// The parent of a node of T(0, lanes), or nothing for the root; nothing at all if it is no node.
+struct TreePlace {
+  bool is_node = false;
+  Range parent;  // where there is one
+  bool is_root = false;
+};
 TreePlace place_in_tree(Range node, std::size_t lanes) {
   if (node.begin >= node.end || node.end > lanes) return {};
   Range at{0, lanes};
@@ -38,6 +42,8 @@ TreePlace place_in_tree(Range node, std::size_t lanes) {
   place.is_node = true;
   return place;
 }
+
+}  // namespace
 
 LaneTree::Outcome LaneTree::add(Range node, LaneValue value) {
   TreePlace place = place_in_tree(node, lanes_);

@@ -42,12 +42,4 @@ class LaneTree {
   std::map<std::size_t, Entry> present_;  // by the node's first lane; disjoint
 };
 
-// The parent of a node of T(0, lanes), or nothing for the root; nothing at all if it is no node.
-struct TreePlace {
-  bool is_node = false;
-  Range parent;  // where there is one
-  bool is_root = false;
-};
-TreePlace place_in_tree(Range node, std::size_t lanes);
-
 }  // namespace lockstep

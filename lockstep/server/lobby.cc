@@ -13,11 +13,11 @@ namespace {
 using namespace std::chrono_literals;
 
 // Strangers may hold this many connections open; then the oldest has to go.
-constexpr std::size_t kMostGuests = 1024;
+constexpr std::size_t kMostVisitors = 1024;
 // A worker's first messages arrive within this, however long the job's timeout is.
 constexpr Deadline::Clock::duration kLongestHandshake = 10s;
 constexpr Deadline::Clock::duration kAcceptPause = 100ms;
-constexpr std::size_t kGuestWindow = 48 * 1024;  // more than twice any of their messages
+constexpr std::size_t kVisitorWindow = 48 * 1024;  // more than twice any of their messages
 constexpr std::size_t kReadBytes = 16 * 1024;
 constexpr std::uint32_t kNoGradients = 0;
 
@@ -27,25 +27,25 @@ Lobby::Lobby(std::optional<Socket> listener, LobbyOptions options)
     : options_(std::move(options)), listener_(std::move(listener)) {}
 
 void Lobby::adopt(Socket socket, int place) {
-  guests_.push_back({.channel = FrameChannel(std::move(socket), kGuestWindow, kNoGradients),
-                     .limit = Deadline::after(options_.timeout).time(),
-                     .opening = Opening::kHandshake,
-                     .handshake = {},
-                     .admitted = true,
-                     .place = place});
+  visitors_.push_back({.frames = FrameSocket(std::move(socket), kVisitorWindow, kNoGradients),
+                       .limit = Deadline::after(options_.timeout).time(),
+                       .opening = Opening::kHandshake,
+                       .handshake = {},
+                       .admitted = true,
+                       .place = place});
 }
 
 void Lobby::add_poll(std::vector<pollfd>& entries) const {
   entries.push_back({listener_ && accepting_ ? listener_->fd() : -1, POLLIN, 0});
-  for (const Guest& guest : guests_) {
-    const short events = guest.channel.wants_to_send() ? POLLIN | POLLOUT : POLLIN;
-    entries.push_back({guest.channel.socket().fd(), events, 0});
+  for (const Visitor& visitor : visitors_) {
+    const short events = visitor.frames.wants_to_send() ? POLLIN | POLLOUT : POLLIN;
+    entries.push_back({visitor.frames.socket().fd(), events, 0});
   }
 }
 
 Lobby::Clock::time_point Lobby::wake_at() const {
   auto wake = accepting_ ? Clock::time_point::max() : Clock::now() + kAcceptPause;
-  for (const Guest& guest : guests_) wake = std::min(wake, guest.limit);
+  for (const Visitor& visitor : visitors_) wake = std::min(wake, visitor.limit);
   return wake;
 }
 
@@ -53,27 +53,27 @@ std::vector<Lobby::Candidate> Lobby::serve(std::span<const pollfd> entries) {
   const auto now = Clock::now();
   std::vector<Candidate> candidates;
   auto entry = entries.begin() + 1;
-  for (auto guest = guests_.begin(); guest != guests_.end();) {
+  for (auto visitor = visitors_.begin(); visitor != visitors_.end();) {
     const bool ready = (entry++)->revents != 0;
-    bool done = now >= guest->limit;
+    bool done = now >= visitor->limit;
     try {
-      if (ready) attend(*guest, candidates);
-      if (guest->channel.socket()) guest->channel.flush(kReadBytes);
-      done = done || !guest->channel.socket() || guest->channel.ended() ||
-             (guest->leaving && !guest->channel.wants_to_send());
+      if (ready) attend(*visitor, candidates);
+      if (visitor->frames.socket()) visitor->frames.flush(kReadBytes);
+      done = done || !visitor->frames.socket() || visitor->frames.ended() ||
+             (visitor->leaving && !visitor->frames.wants_to_send());
     } catch (const Error& error) {
-      warn(fmt::format("let {} go: {}", guest->channel.socket().peer(), error.message()));
+      warn(fmt::format("let {} go: {}", visitor->frames.socket().peer(), error.message()));
       done = true;
     }
-    if (done) guest->channel.socket().close_gently();
-    guest = done ? guests_.erase(guest) : std::next(guest);
+    if (done) visitor->frames.socket().close_gently();
+    visitor = done ? visitors_.erase(visitor) : std::next(visitor);
   }
   accepting_ = true;
-  if (entries.front().revents != 0) accept_guests(now);
+  if (entries.front().revents != 0) accept_visitors(now);
   return candidates;
 }
 
-void Lobby::accept_guests(Clock::time_point now) {
+void Lobby::accept_visitors(Clock::time_point now) {
   constexpr int kAtOnce = 64;
   for (int i = 0; i < kAtOnce; ++i) {
     std::optional<Socket> socket;
@@ -88,83 +88,84 @@ void Lobby::accept_guests(Clock::time_point now) {
     }
     if (!socket) return;
     tune_tcp(*socket, options_.timeout);
-    if (guests_.size() >= kMostGuests) guests_.pop_front();
-    guests_.push_back({.channel = FrameChannel(std::move(*socket), kGuestWindow, kNoGradients),
-                       .limit = now + std::min(options_.timeout, kLongestHandshake),
-                       .handshake = {}});
+    if (visitors_.size() >= kMostVisitors) visitors_.pop_front();
+    visitors_.push_back({.frames = FrameSocket(std::move(*socket), kVisitorWindow, kNoGradients),
+                         .limit = now + std::min(options_.timeout, kLongestHandshake),
+                         .handshake = {}});
   }
 }
 
 void Lobby::drop_oldest(Clock::time_point now) {
   const auto oldest =
-      std::ranges::find_if(guests_, [&](const Guest& guest) { return guest.limit > now; });
-  if (oldest != guests_.end()) oldest->limit = now;
+      std::ranges::find_if(visitors_, [&](const Visitor& visitor) { return visitor.limit > now; });
+  if (oldest != visitors_.end()) oldest->limit = now;
 }
 
 void Lobby::warn(std::string_view text) {
   if (warnings_left_-- > 0) log(LogLevel::kWarning, "coordinator: {}", text);
 }
 
-void Lobby::attend(Guest& guest, std::vector<Candidate>& candidates) {
-  guest.channel.fill(kReadBytes);
-  if (guest.leaving) return guest.channel.consume(guest.channel.raw().size());
-  if (!guest.admitted) {
-    recognise(guest);
-    while (guest.opening == Opening::kHandshake && !guest.admitted && shake_hands(guest)) {
+void Lobby::attend(Visitor& visitor, std::vector<Candidate>& candidates) {
+  visitor.frames.fill(kReadBytes);
+  if (visitor.leaving) return visitor.frames.consume(visitor.frames.raw().size());
+  if (!visitor.admitted) {
+    recognise(visitor);
+    while (visitor.opening == Opening::kHandshake && !visitor.admitted && shake_hands(visitor)) {
     }
   }
-  if (!guest.admitted || guest.leaving) return;
-  const auto start = guest.channel.start();
+  if (!visitor.admitted || visitor.leaving) return;
+  const auto start = visitor.frames.start();
   if (!start) return;
   if (start->tag != WireTag::kJoinRequest) {
     throw Error(ErrorCode::kUnexpectedMessage,
                 fmt::format("it sent a {} before it joined", to_string(start->tag)));
   }
-  if (auto message = guest.channel.take_small()) {
-    candidates.push_back({std::move(guest.channel), std::get<JoinRequest>(std::move(*message)),
-                          guest.opening == Opening::kHandshake, guest.place});
+  if (auto message = visitor.frames.take_small()) {
+    candidates.push_back({std::move(visitor.frames), std::get<JoinRequest>(std::move(*message)),
+                          visitor.opening == Opening::kHandshake, visitor.place});
   }
 }
 
-void Lobby::recognise(Guest& guest) {
-  if (guest.opening != Opening::kUndecided) return;
-  guest.opening = recognise_opening(guest.channel.raw());
-  if (guest.opening == Opening::kStranger) {
+void Lobby::recognise(Visitor& visitor) {
+  if (visitor.opening != Opening::kUndecided) return;
+  visitor.opening = recognise_opening(visitor.frames.raw());
+  if (visitor.opening == Opening::kStranger) {
     throw Error(ErrorCode::kUnexpectedMessage, "it does not speak our protocol");
   }
-  if (guest.opening != Opening::kJoinRequest) return;
+  if (visitor.opening != Opening::kJoinRequest) return;
   if (!options_.identity.token.empty() && !options_.insecure) {
     throw Error(ErrorCode::kAuthentication,
                 "it proves no token (the original protocol has none; --insecure lets it in)");
   }
-  guest.admitted = true;
+  visitor.admitted = true;
 }
 
 // Whether there was a message to act on.
-bool Lobby::shake_hands(Guest& guest) {
-  const auto bytes = guest.channel.raw();
-  if (bytes.size() < kMessageHeaderBytes || guest.leaving) return false;
+bool Lobby::shake_hands(Visitor& visitor) {
+  const auto bytes = visitor.frames.raw();
+  if (bytes.size() < kMessageHeaderBytes || visitor.leaving) return false;
   Handshake::Step step;
   try {
     const MessageHeader header = parse_header(bytes.first<kMessageHeaderBytes>(), kMaxHandshakeBody,
-                                              guest.channel.socket().peer());
+                                              visitor.frames.socket().peer());
     if (bytes.size() - kMessageHeaderBytes < header.length) return false;
     const auto body = bytes.subspan(kMessageHeaderBytes, header.length);
     const Message message{header.kind, {body.begin(), body.end()}};
-    guest.channel.consume(kMessageHeaderBytes + header.length);
-    if (!guest.handshake) guest.handshake.emplace(make_handshake(message));
-    step = guest.handshake->receive(message);
+    visitor.frames.consume(kMessageHeaderBytes + header.length);
+    if (!visitor.handshake) visitor.handshake.emplace(make_handshake(message));
+    step = visitor.handshake->receive(message);
   } catch (const Error& error) {
     if (error.code() != ErrorCode::kVersionMismatch) throw;
     // It cannot read our messages, but its decoder finds our version in this one's header.
     step = {frame(MessageKind::kRefusal, encode_wire_error(error)), error};
   }
-  if (!step.reply.empty()) guest.channel.queue(std::move(step.reply));
+  if (!step.reply.empty()) visitor.frames.queue(std::move(step.reply));
   if (step.failure) {
-    warn(fmt::format("turned {} away: {}", guest.channel.socket().peer(), step.failure->message()));
-    guest.leaving = true;
+    warn(
+        fmt::format("turned {} away: {}", visitor.frames.socket().peer(), step.failure->message()));
+    visitor.leaving = true;
   }
-  guest.admitted = guest.handshake && guest.handshake->done();
+  visitor.admitted = visitor.handshake && visitor.handshake->done();
   return true;
 }
 
@@ -179,14 +180,14 @@ Handshake Lobby::make_handshake(const Message& first) const {
 
 void Lobby::turn_away(Candidate candidate, const Error& reason) {
   warn(fmt::format("turned {} ({}) away: {}", candidate.request.node_id,
-                   candidate.channel.socket().peer(), reason.message()));
-  if (!candidate.ours) return candidate.channel.socket().close_gently();
-  candidate.channel.queue(
+                   candidate.frames.socket().peer(), reason.message()));
+  if (!candidate.ours) return candidate.frames.socket().close_gently();
+  candidate.frames.queue(
       encode(Refusal{{reason.code(), reason.rank(), std::string(reason.message())}}));
-  guests_.push_back({.channel = std::move(candidate.channel),
-                     .limit = Clock::now() + std::min(options_.timeout, kLongestHandshake),
-                     .handshake = {},
-                     .leaving = true});
+  visitors_.push_back({.frames = std::move(candidate.frames),
+                       .limit = Clock::now() + std::min(options_.timeout, kLongestHandshake),
+                       .handshake = {},
+                       .leaving = true});
 }
 
 }  // namespace lockstep

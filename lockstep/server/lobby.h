@@ -10,7 +10,7 @@
 
 #include "lockstep/base/deadline.h"
 #include "lockstep/net/job/handshake.h"
-#include "lockstep/server/frame_channel.h"
+#include "lockstep/server/frame_socket.h"
 
 namespace lockstep {
 
@@ -20,9 +20,10 @@ struct LobbyOptions {
   Deadline::Clock::duration timeout{};
 };
 
-// Where connections wait until they have asked to join: accepts them, tells our own workers from
-// those of the original protocol, runs the handshakes side by side. Whoever is silent, slow,
-// hostile or too many is let go; nobody else notices. Never waits; used by one thread.
+// Where connections wait until they have asked to join. Accepts visitors, tells our own workers
+// from those of the original protocol and runs the handshakes side by side. Closes the connections
+// of visitors that are silent, slow, hostile or too many, without effect on the others. Never
+// waits; used by one thread.
 class Lobby {
  public:
   using Clock = Deadline::Clock;
@@ -30,12 +31,12 @@ class Lobby {
   // Without a listener only adopted connections come.
   Lobby(std::optional<Socket> listener, LobbyOptions options);
 
-  // The other end of a connection that needs no proof: a worker of this process.
+  // The other end of the connection of a worker of this process, which needs no handshake.
   void adopt(Socket socket, int place);
 
-  // Somebody who has asked to join.
+  // A visitor that has asked to join.
   struct Candidate {
-    FrameChannel channel;
+    FrameSocket frames;
     JoinRequest request;
     bool ours = false;
     int place = -1;  // the one it is to have; -1: any
@@ -44,12 +45,13 @@ class Lobby {
   void add_poll(std::vector<pollfd>& entries) const;
   Clock::time_point wake_at() const;
   std::vector<Candidate> serve(std::span<const pollfd> entries);
-  // Tells it why, if it understands, and lets it go.
+  // Sends the reason, if the candidate speaks our protocol, and closes the connection.
   void turn_away(Candidate candidate, const Error& reason);
 
  private:
-  struct Guest {
-    FrameChannel channel;
+  // A connection whose handshake is under way, or that is leaving.
+  struct Visitor {
+    FrameSocket frames;
     Clock::time_point limit;
     Opening opening = Opening::kUndecided;
     std::optional<Handshake> handshake;
@@ -58,11 +60,11 @@ class Lobby {
     int place = -1;
   };
 
-  void accept_guests(Clock::time_point now);
+  void accept_visitors(Clock::time_point now);
   void drop_oldest(Clock::time_point now);
-  void attend(Guest& guest, std::vector<Candidate>& candidates);
-  void recognise(Guest& guest);
-  bool shake_hands(Guest& guest);
+  void attend(Visitor& visitor, std::vector<Candidate>& candidates);
+  void recognise(Visitor& visitor);
+  bool shake_hands(Visitor& visitor);
   Handshake make_handshake(const Message& first) const;
   void warn(std::string_view text);
 
@@ -70,7 +72,7 @@ class Lobby {
   const std::optional<Socket> listener_;
   bool accepting_ = true;
   std::int64_t warnings_left_ = 20;  // strangers must not fill the log
-  std::list<Guest> guests_;          // the oldest first
+  std::list<Visitor> visitors_;      // the oldest first
 };
 
 }  // namespace lockstep

@@ -22,7 +22,7 @@ struct WorkerCard {
 };
 
 // Who works for a gradient server, and who has died. Events and the time go in, decisions come out;
-// no I/O.
+// no I/O. Used by one thread.
 //
 // One knob T: silence for T means dead, heartbeats go every T/5, and 10·T is what a worker that is
 // alive may take to join or to bring its part of a round.
@@ -42,7 +42,7 @@ class Membership {
     std::string refusal;
   };
   [[nodiscard]] Admission join(const WorkerCard& card, Time now);
-  // It went away before all were there; another may take its place.
+  // The worker went away before all were there; another may take its place.
   void forget(int worker);
   // All places are taken. From then on nobody joins and nobody is forgotten.
   bool complete() const { return present_ == size(); }
@@ -50,15 +50,15 @@ class Membership {
   const std::string& name(int worker) const { return at(worker).name; }
   const WorkerCard& card(int worker) const { return at(worker).card; }
 
-  // Something came from it or, where it sends no heartbeats, went to it.
+  // Something came from the worker or, where it sends no heartbeats, went to it.
   void heard(int worker, Time now) { at(worker).last_heard = now; }
-  // Whether its silence means anything: not while we do not listen to it, nor while a worker
-  // without heartbeats owes nothing.
+  // Whether the worker's silence means anything: not while we do not listen to it, nor while a
+  // worker without heartbeats owes nothing.
   void watch(int worker, bool watched, Time now);
-  // It owes its part of `what` from now on, or has brought it.
+  // The worker owes its part of `what` from now on, or has brought it.
   void owe(int worker, const std::string& what, Time now);
   void brought(int worker) { at(worker).owes.clear(); }
-  // It has brought what it could and waits for others, as we do: its time begins again.
+  // The worker has brought what it could and waits for others, as we do: its time begins again.
   void excuse(int worker, Time now) { at(worker).owes_since = now; }
   const std::string& owes(int worker) const { return at(worker).owes; }
 

@@ -34,12 +34,12 @@ std::string list_sizes(const std::vector<std::uint32_t>& sizes) {
   return sizes.size() > kMost ? text + " ..." : text;
 }
 
-}  // namespace
-
 std::string_view component_name(std::uint8_t component) {
   constexpr std::string_view kNames[kComponents] = {"lm_head", "final_norm", "embedding"};
   return component < kComponents ? kNames[component] : "unknown";
 }
+
+}  // namespace
 
 std::string describe(const RoundKey& key) {
   switch (key.kind) {

@@ -29,7 +29,6 @@ struct RoundKey {
 };
 // "the gradient vector of step 3", "block 5 of step 3", "component 2 (embedding) of step 3"
 std::string describe(const RoundKey& key);
-std::string_view component_name(std::uint8_t component);
 inline constexpr std::uint8_t kComponents = 3;
 
 struct RoundResult {

@@ -1,16 +1,18 @@
 #pragma once
 
+#include <array>
+#include <cstdint>
 #include <memory>
 #include <span>
 #include <string>
 #include <vector>
 
 #include "lockstep/base/index.h"
-#include "lockstep/comm/collectives/node_exchange.h"
+#include "lockstep/comm/call.h"
 #include "lockstep/comm/communicator.h"
 #include "lockstep/comm/engine.h"
-#include "lockstep/server/round_control.h"
 #include "lockstep/server/worker_client.h"
+#include "lockstep/wire/mesh_frame.h"
 
 namespace lockstep {
 
@@ -31,10 +33,10 @@ struct StarOptions {
 // finite (Engine::finite_only): it ends the job on NaN, infinity and overflow, naming the worker.
 // There are no sub-groups: split() throws Error{kInvalidArgument}.
 std::unique_ptr<Communicator> join_star(const StarOptions& options);
-// The same over an end of a LocalStar.
+// The same over one of the ends of a LocalStar.
 std::unique_ptr<Communicator> join_star(Socket end, const StarOptions& options);
 
-// Tells the server what goes wrong here; it tells the others.
+// Tells the server what goes wrong in this worker; the server tells the others. Thread-safe.
 class ServerSupervisor final : public Supervisor {
  public:
   explicit ServerSupervisor(WorkerClient& client);
@@ -56,8 +58,26 @@ class ServerSupervisor final : public Supervisor {
   int rank_ = -1;
 };
 
-// Collectives as rounds of a gradient server. server_engine.cc runs rounds, server_collectives.cc
-// says which.
+// The numbers ahead of the tail of every round that a ServerEngine runs. The server adds them like
+// any others; their sums tell whether the job ends, and whether all ranks are in the same call.
+class RoundControl {
+ public:
+  // Whether this is the job's last round. It is the tail's first number (docs/wire_protocol.md).
+  static constexpr std::size_t kLast = 0;
+  static constexpr std::size_t kNumbers = 8;
+
+  RoundControl(const MeshFrame& stamp, bool last);
+
+  // What this rank brings, once per round.
+  const std::array<double, kNumbers>& numbers() const { return numbers_; }
+  // Whether all ranks that brought theirs have the stamp of this one.
+  bool agrees(std::span<const double> sums) const;
+
+ private:
+  std::array<double, kNumbers> numbers_{};
+};
+
+// Collectives as rounds of a gradient server.
 class ServerEngine final : public Engine {
  public:
   ServerEngine(std::unique_ptr<WorkerClient> client, const StarOptions& options);
@@ -85,12 +105,6 @@ class ServerEngine final : public Engine {
     DataType type() const { return call.out.type(); }
     std::size_t element() const { return size_of(type()); }
   };
-  // What this rank brings to a round: a node of the tree, its elements, and numbers for the tail.
-  struct Part {
-    Range node;
-    std::span<const float> data;
-    std::vector<double> numbers;
-  };
 
   // Learns the ranks and names of all workers.
   void introduce(const StarOptions& options);
@@ -100,10 +114,11 @@ class ServerEngine final : public Engine {
   void guarded(const MeshFrame& stamp, Deadline deadline, Body&& body);
   Error in_ranks(const Error& error, const MeshFrame& stamp) const;
 
-  // One round: the sum over `lanes` of everybody's data, into `sum`; returns that of the numbers,
-  // `numbers` of them.
+  // One round: the sum over `lanes` of everybody's data, into `sum`. Returns the sum of the tails,
+  // of `numbers` each, behind that of the RoundControl.
   std::vector<double> round(const RoundControl& control, std::uint32_t lanes,
-                            std::span<const Part> parts, std::size_t numbers, std::span<float> sum);
+                            std::span<const LanePartial> partials, std::size_t numbers,
+                            std::span<float> sum);
   // A round to which every rank brings its stamp and nothing else. Fails if they differ.
   void agree(const Running& running);
   void check_agreement(const Running& running, std::span<const double> sums);
@@ -111,12 +126,16 @@ class ServerEngine final : public Engine {
   // The bytes of one rank to all others. Null where this rank has no use for them.
   void spread(const RoundControl& control, int from, std::byte* bytes, std::size_t size);
 
+  // Memory for so many bytes, until it is asked for again.
+  std::byte* scratch(std::size_t bytes);
+
   void reduce_nodes(const Running& running);
   void sum_nodes_f32(const Running& running, std::span<float> sum);
   void sum_nodes_f64(const Running& running, std::span<double> sum);
-  // Combines everybody's rows here; `out` gets the elements of `piece`.
-  void reduce_rows(const Running& running, const TreeInputs& inputs,
-                   std::span<const std::byte* const> rows, Range piece, std::byte* out);
+  // Combines everybody's partials here. `partials` are those of this rank's nodes, in order; `out`,
+  // unless null, gets the elements of `chunk`.
+  void reduce_partials(const Running& running, const LeafOwners& owners,
+                       std::span<const std::byte* const> partials, Range chunk, std::byte* out);
   void reduce_ranks(const Running& running);
   void gather(const Running& running);
   void scatter(const Running& running);
@@ -132,7 +151,7 @@ class ServerEngine final : public Engine {
   std::uint64_t next_step_ = 0;
   bool left_ = false;
   std::vector<float> values_;
-  Scratch scratch_;
+  std::vector<std::byte> scratch_;
 };
 
 }  // namespace lockstep

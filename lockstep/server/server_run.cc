@@ -3,7 +3,7 @@
 #include <utility>
 
 #include "lockstep/base/signals_blocked.h"
-#include "lockstep/server/round_control.h"
+#include "lockstep/server/server_engine.h"
 
 namespace lockstep {
 namespace {

@@ -10,7 +10,7 @@
 
 #include "lockstep/base/event.h"
 #include "lockstep/base/index.h"
-#include "lockstep/server/local_star.h"
+#include "lockstep/server/gradient_server.h"
 
 namespace lockstep {
 

@@ -17,7 +17,7 @@ std::string_view to_string(Mode mode) {
   return "?";
 }
 
-Welcome to_welcome(const JobSettings& settings) {
+Welcome to_welcome(const ServerSettings& settings) {
   const auto timeout = std::chrono::ceil<std::chrono::milliseconds>(settings.timeout);
   return {.timeout_ms = static_cast<std::uint64_t>(timeout.count()),
           .mode = static_cast<std::uint8_t>(settings.mode),
@@ -26,14 +26,14 @@ Welcome to_welcome(const JobSettings& settings) {
           .largest_frame = settings.largest_frame};
 }
 
-std::optional<JobSettings> from_welcome(const Welcome& welcome) {
+std::optional<ServerSettings> from_welcome(const Welcome& welcome) {
   const auto most = static_cast<std::uint64_t>(kLongestTimeout.count());
   if (welcome.mode > static_cast<std::uint8_t>(Mode::kLanes) ||
       welcome.average > static_cast<std::uint8_t>(Average::kWeighted) || welcome.timeout_ms == 0 ||
       welcome.timeout_ms > most) {
     return std::nullopt;
   }
-  return JobSettings{
+  return ServerSettings{
       .mode = static_cast<Mode>(welcome.mode),
       .average = static_cast<Average>(welcome.average),
       .total_samples = welcome.total_samples,

@@ -20,18 +20,18 @@ enum class Mode : std::uint8_t {
 std::string_view to_string(Mode mode);
 
 // The coordinator's settings, which its workers learn when they join.
-struct JobSettings {
+struct ServerSettings {
   Mode mode = Mode::kVector;
   Average average = Average::kWeighted;
   std::uint64_t total_samples = 0;  // of a step; in lane mode, its lanes
   Deadline::Clock::duration timeout = std::chrono::seconds(30);
   std::uint32_t largest_frame = 0x7fffffff;  // bytes of one gradient message
 
-  bool operator==(const JobSettings&) const = default;
+  bool operator==(const ServerSettings&) const = default;
 };
-Welcome to_welcome(const JobSettings& settings);
+Welcome to_welcome(const ServerSettings& settings);
 // Nothing if a value is unknown or makes no sense.
-std::optional<JobSettings> from_welcome(const Welcome& welcome);
+std::optional<ServerSettings> from_welcome(const Welcome& welcome);
 
 // The samples [begin, end) of a step.
 struct Shard {

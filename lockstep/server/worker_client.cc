@@ -16,7 +16,6 @@ namespace lockstep {
 namespace {
 
 constexpr std::size_t kWindow = 256 * 1024;
-constexpr std::size_t kTurnBytes = 256 * 1024;
 constexpr std::uint32_t kLargestFrame = UINT32_MAX;
 
 Socket connect_to_coordinator(const WorkerOptions& options) {
@@ -31,6 +30,33 @@ Socket connect_to_coordinator(const WorkerOptions& options) {
   return socket;
 }
 
+std::string describe(const GradientHead& head) {
+  switch (head.tag) {
+    case WireTag::kAveragedBlockGradient:
+      return fmt::format("the average of block {} of step {}", head.block_idx, head.step);
+    case WireTag::kAveragedNonBlockGradient:
+      return fmt::format("the average of component {} of step {}", head.component, head.step);
+    case WireTag::kRawSum:
+      return fmt::format("the sum of step {} from element {} on", head.step, head.offset);
+    default: return fmt::format("the {} of step {}", to_string(head.tag), head.step);
+  }
+}
+
+GradientHead average_head(WireTag tag, std::uint64_t step, std::span<const float> gradients) {
+  GradientHead head;
+  head.tag = tag;
+  head.step = step;
+  head.count = gradients.size();
+  return head;
+}
+
+GradientHead payload_head(int worker, WireTag tag, std::uint64_t step,
+                          std::span<const float> gradients) {
+  GradientHead head = average_head(tag, step, gradients);
+  head.worker_id = static_cast<std::uint32_t>(worker);
+  return head;
+}
+
 }  // namespace
 
 WorkerClient::WorkerClient(const WorkerOptions& options)
@@ -39,7 +65,7 @@ WorkerClient::WorkerClient(const WorkerOptions& options)
 WorkerClient::WorkerClient(Socket socket, const WorkerOptions& options)
     : ours_(!options.seed_protocol),
       timeout_(options.timeout),
-      channel_(std::move(socket), kWindow, kLargestFrame),
+      frames_(std::move(socket), kWindow, kLargestFrame),
       last_heard_(Clock::now()),
       last_look_(last_heard_),
       next_alive_(last_heard_) {
@@ -54,22 +80,22 @@ WorkerClient::~WorkerClient() {
   }
   stopping_.notify_all();
   if (thread_.joinable()) thread_.join();
-  channel_.socket().close_gently();
+  frames_.socket().close_gently();
 }
 
 void WorkerClient::join(const WorkerOptions& options) {
   const Lock lock(mutex_);
-  channel_.queue(encode(JoinRequest{options.node_id, options.gpu_count, options.backend}));
+  frames_.queue(encode(JoinRequest{options.node_id, options.gpu_count, options.backend}));
   const SmallMessage answer = receive_small("its answer to the join");
   if (const auto* refusal = std::get_if<Refusal>(&answer)) {
     throw Error(refusal->error.code, fmt::format("{} refused this worker: {}",
-                                                 channel_.socket().peer(), refusal->error.message));
+                                                 frames_.socket().peer(), refusal->error.message));
   }
   const auto* accepted = std::get_if<JoinAccepted>(&answer);
   if (accepted == nullptr || accepted->worker_id >= accepted->total_workers ||
       accepted->total_workers > INT32_MAX) {
     throw Error(ErrorCode::kUnexpectedMessage,
-                fmt::format("{} answered the join with a {}", channel_.socket().peer(),
+                fmt::format("{} answered the join with a {}", frames_.socket().peer(),
                             to_string(tag_of(answer))));
   }
   worker_id_ = static_cast<int>(accepted->worker_id);
@@ -80,7 +106,7 @@ void WorkerClient::join(const WorkerOptions& options) {
   if (!settings_) {
     throw Error(
         ErrorCode::kUnexpectedMessage,
-        fmt::format("{} sent no settings that this worker understands", channel_.socket().peer()));
+        fmt::format("{} sent no settings that this worker understands", frames_.socket().peer()));
   }
   timeout_ = settings_->timeout;
   next_alive_ = Clock::now();  // by the new timeout
@@ -94,12 +120,12 @@ void WorkerClient::pulse() {
     if (stop_ || failure_) return;
     try {
       const auto now = Clock::now();
-      if (!channel_.full()) fill();
+      if (!frames_.full()) fill();
       take_control();
-      if (channel_.ended()) return;  // what it said last is for the next call
+      if (frames_.ended()) return;  // what it said last is for the next call
       queue_alive(now);
       flush();
-      if (!channel_.full()) check_limits("its heartbeat", now, now);
+      if (!frames_.full()) check_limits("its heartbeat", now, now);
     } catch (const Error& error) {
       failure_ = error;
     }
@@ -107,9 +133,9 @@ void WorkerClient::pulse() {
 }
 
 std::string WorkerClient::gone() const {
-  const Error& end = *channel_.ended();
+  const Error& end = *frames_.ended();
   return end.code() == ErrorCode::kChannelClosed
-             ? fmt::format("{} closed the connection", channel_.socket().peer())
+             ? fmt::format("{} closed the connection", frames_.socket().peer())
              : std::string(end.message());
 }
 
@@ -120,26 +146,26 @@ void WorkerClient::fail(const Error& error) {
 
 void WorkerClient::flush() {
   try {
-    channel_.flush(kTurnBytes);
+    frames_.flush(kTurnBytes);
   } catch (const Error& error) {
     if (error.code() != ErrorCode::kChannelClosed) {
       throw Error(ErrorCode::kPeerLost, std::string(error.message()));
     }
     // What it said before it closed tells why, or that the job is done; reading comes to that.
-    channel_.stop_sending();
+    frames_.stop_sending();
   }
 }
 
 void WorkerClient::fill() {
-  if (channel_.fill(kTurnBytes) > 0) last_heard_ = Clock::now();
+  if (frames_.fill(kTurnBytes) > 0) last_heard_ = Clock::now();
 }
 
 void WorkerClient::take_control() {
-  while (!channel_.gradient_is_open()) {
-    const auto start = channel_.start();
+  while (!frames_.gradient_is_open()) {
+    const auto start = frames_.start();
     if (!start) return;
     if (!is_control(start->tag)) return;
-    const auto message = channel_.take_small();
+    const auto message = frames_.take_small();
     if (!message) return;
     if (const auto* halt = std::get_if<Halt>(&*message)) {
       halted_ = true;
@@ -151,7 +177,7 @@ void WorkerClient::take_control() {
 void WorkerClient::queue_alive(Clock::time_point now) {
   if (!ours_ || worker_id_ < 0 || now < next_alive_) return;
   next_alive_ = now + timeout_ / 5;
-  if (!channel_.wants_to_send()) channel_.queue(encode(Alive{}));
+  if (!frames_.wants_to_send()) frames_.queue(encode(Alive{}));
 }
 
 void WorkerClient::drive(const std::string& what, const std::function<bool()>& done) {
@@ -162,25 +188,25 @@ void WorkerClient::drive(const std::string& what, const std::function<bool()>& d
       queue_alive(Clock::now());
       flush();
       take_control();
-      if (channel_.ended()) channel_.stop_sending();  // so that all that came is read
+      if (frames_.ended()) frames_.stop_sending();  // so that all that came is read
       if (done()) return;
-      if (channel_.ended()) throw Error(ErrorCode::kPeerLost, gone() + "; we wait for " + what);
+      if (frames_.ended()) throw Error(ErrorCode::kPeerLost, gone() + "; we wait for " + what);
       wait(what, since);
     }
   } catch (const Error& error) {
     // While the buffers of what is half sent are still there.
-    if (!halted_ && !channel_.ended()) tell(error);
+    if (!halted_ && !frames_.ended()) tell(error);
     fail(error);
   }
 }
 
 void WorkerClient::wait(const std::string& what, Clock::time_point since) {
   // The elements of an open gradient go straight to where they belong.
-  const bool reading = !channel_.gradient_is_open() || channel_.elements_left() == 0;
+  const bool reading = !frames_.gradient_is_open() || frames_.elements_left() == 0;
   // Nobody takes what comes while we send; holding it back could stop the coordinator for good.
-  if (reading && channel_.full()) channel_.set_window(2 * channel_.window());
-  const short events = channel_.wants_to_send() ? POLLIN | POLLOUT : POLLIN;
-  pollfd entries[2] = {{channel_.socket().fd(), events, 0}, {stop_fd_, POLLIN, 0}};
+  if (reading && frames_.full()) frames_.set_window(2 * frames_.window());
+  const short events = frames_.wants_to_send() ? POLLIN | POLLOUT : POLLIN;
+  pollfd entries[2] = {{frames_.socket().fd(), events, 0}, {stop_fd_, POLLIN, 0}};
   const auto wake = earlier(Deadline::after(timeout_ / 5), deadline_);
   if (::poll(entries, 2, wake.poll_timeout()) < 0 && errno != EINTR) throw_io("polling", errno);
   if (entries[1].revents != 0) {
@@ -197,7 +223,7 @@ void WorkerClient::wait(const std::string& what, Clock::time_point since) {
   check_limits(what, since, now);
   if (now >= deadline_.time()) {
     throw Error(ErrorCode::kTimeout, fmt::format("{} has not brought {} by the deadline",
-                                                 channel_.socket().peer(), what));
+                                                 frames_.socket().peer(), what));
   }
 }
 
@@ -206,18 +232,18 @@ void WorkerClient::check_limits(const std::string& what, Clock::time_point since
   last_heard_ = excuse_own_pause(last_heard_, last_look_, now, timeout_);  // or nobody listened
   last_look_ = now;
   // Without heartbeats a coordinator that waits for other workers is silent.
-  const bool patient = !ours_ && !channel_.awaits_more() && worker_id_ >= 0;
+  const bool patient = !ours_ && !frames_.awaits_more() && worker_id_ >= 0;
   const auto silence = patient ? timeout_ * kOverdueFactor : timeout_;
   if (now - last_heard_ >= silence) {
     throw Error(ErrorCode::kPeerLost,
                 fmt::format("nothing was heard of {} for {}; we wait for {}",
-                            channel_.socket().peer(), format_duration(silence), what));
+                            frames_.socket().peer(), format_duration(silence), what));
   }
   // The coordinator gives up on anybody a little earlier, and says so.
   const auto longest = timeout_ * (kOverdueFactor + 1);
   if (now - since >= longest) {
     throw Error(ErrorCode::kTimeout,
-                fmt::format("{} has not brought {} within {}", channel_.socket().peer(), what,
+                fmt::format("{} has not brought {} within {}", frames_.socket().peer(), what,
                             format_duration(longest)));
   }
 }
@@ -225,14 +251,14 @@ void WorkerClient::check_limits(const std::string& what, Clock::time_point since
 SmallMessage WorkerClient::receive_small(const std::string& what) {
   std::optional<SmallMessage> message;
   drive(what, [&] {
-    const auto start = channel_.start();
+    const auto start = frames_.start();
     if (!start) return false;
     if (is_gradient(start->tag)) {
       throw Error(ErrorCode::kUnexpectedMessage,
-                  fmt::format("{} sent a {}; we wait for {}", channel_.socket().peer(),
+                  fmt::format("{} sent a {}; we wait for {}", frames_.socket().peer(),
                               to_string(start->tag), what));
     }
-    message = channel_.take_small();
+    message = frames_.take_small();
     return message.has_value();
   });
   return std::move(*message);
@@ -245,7 +271,7 @@ std::optional<Shard> WorkerClient::next_shard() {
   const auto* shard = std::get_if<ShardAssignment>(&message);
   if (shard == nullptr || shard->shard_start > shard->shard_end) {
     fail(Error(ErrorCode::kUnexpectedMessage,
-               fmt::format("{} sent a {} where a shard was expected", channel_.socket().peer(),
+               fmt::format("{} sent a {} where a shard was expected", frames_.socket().peer(),
                            to_string(tag_of(message)))));
   }
   return Shard{shard->step, shard->shard_start, shard->shard_end};
@@ -263,7 +289,7 @@ void WorkerClient::set_deadline(Deadline deadline) {
 }
 
 std::optional<SocketAddress> WorkerClient::own_address() const {
-  const SocketAddress address = channel_.socket().local_address();
+  const SocketAddress address = frames_.socket().local_address();
   if (address.family() != AF_INET && address.family() != AF_INET6) return std::nullopt;
   return address;
 }
@@ -278,12 +304,179 @@ void WorkerClient::abort(const Error& reason) {
 void WorkerClient::tell(const Error& reason) {
   if (!ours_ || worker_id_ < 0) return;
   try {
-    channel_.drop_unsent();
-    channel_.queue(encode(
+    frames_.drop_unsent();
+    frames_.queue(encode(
         Halt{{reason.code(), worker_id_, std::string(reason.message().substr(0, kMaxErrorText))}}));
-    channel_.flush(kTurnBytes);
+    frames_.flush(kTurnBytes);
   } catch (const Error&) {  // it is gone already
   }
+}
+
+void WorkerClient::send(const GradientHead& head, std::span<const float> data,
+                        const GradientFoot& foot) {
+  const Lock lock(mutex_);
+  if (failure_) throw Error(*failure_);
+  const std::uint64_t bytes = data.size_bytes() + kMaxGradientHead + foot_bytes(head);
+  if (settings_ && bytes > settings_->largest_frame) {
+    throw Error(ErrorCode::kMessageTooLarge,
+                fmt::format("a {} of {} elements; the coordinator takes frames of up to {} bytes",
+                            to_string(head.tag), data.size(), settings_->largest_frame));
+  }
+  if (head.tag == WireTag::kGradientPayload && ours_) {
+    frames_.queue(encode(Totals{head.step, foot.loss, foot.correct, foot.total}));
+  }
+  frames_.queue({encode_head(head), std::as_bytes(data), encode_foot(head, foot), {}});
+  drive(fmt::format("{} to take the {} of step {}", frames_.socket().peer(), to_string(head.tag),
+                    head.step),
+        [this] { return !frames_.wants_to_send(); });
+}
+
+bool WorkerClient::open_expected(const GradientHead& expected) {
+  const auto start = frames_.start();
+  if (!start || is_control(start->tag)) return false;
+  const auto refuse = [&](ErrorCode code, const std::string& what) {
+    throw Error(code, fmt::format("{} sent {}; we wait for {}", frames_.socket().peer(), what,
+                                  describe(expected)));
+  };
+  if (start->tag != expected.tag) {
+    refuse(ErrorCode::kUnexpectedMessage, fmt::format("a {}", to_string(start->tag)));
+  }
+  if (!frames_.open_gradient()) return false;
+  const GradientHead& head = frames_.head();
+  if (head.step != expected.step) {
+    refuse(ErrorCode::kStepMismatch, fmt::format("step {}", head.step));
+  }
+  if (head.block_idx != expected.block_idx) {
+    refuse(ErrorCode::kBlockMismatch, fmt::format("block {}", head.block_idx));
+  }
+  if (head.component != expected.component) {
+    refuse(ErrorCode::kComponentMismatch, fmt::format("component {}", head.component));
+  }
+  if (head.count != expected.count || head.offset != expected.offset ||
+      head.tail_count != expected.tail_count) {
+    refuse(ErrorCode::kSizeMismatch,
+           fmt::format("{} elements from {} on and a tail of {} instead of {}, {} and {}",
+                       head.count, head.offset, head.tail_count, expected.count, expected.offset,
+                       expected.tail_count));
+  }
+  last_sizes_ = head.component_sizes;
+  return true;
+}
+
+std::optional<GradientFoot> WorkerClient::take_expected(const GradientHead& expected,
+                                                        std::span<float> into, std::size_t& done) {
+  if (!frames_.gradient_is_open() && !open_expected(expected)) return std::nullopt;
+  while (frames_.elements_left() > 0) {
+    if (frames_.read_elements(into, done) == 0 && frames_.elements_left() > 0) return std::nullopt;
+  }
+  return frames_.take_foot();
+}
+
+GradientFoot WorkerClient::receive(const GradientHead& expected, std::span<float> into) {
+  const Lock lock(mutex_);
+  std::size_t done = 0;  // bytes
+  std::optional<GradientFoot> foot;
+  drive(describe(expected), [&] {
+    foot = take_expected(expected, into, done);
+    return foot.has_value();
+  });
+  return std::move(*foot);
+}
+
+void WorkerClient::send_gradient(std::uint64_t step, std::span<const float> gradients, float loss,
+                                 std::uint64_t correct, std::uint64_t total) {
+  send(payload_head(worker_id_, WireTag::kGradientPayload, step, gradients), gradients,
+       {loss, correct, total, {}});
+}
+
+float WorkerClient::receive_averaged(std::uint64_t step, std::span<float> gradients) {
+  return receive(average_head(WireTag::kAveragedGradient, step, gradients), gradients).loss;
+}
+
+void WorkerClient::send_block(std::uint64_t step, std::uint32_t block, std::uint32_t num_blocks,
+                              std::span<const float> gradients,
+                              std::span<const std::uint32_t> component_sizes) {
+  GradientHead head = payload_head(worker_id_, WireTag::kBlockGradientPayload, step, gradients);
+  head.block_idx = block;
+  head.num_blocks = num_blocks;
+  head.component_sizes.assign(component_sizes.begin(), component_sizes.end());
+  send(head, gradients, {});
+}
+
+std::vector<std::uint32_t> WorkerClient::receive_averaged_block(std::uint64_t step,
+                                                                std::uint32_t block,
+                                                                std::span<float> gradients) {
+  GradientHead head = average_head(WireTag::kAveragedBlockGradient, step, gradients);
+  head.block_idx = block;
+  receive(head, gradients);
+  return std::exchange(last_sizes_, {});
+}
+
+void WorkerClient::send_component(std::uint64_t step, std::uint8_t component,
+                                  std::span<const float> gradients) {
+  GradientHead head = payload_head(worker_id_, WireTag::kNonBlockGradientPayload, step, gradients);
+  head.component = component;
+  send(head, gradients, {});
+}
+
+void WorkerClient::receive_averaged_component(std::uint64_t step, std::uint8_t component,
+                                              std::span<float> gradients) {
+  GradientHead head = average_head(WireTag::kAveragedNonBlockGradient, step, gradients);
+  head.component = component;
+  receive(head, gradients);
+}
+
+std::vector<double> WorkerClient::reduce_lanes(std::uint64_t step, std::uint64_t offset,
+                                               std::uint32_t lanes,
+                                               std::span<const LanePartial> partials,
+                                               std::size_t tail_count, std::span<float> sum) {
+  LOCKSTEP_CHECK(ours_);
+  const Lock lock(mutex_);
+  if (failure_) throw Error(*failure_);
+  GradientHead head;
+  head.tag = WireTag::kPartialSum;
+  head.step = step;
+  head.lanes = lanes;
+  const std::size_t pieces = std::max<std::size_t>(1, (sum.size() + kLanePiece - 1) / kLanePiece);
+  // The fields of a piece that both directions share; the last one has the tail.
+  const auto select = [&](std::size_t piece) {
+    const std::size_t begin = piece * kLanePiece;
+    head.offset = offset + begin;
+    head.count = std::min(kLanePiece, sum.size() - begin);
+    head.tail_count = piece + 1 == pieces ? static_cast<std::uint32_t>(tail_count) : 0;
+    return begin;
+  };
+  for (std::size_t piece = 0; piece < pieces; ++piece) {
+    const std::size_t begin = select(piece);
+    for (const LanePartial& partial : partials) {
+      LOCKSTEP_CHECK(partial.data.size() == sum.size() && partial.tail.size() == tail_count);
+      head.lane_begin = static_cast<std::uint32_t>(partial.node.begin);
+      head.lane_end = static_cast<std::uint32_t>(partial.node.end);
+      GradientFoot foot;
+      if (head.tail_count > 0) foot.tail = partial.tail;
+      frames_.queue({encode_head(head),
+                     std::as_bytes(partial.data.subspan(begin, head.count)),
+                     encode_foot(head, foot),
+                     {}});
+    }
+  }
+  head = {.tag = WireTag::kRawSum, .step = step, .component_sizes = {}, .lanes = lanes};
+  std::size_t piece = 0;
+  std::size_t begin = select(piece);
+  std::size_t done = 0;  // bytes of the piece
+  std::vector<double> tail;
+  drive(describe(head), [&] {
+    while (piece < pieces) {
+      auto foot = take_expected(head, sum.subspan(begin, head.count), done);
+      if (!foot) return false;
+      tail = std::move(foot->tail);
+      done = 0;
+      if (++piece < pieces) begin = select(piece);
+      take_control();
+    }
+    return !frames_.wants_to_send();
+  });
+  return tail;
 }
 
 }  // namespace lockstep

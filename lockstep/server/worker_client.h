@@ -12,7 +12,7 @@
 #include "lockstep/base/canonical_tree.h"
 #include "lockstep/base/deadline.h"
 #include "lockstep/net/socket/address.h"
-#include "lockstep/server/frame_channel.h"
+#include "lockstep/server/frame_socket.h"
 #include "lockstep/server/settings.h"
 
 namespace lockstep {
@@ -31,7 +31,7 @@ struct WorkerOptions {
 };
 
 // A worker's partial sum for a node of T(0, lanes).
-struct LanePart {
+struct LanePartial {
   Range node;
   std::span<const float> data;
   std::vector<double> tail;
@@ -58,9 +58,9 @@ class WorkerClient {
   int worker_id() const { return worker_id_; }
   int total_workers() const { return total_workers_; }
   // The coordinator's; nothing where it speaks the original protocol.
-  const std::optional<JobSettings>& settings() const { return settings_; }
+  const std::optional<ServerSettings>& settings() const { return settings_; }
   // "the coordinator (10.0.0.1:4700)"
-  const std::string& coordinator() const { return channel_.socket().peer(); }
+  const std::string& coordinator() const { return frames_.socket().peer(); }
   // Nothing where both are in one process.
   std::optional<SocketAddress> own_address() const;
 
@@ -82,12 +82,12 @@ class WorkerClient {
                                   std::span<float> gradients);
 
   // Adds the partial sums of all workers, for elements [offset, offset + sum.size()) of the flat
-  // gradient, along T(0, lanes): `parts` are this worker's nodes, any number of them. Every worker
-  // calls it for the same ranges in the same order, with tails of the same length: none but for
-  // the last range of a step, which has one. `sum` may be the data of a part. Returns the tail's
-  // sum.
+  // gradient, along T(0, lanes): `partials` are this worker's nodes, any number of them. Every
+  // worker calls it for the same ranges in the same order, with tails of the same length: none but
+  // for the last range of a step, which has one. `sum` may be the data of a partial. Returns the
+  // tail's sum.
   std::vector<double> reduce_lanes(std::uint64_t step, std::uint64_t offset, std::uint32_t lanes,
-                                   std::span<const LanePart> parts, std::size_t tail_count,
+                                   std::span<const LanePartial> partials, std::size_t tail_count,
                                    std::span<float> sum);
 
   // A descriptor that, once readable, ends calls with the error that `why` gives then, or with
@@ -122,6 +122,10 @@ class WorkerClient {
   GradientFoot receive(const GradientHead& expected, std::span<float> into);
   // Opens the gradient that is at the front, if it is there, and compares it with what is expected.
   bool open_expected(const GradientHead& expected);
+  // Takes as much of that gradient as is there, into `into`; `done` counts its bytes. Returns the
+  // foot once all of it is taken.
+  std::optional<GradientFoot> take_expected(const GradientHead& expected, std::span<float> into,
+                                            std::size_t& done);
   [[noreturn]] void fail(const Error& error);
   void tell(const Error& reason);
   std::string gone() const;
@@ -131,7 +135,7 @@ class WorkerClient {
   Clock::duration timeout_;
   int worker_id_ = -1;
   int total_workers_ = 0;
-  std::optional<JobSettings> settings_;
+  std::optional<ServerSettings> settings_;
 
   std::mutex mutex_;
   std::condition_variable stopping_;
@@ -140,7 +144,7 @@ class WorkerClient {
   std::function<Error()> why_stop_;
   Deadline deadline_ = Deadline::at(Clock::time_point::max());
   bool halted_ = false;  // the coordinator has told us why
-  FrameChannel channel_;
+  FrameSocket frames_;
   std::optional<Error> failure_;
   Clock::time_point last_heard_;
   Clock::time_point last_look_;  // at whether it is silent

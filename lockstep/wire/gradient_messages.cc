@@ -219,8 +219,6 @@ bool is_gradient(WireTag tag) {
   }
 }
 
-bool is_extension(WireTag tag) { return raw(tag) > raw(WireTag::kAveragedNonBlockGradient); }
-
 std::optional<FrameStart> decode_frame_start(std::span<const std::byte, kFrameStartBytes> bytes) {
   ByteReader reader(bytes);
   FrameStart start;
@@ -326,17 +324,6 @@ std::vector<std::byte> encode_foot(const GradientHead& head, const GradientFoot&
   fields(put, foot, head.tag);
   writer.bytes(std::as_bytes(std::span(foot.tail)));
   return std::move(writer).take();
-}
-
-std::vector<std::byte> encode_gradient(const GradientHead& head, std::span<const float> data,
-                                       const GradientFoot& foot) {
-  LOCKSTEP_CHECK(data.size() == head.count);
-  std::vector<std::byte> frame = encode_head(head);
-  const auto elements = std::as_bytes(data);
-  frame.insert(frame.end(), elements.begin(), elements.end());
-  const auto end = encode_foot(head, foot);
-  frame.insert(frame.end(), end.begin(), end.end());
-  return frame;
 }
 
 HeadResult decode_head(std::span<const std::byte> body, std::uint32_t length) {

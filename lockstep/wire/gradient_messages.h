@@ -43,7 +43,6 @@ enum class WireTag : std::uint8_t {
 std::string_view to_string(WireTag tag);  // "unknown message" for others
 // It carries f32 data: a GradientHead describes it. All other messages are small.
 bool is_gradient(WireTag tag);
-bool is_extension(WireTag tag);
 
 inline constexpr std::uint32_t kMaxWireText = 4096;     // bytes of any string
 inline constexpr std::uint32_t kMaxSmallFrame = 16384;  // body of a message without f32 data
@@ -173,9 +172,6 @@ std::size_t foot_bytes(const GradientHead& head);
 std::vector<std::byte> encode_head(const GradientHead& head);
 // The foot may be empty. `foot.tail` has head.tail_count numbers.
 std::vector<std::byte> encode_foot(const GradientHead& head, const GradientFoot& foot);
-// All three in one buffer, for messages that are small anyway.
-std::vector<std::byte> encode_gradient(const GradientHead& head, std::span<const float> data,
-                                       const GradientFoot& foot);
 
 struct HeadResult {
   enum class State : std::uint8_t { kDone, kIncomplete, kMalformed };

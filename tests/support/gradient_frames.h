@@ -7,6 +7,7 @@
 #include <string>
 #include <vector>
 
+#include "lockstep/base/check.h"
 #include "lockstep/wire/gradient_messages.h"
 
 namespace lockstep::test {
@@ -21,6 +22,18 @@ inline std::span<const std::byte> body_of(const Bytes& frame) {
 
 inline std::span<const std::byte, kFrameStartBytes> start_of(const Bytes& frame) {
   return std::span(frame).first<kFrameStartBytes>();
+}
+
+// Head, data and foot in one buffer.
+inline Bytes encode_gradient(const GradientHead& head, std::span<const float> data,
+                             const GradientFoot& foot) {
+  LOCKSTEP_CHECK(data.size() == head.count);
+  Bytes frame = encode_head(head);
+  const auto elements = std::as_bytes(data);
+  frame.insert(frame.end(), elements.begin(), elements.end());
+  const Bytes end = encode_foot(head, foot);
+  frame.insert(frame.end(), end.begin(), end.end());
+  return frame;
 }
 
 // A message with f32 data, all of it.

@@ -5,6 +5,7 @@
 #include <future>
 #include <thread>
 
+#include "tests/support/gradient_frames.h"
 #include "tests/support/star.h"
 
 namespace lockstep::gradient_server_faults_test {

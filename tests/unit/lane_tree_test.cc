@@ -89,8 +89,6 @@ TEST(LaneStep, FinishesPieceAfterPieceAndEndsWithTheTail) {
   step.add(0, partial(0, {0, 2}), {{1, 2}, {}});
   EXPECT_FALSE(step.take_finished());
   EXPECT_FALSE(step.offer(0, partial(2, {0, 2}, 1)));  // a is ahead and has to wait
-  EXPECT_TRUE(step.has_brought(0));
-  EXPECT_FALSE(step.has_brought(1));
   EXPECT_THAT(step.missing(), HasSubstr("lanes [2, 4)"));
   ASSERT_TRUE(step.offer(1, partial(0, {2, 4})));
   step.add(1, partial(0, {2, 4}), {{10, 20}, {}});

@@ -1,11 +1,11 @@
-#include "lockstep/server/local_star.h"
-
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
 #include <optional>
 #include <thread>
 
+#include "lockstep/base/index.h"
+#include "lockstep/server/gradient_server.h"
 #include "tests/support/star.h"
 
 namespace lockstep::local_star_test {
@@ -41,17 +41,17 @@ TEST(LocalStar, LanesOfAnyOwnershipGiveTheTreesBits) {
       return star.server->shutdown();
     }
     const WorkerOptions options;
-    WorkerClient client(std::move(star.ends[static_cast<std::size_t>(rank)]), options);
+    WorkerClient client(std::move(star.ends[index_of(rank)]), options);
     EXPECT_EQ(client.worker_id(), rank);
     for (std::uint64_t step = 0; step < deals.size(); ++step) {
       std::vector<std::vector<float>> values;
-      std::vector<LanePart> parts;
+      std::vector<LanePartial> partials;
       for (const Range& node : owned_nodes(deals[step], rank)) {
         values.push_back(sum(sum, node.begin, node.end));
-        parts.push_back({node, values.back(), {static_cast<double>(node.end - node.begin)}});
+        partials.push_back({node, values.back(), {static_cast<double>(node.end - node.begin)}});
       }
       std::vector<float> out(kElements);
-      EXPECT_EQ(client.reduce_lanes(step, 1000, kLanes, parts, 1, out),
+      EXPECT_EQ(client.reduce_lanes(step, 1000, kLanes, partials, 1, out),
                 std::vector<double>{kLanes});
       EXPECT_EQ(out, expected);
     }
@@ -74,7 +74,7 @@ TEST(LocalStar, AllThreeKinds) {
       return server.shutdown();
     }
     const WorkerOptions options;
-    WorkerClient client(std::move(star.ends[static_cast<std::size_t>(rank)]), options);
+    WorkerClient client(std::move(star.ends[index_of(rank)]), options);
     const auto shard = client.next_shard();
     ASSERT_TRUE(shard);
     auto data = gradient(rank, kCount);
@@ -102,7 +102,7 @@ TEST(LocalStar, WhoIsGoneWhenAShardIsSentToItIsNamed) {
   std::vector<std::optional<WorkerClient>> clients(2);
   expect_no_errors(run_ranks(3, [&](int rank) {
     if (rank == 2) return star.server->wait_for_workers();
-    const auto i = static_cast<std::size_t>(rank);
+    const auto i = index_of(rank);
     clients[i].emplace(std::move(star.ends[i]), WorkerOptions{});
   }));
   clients[1].reset();

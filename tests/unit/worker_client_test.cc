@@ -8,6 +8,7 @@
 #include <thread>
 
 #include "lockstep/net/socket/unix_socket.h"
+#include "tests/support/gradient_frames.h"
 #include "tests/support/star.h"
 
 namespace lockstep::worker_client_test {
@@ -21,7 +22,7 @@ struct WithCoordinatorByHand {
     auto [ours, theirs] = unix_socket_pair();
     coordinator = std::move(ours);
     send(encode(JoinAccepted{0, 1}));
-    send(encode(to_welcome(JobSettings{})));
+    send(encode(to_welcome(ServerSettings{})));
     client.emplace(std::move(theirs), WorkerOptions{});
   }
   void send(std::span<const std::byte> bytes) const { coordinator.send_all(bytes, soon()); }

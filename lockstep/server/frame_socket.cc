@@ -1,4 +1,4 @@
-#include "lockstep/server/frame_channel.h"
+#include "lockstep/server/frame_socket.h"
 
 #include <fmt/format.h>
 
@@ -27,12 +27,12 @@ void append(std::vector<std::byte>& to, std::span<const std::byte> bytes) {
 
 }  // namespace
 
-FrameChannel::FrameChannel(Socket socket, std::size_t window, std::uint32_t most)
+FrameSocket::FrameSocket(Socket socket, std::size_t window, std::uint32_t most)
     : socket_(std::move(socket)), most_(most) {
   set_window(window);
 }
 
-void FrameChannel::set_window(std::size_t bytes) {
+void FrameSocket::set_window(std::size_t bytes) {
   if (bytes <= window_) return;
   const std::size_t rounded = (bytes + kFewBytes - 1) / kFewBytes * kFewBytes;
   Bytes larger(static_cast<std::byte*>(std::aligned_alloc(kFewBytes, rounded)));
@@ -43,7 +43,7 @@ void FrameChannel::set_window(std::size_t bytes) {
   window_ = rounded;
 }
 
-void FrameChannel::queue(Outgoing frame) {
+void FrameSocket::queue(Outgoing frame) {
   if (!sends_) return;
   if (frame.size() <= kJoinBytes && frame.size() > frame.head.size()) {
     append(frame.head, frame.body);
@@ -54,7 +54,7 @@ void FrameChannel::queue(Outgoing frame) {
   queue_.push_back(std::move(frame));
 }
 
-std::size_t FrameChannel::flush(std::size_t most) {
+std::size_t FrameSocket::flush(std::size_t most) {
   std::size_t moved = 0;
   while (!queue_.empty() && moved < most) {
     const Outgoing& front = queue_.front();
@@ -80,20 +80,20 @@ std::size_t FrameChannel::flush(std::size_t most) {
   return moved;
 }
 
-void FrameChannel::drop_unsent() {
+void FrameSocket::drop_unsent() {
   while (queue_.size() > (sent_of_front_ > 0 ? 1 : 0)) {
     queued_bytes_ -= queue_.back().size();
     queue_.pop_back();
   }
 }
 
-void FrameChannel::stop_sending() {
+void FrameSocket::stop_sending() {
   sends_ = false;
   queue_.clear();
   queued_bytes_ = sent_of_front_ = 0;
 }
 
-std::size_t FrameChannel::receive(std::span<std::byte> to) {
+std::size_t FrameSocket::receive(std::span<std::byte> to) {
   if (ended_ || to.empty()) return 0;
   try {
     return socket_.try_recv(to).value_or(0);
@@ -103,7 +103,7 @@ std::size_t FrameChannel::receive(std::span<std::byte> to) {
   }
 }
 
-void FrameChannel::make_room() {
+void FrameSocket::make_room() {
   const std::size_t size = end_ - begin_;
   if (begin_ == 0 || (size >= kFewBytes && window_ - end_ >= window_ / 2)) return;
   std::memmove(bytes_.get(), bytes_.get() + begin_, size);
@@ -111,14 +111,14 @@ void FrameChannel::make_room() {
   end_ = size;
 }
 
-std::size_t FrameChannel::fill(std::size_t most) {
+std::size_t FrameSocket::fill(std::size_t most) {
   make_room();
   const std::size_t got = receive({bytes_.get() + end_, std::min(most, window_ - end_)});
   end_ += got;
   return got;
 }
 
-bool FrameChannel::awaits_more() const {
+bool FrameSocket::awaits_more() const {
   const std::uint64_t here = end_ - begin_;
   if (head_) return here < elements_left_ * sizeof(float) + foot_bytes(*head_);
   if (here < kFrameStartBytes) return here > 0;
@@ -126,13 +126,13 @@ bool FrameChannel::awaits_more() const {
   return frame && here - kLengthBytes < frame->length;
 }
 
-void FrameChannel::consume(std::size_t bytes) {
+void FrameSocket::consume(std::size_t bytes) {
   LOCKSTEP_CHECK(bytes <= end_ - begin_);
   begin_ += bytes;
   if (begin_ == end_) begin_ = end_ = 0;
 }
 
-std::optional<FrameStart> FrameChannel::start() const {
+std::optional<FrameStart> FrameSocket::start() const {
   LOCKSTEP_CHECK(!head_);
   if (raw().size() < kFrameStartBytes) return std::nullopt;
   const auto start = decode_frame_start(raw().first<kFrameStartBytes>());
@@ -149,7 +149,7 @@ std::optional<FrameStart> FrameChannel::start() const {
   return start;
 }
 
-std::optional<SmallMessage> FrameChannel::take_small() {
+std::optional<SmallMessage> FrameSocket::take_small() {
   const auto frame = start();
   LOCKSTEP_CHECK(frame && !is_gradient(frame->tag));
   if (raw().size() - kLengthBytes < frame->length) return std::nullopt;
@@ -162,7 +162,7 @@ std::optional<SmallMessage> FrameChannel::take_small() {
   return message;
 }
 
-bool FrameChannel::open_gradient() {
+bool FrameSocket::open_gradient() {
   const auto frame = start();
   LOCKSTEP_CHECK(frame && is_gradient(frame->tag));
   HeadResult result = decode_head(raw().subspan(kLengthBytes), frame->length);
@@ -177,18 +177,18 @@ bool FrameChannel::open_gradient() {
   return true;
 }
 
-std::size_t FrameChannel::elements_here() const {
+std::size_t FrameSocket::elements_here() const {
   return static_cast<std::size_t>(
       std::min<std::uint64_t>(elements_left_, (end_ - begin_) / sizeof(float)));
 }
 
-void FrameChannel::consume_elements(std::size_t count) {
+void FrameSocket::consume_elements(std::size_t count) {
   LOCKSTEP_CHECK(count <= elements_left_);
   consume(count * sizeof(float));
   elements_left_ -= count;
 }
 
-std::size_t FrameChannel::read_elements(std::span<float> to, std::size_t& done) {
+std::size_t FrameSocket::read_elements(std::span<float> to, std::size_t& done) {
   const auto bytes = std::as_writable_bytes(to).subspan(done);
   const std::size_t buffered = std::min(bytes.size(), end_ - begin_);
   if (buffered > 0) {
@@ -201,13 +201,13 @@ std::size_t FrameChannel::read_elements(std::span<float> to, std::size_t& done) 
   return direct;
 }
 
-std::optional<GradientFoot> FrameChannel::foot_at(std::size_t offset) const {
+std::optional<GradientFoot> FrameSocket::foot_at(std::size_t offset) const {
   const std::size_t size = foot_bytes(*head_);
   if (raw().size() < offset + size) return std::nullopt;
   return decode_foot(*head_, raw().subspan(offset, size));
 }
 
-std::optional<GradientFoot> FrameChannel::take_foot() {
+std::optional<GradientFoot> FrameSocket::take_foot() {
   LOCKSTEP_CHECK(head_ && elements_left_ == 0);
   auto foot = foot_at(0);
   if (!foot) return std::nullopt;
@@ -216,11 +216,11 @@ std::optional<GradientFoot> FrameChannel::take_foot() {
   return foot;
 }
 
-std::optional<GradientFoot> FrameChannel::peek_foot() const {
+std::optional<GradientFoot> FrameSocket::peek_foot() const {
   return foot_at(static_cast<std::size_t>(elements_left_) * sizeof(float));
 }
 
-void FrameChannel::refuse(ErrorCode code, const std::string& what) const {
+void FrameSocket::refuse(ErrorCode code, const std::string& what) const {
   throw Error(code, fmt::format("{} {}", socket_.peer(), what), socket_.peer_rank());
 }
 

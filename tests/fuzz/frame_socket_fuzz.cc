@@ -11,7 +11,7 @@
 #include <cstring>
 
 #include "lockstep/base/error.h"
-#include "lockstep/server/frame_channel.h"
+#include "lockstep/server/frame_socket.h"
 
 using namespace lockstep;
 
@@ -48,7 +48,7 @@ Bytes expected(std::span<const std::byte> stream) {
 
 class Receiver {
  public:
-  Receiver(FrameChannel& channel, bool directly) : channel_(channel), directly_(directly) {}
+  Receiver(FrameSocket& channel, bool directly) : channel_(channel), directly_(directly) {}
 
   // Takes what is there. Throws Error for what is no message.
   void take_all() {
@@ -102,7 +102,7 @@ class Receiver {
     return count > 0;
   }
 
-  FrameChannel& channel_;
+  FrameSocket& channel_;
   const bool directly_;
   GradientHead head_;
   Bytes open_;  // the gradient that is being taken
@@ -122,7 +122,7 @@ extern "C" int LLVMFuzzerTestOneInput(const std::uint8_t* data, std::size_t size
   int ends[2];
   require(::socketpair(AF_UNIX, SOCK_STREAM | SOCK_NONBLOCK | SOCK_CLOEXEC, 0, ends) == 0);
   Descriptor sender(ends[0]);
-  FrameChannel channel(Socket(Descriptor(ends[1]), "the peer", 1), 64 * 1024, kMost);
+  FrameSocket channel(Socket(Descriptor(ends[1]), "the peer", 1), 64 * 1024, kMost);
   Receiver receiver(channel, data[0] >= 128);
   bool malformed = false;
   try {

@@ -1,5 +1,6 @@
 #pragma once
 
+#include <cstddef>
 #include <cstdlib>
 #include <deque>
 #include <memory>
@@ -12,16 +13,20 @@
 
 namespace lockstep {
 
+// So much is read from a peer, or sent to it, before the next has its turn: what all have sent then
+// fits the second-level cache.
+inline constexpr std::size_t kTurnBytes = 256 * 1024;
+
 // Frames of the gradient protocol over a socket, for an event loop: never waits. Gradients are
 // never held whole; what arrives goes through a window, from which it is taken piece by piece.
 // Used by one thread at a time.
 //
 // Errors name the peer (the socket's) and are thrown: Error{kChannelClosed} or {kIo} by flush(),
 // Error{kUnexpectedMessage} or {kMessageTooLarge} by whatever looks at malformed bytes.
-class FrameChannel {
+class FrameSocket {
  public:
   // `window` bytes may arrive ahead of being taken; frames over `most` bytes are refused.
-  FrameChannel(Socket socket, std::size_t window, std::uint32_t most);
+  FrameSocket(Socket socket, std::size_t window, std::uint32_t most);
 
   Socket& socket() { return socket_; }
   const Socket& socket() const { return socket_; }
@@ -52,7 +57,7 @@ class FrameChannel {
   // Reads once into the window, up to `most` bytes; returns how many bytes. The end of the stream
   // is kept in end().
   std::size_t fill(std::size_t most);
-  // There is so little room that reading waits until something is taken.
+  // The window has so little room that nothing is to be read until something is taken.
   bool full() const { return window_ - (end_ - begin_) < window_ / 2; }
   // Why nothing more will come. What came before is still to be taken.
   const std::optional<Error>& ended() const { return ended_; }

@@ -1,4 +1,4 @@
-#include "lockstep/server/synthetic.h"
+#include "cli/synthetic.h"
 
 #include <fmt/format.h>
 
@@ -11,7 +11,7 @@
 #include "lockstep/base/random.h"
 #include "lockstep/server/round.h"
 
-namespace lockstep {
+namespace lockstep::cli {
 namespace {
 
 constexpr std::uint32_t kLossPart = 0xffffffff;
@@ -128,14 +128,14 @@ void SyntheticJob::lane_step(const Shard& shard, Report& report) {
               owners.begin() + static_cast<std::ptrdiff_t>(theirs.end), worker);
   }
   std::vector<std::vector<float>> values;
-  std::vector<LanePart> parts;
+  std::vector<LanePartial> partials;
   for (const Range& node : owned_nodes(owners, client_.worker_id())) {
     values.push_back(sum(shard.step, 0, node, elements));
     // The job goes on (docs/wire_protocol.md), and so many lanes are in here.
-    parts.push_back({node, values.back(), {0, static_cast<double>(node.size())}});
+    partials.push_back({node, values.back(), {0, static_cast<double>(node.size())}});
   }
   gradient_.resize(elements);
-  const auto tail = client_.reduce_lanes(shard.step, 0, lanes, parts, 2, gradient_);
+  const auto tail = client_.reduce_lanes(shard.step, 0, lanes, partials, 2, gradient_);
   if (tail != std::vector<double>{0, static_cast<double>(lanes)}) {
     throw Error(ErrorCode::kCollectiveMismatch,
                 fmt::format("the tail counts {} lanes of {}", tail.back(), lanes));
@@ -167,7 +167,7 @@ void SyntheticJob::check_average(std::uint64_t step, std::uint32_t part,
                                  std::span<const float> received, Report& report) const {
   report.elements += received.size();
   if (!options_.check) return;
-  const JobSettings& settings = *client_.settings();
+  const ServerSettings& settings = *client_.settings();
   const int workers = client_.total_workers();
   std::vector<float> weights;
   std::uint64_t total = static_cast<std::uint64_t>(workers);
@@ -198,4 +198,4 @@ void SyntheticJob::compare(std::uint64_t step, std::string_view what,
   report.compared += expected.size();
 }
 
-}  // namespace lockstep
+}  // namespace lockstep::cli

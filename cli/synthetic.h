@@ -8,7 +8,7 @@
 #include "lockstep/server/settings.h"
 #include "lockstep/server/worker_client.h"
 
-namespace lockstep {
+namespace lockstep::cli {
 
 // A model's shape, for gradients of the right sizes; the default is a 350M-class model scaled down.
 struct SyntheticShape {
@@ -75,4 +75,4 @@ class SyntheticJob {
   std::vector<float> gradient_;
 };
 
-}  // namespace lockstep
+}  // namespace lockstep::cli
