@@ -19,7 +19,8 @@ enum class Average : std::uint8_t {
 };
 std::string_view to_string(Average average);
 
-// Averages vectors piece by piece: an element's result does not depend on where pieces are cut.
+// Averages vectors, any number of elements at a time: the result of an element does not depend on
+// how the vector is cut.
 class Averager {
  public:
   // `weights` are used by kWeighted only; one per worker, though.

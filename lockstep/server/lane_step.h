@@ -11,16 +11,17 @@
 
 namespace lockstep {
 
-// One step in lane mode, as the gradient server sees it: workers send partial sums of nodes of
-// T(0, lanes), piece by piece. The first frame of a piece opens it; it is finished when its nodes
-// cover all lanes, whoever brought them. The piece that has a tail ends the step. No I/O; what does
-// not fit throws an Error that names the worker at fault.
+// One step in lane mode, as the gradient server sees it. Workers send partials, the sums of nodes
+// of T(0, lanes), in pieces of the flat gradient. The first frame of a piece opens the piece. A
+// piece is finished when the nodes that have come cover all lanes, whoever brought them. The piece
+// that has a tail ends the step. No I/O. A frame that does not fit throws an Error that names the
+// worker at fault.
 class LaneStep {
  public:
   LaneStep(std::uint64_t step, std::vector<std::string> names);
 
-  // Whether the frame belongs to the open piece (or opens one). If not, it is to be offered again
-  // when the piece is finished.
+  // Whether the frame belongs to the open piece, or opens one. If not, the frame is to be offered
+  // again when the piece is finished.
   bool offer(int worker, const GradientHead& head);
   // All of a frame that was accepted.
   void add(int worker, const GradientHead& head, LaneValue value);

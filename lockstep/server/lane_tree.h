@@ -16,8 +16,8 @@ struct LaneValue {
   std::vector<double> tail;
 };
 
-// Adds values of nodes along T(0, lanes), whoever brings them and in whatever order they come: two
-// siblings become their parent as soon as both are there, so the bits depend on the tree alone.
+// Adds the values of nodes along T(0, lanes), in whatever order they come: two siblings become
+// their parent as soon as both are there. So the bits depend on the tree alone.
 class LaneTree {
  public:
   explicit LaneTree(std::uint32_t lanes) : lanes_(lanes) {}

@@ -57,9 +57,10 @@ class AverageRound {
 
   // The fields ahead of a worker's elements.
   void begin(int worker, const GradientHead& head);
-  // What a vector's foot holds, ahead of it. Only once, and only after begin().
+  // The numbers of a vector's foot, known before the foot itself. Only once, and only after
+  // begin().
   void set_totals(int worker, float loss, std::uint64_t correct, std::uint64_t total);
-  // Its elements have to wait for the foot, because its weight is there.
+  // The worker's elements have to wait for its foot, which has its weight.
   bool waits_for_totals(int worker) const;
 
   // Nothing until the first worker has begun.

@@ -26,23 +26,23 @@ struct WorkerOptions {
   std::string token;
   // Speak the original protocol: no handshake, no heartbeats, no extensions.
   bool seed_protocol = false;
-  // For connecting and joining. Afterwards the coordinator's own rules, where it tells it.
+  // For connecting and joining. Afterwards the coordinator's own timeout counts, if it tells one.
   Deadline::Clock::duration timeout = std::chrono::seconds(30);
 };
 
-// A worker's partial sum for a node of T(0, lanes).
+// The sum of a worker over a node of T(0, lanes) that it owns.
 struct LanePartial {
   Range node;
   std::span<const float> data;
   std::vector<double> tail;
 };
 
-// A worker's end of the star (docs/wire_protocol.md). Every call throws the job's first cause when
-// the coordinator says so, Error{kPeerLost} when nothing was heard of it for the timeout, and
-// Error{kTimeout} after ten times that; an error is final. Sending never needs somebody to receive
-// first: what arrives meanwhile is kept. That the coordinator has gone is told by the call that
-// comes to the end of what it sent, so that its reason is not missed. Heartbeats go out on a thread
-// of their own between calls. Used by one thread.
+// A worker's end of its connection to the coordinator (docs/wire_protocol.md). Every call throws
+// the job's first cause when the coordinator tells it, Error{kPeerLost} when nothing was heard of
+// the coordinator for the timeout, and Error{kTimeout} after ten times that; an error is final.
+// Sending does not wait for a receive: what arrives meanwhile is kept. When the coordinator has
+// gone, calls first read all that it sent, so that its reason is not missed. A thread of the
+// client's own sends heartbeats between calls. Used by one thread.
 class WorkerClient {
  public:
   using Clock = Deadline::Clock;

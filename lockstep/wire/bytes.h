@@ -25,9 +25,10 @@ void store_little_endian(std::byte* to, T value) {
   std::memcpy(to, &value, sizeof(value));
 }
 
-// Reads values off bytes that nobody vouches for. Never throws, never allocates, never reads past
-// the end. The first read that does not fit makes the reader fail for good: it and every later one
-// return zero or empty, so a message is read in one go and ok() or finished() is asked at the end.
+// Reads values from bytes that may be anything. Never throws, never allocates, never reads past the
+// end. The first read that does not fit makes the reader fail for good: that read and every later
+// one return zero or empty. So a message is read in one go, and ok() or finished() is asked at the
+// end.
 // Spans and string views point into the bytes given to the constructor.
 class ByteReader {
  public:
@@ -60,7 +61,7 @@ class ByteReader {
   // A u32 length, at most `most`, and as many bytes.
   std::string_view string(std::uint32_t most);
 
-  // For a caller that finds a value out of range.
+  // For a caller that finds a value out of range: from now on the reader has failed.
   void fail() {
     ok_ = false;
     rest_ = {};
@@ -84,7 +85,7 @@ class ByteReader {
   bool ok_ = true;
 };
 
-// Builds a message in memory; what it writes ByteReader reads.
+// Builds a message in memory, for ByteReader to read.
 class ByteWriter {
  public:
   void u8(std::uint8_t value) { number(value); }

@@ -30,6 +30,7 @@ struct Identity {
   std::string token;
 };
 
+// Who the process at the other end is, proved by the handshake.
 struct PeerIdentity {
   MemberId id{};
   int rank = -1;
@@ -80,8 +81,8 @@ class Handshake {
   PeerIdentity peer_;
 };
 
-// The same, blocking, on a connected socket. Nothing is read beyond the handshake.
-// Error{kAuthentication}: wrong or missing token, another job, generation or purpose.
+// The handshake on a connected socket; waits until the deadline. Reads nothing beyond the
+// handshake. Error{kAuthentication}: wrong or missing token, another job, generation or purpose.
 // Error{kVersionMismatch}: another protocol version.
 PeerIdentity client_handshake(const Socket& socket, const Identity& identity, Purpose purpose,
                               std::uint32_t group, Deadline deadline,

@@ -12,11 +12,12 @@
 namespace lockstep {
 
 // Finds the one cause of a job's failure from what the centre hears. Events and the time go in, a
-// verdict comes out; no I/O. The first cause wins and later events change nothing.
+// verdict comes out; no I/O. The first cause wins and later events change nothing. Used by one
+// thread.
 //
-// The hard part is the cascade: when a rank fails it closes its connections, and its neighbours
-// report *it*. So a report that accuses another rank waits a short grace for better evidence: that
-// a rank died, or that the accused itself accuses somebody else.
+// The hard part is the cascade: a rank that fails closes its connections, and its neighbours report
+// that rank. So a report that accuses another rank waits a short grace for better evidence: that
+// some rank died, or that the accused rank itself accuses another.
 class JobHealth {
  public:
   using Clock = Deadline::Clock;
@@ -27,12 +28,12 @@ class JobHealth {
 
   void heartbeat(int rank, std::vector<Progress> progress, Time now);
   void report(int rank, const Report& report, Time now);
-  // It leaves in good order; its closing is no death.
+  // The rank leaves in good order: that its link then closes is no death.
   void goodbye(int rank, std::vector<Progress> progress, Time now);
   void closed(int rank, Time now);
   // To be called at wake_at() at the latest, after all events that happened before.
   void tick(Time now);
-  // Decides now what is still open: the centre leaves.
+  // Decides now what is still open, because the centre leaves.
   void settle();
 
   Time wake_at() const;
@@ -46,7 +47,7 @@ class JobHealth {
     Time last_heard;
     bool departed = false;
     std::vector<Progress> progress;
-    std::optional<Error> suspicion;  // whom it accused first
+    std::optional<Error> suspicion;  // the first rank that it accused, and why
   };
   // Heartbeats may be old: before blaming anybody, all ranks are asked where they are now.
   struct Question {
@@ -71,7 +72,8 @@ class JobHealth {
   void resolve_question();
   bool name_absent(int reporter, const Progress& at, const Error& error);
   bool name_idle(int reporter, const Progress& at, const Error& error);
-  // What it entered last in a group, and a certain collective if it is among those it told.
+  // The collective of a group that the rank entered last, or the one of that sequence number; null
+  // if the rank has not told of it.
   const Progress* find_progress(int rank, std::uint32_t group) const;
   const Progress* find_progress(int rank, std::uint32_t group, std::uint64_t sequence) const;
   bool valid(int rank) const { return rank >= 0 && rank < static_cast<int>(ranks_.size()); }

@@ -14,18 +14,19 @@
 
 namespace lockstep {
 
-// Where to ask what the communicators of a rank are doing. Thread-safe.
+// What all communicators of a rank are doing. Thread-safe.
 class ProgressBook {
  public:
-  // One communicator: the collective it entered last, then those before it, as far as it remembers.
-  // They tell a rank that hangs in a collective how the others called it before they went on.
+  // Tells the collective that one communicator entered last, then the earlier ones that it still
+  // remembers. From the earlier ones a rank that hangs in a collective learns how the other ranks
+  // called it before they went on.
   using Source = std::function<std::vector<Progress>()>;
 
   void add(const void* owner, Source source);
-  // When it returns, the source is not running and will not be called again. The last collective
-  // stands as that communicator's progress, until many others have ended.
+  // When this returns, the source is not running and will not be called again. Its last collective
+  // is still told, until many other communicators have ended.
   void remove(const void* owner);
-  // First those that live, then those that ended last.
+  // First the communicators that live, then those that ended, the latest first.
   std::vector<Progress> all() const;
 
  private:

@@ -39,7 +39,7 @@ class Socket {
   // One system call that never blocks: the number of bytes moved (at least one, unless `bytes` is
   // empty), or nothing if it would have to wait.
   std::optional<std::size_t> try_send(std::span<const std::byte> bytes) const;
-  // The same for last words: the peer may not listen, or be gone already.
+  // Sends what can be sent at once and ignores errors: for last words to a peer that may be gone.
   void send_if_heard(std::span<const std::byte> bytes) const noexcept;
   std::optional<std::size_t> try_recv(std::span<std::byte> bytes) const;
 
