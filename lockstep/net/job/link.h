@@ -11,9 +11,9 @@
 
 namespace lockstep {
 
-// A control connection between a member and the centre: messages over a socket, for an event loop.
-// Whatever goes wrong is kept in failure() and is seen after everything that arrived before it.
-// Used by one thread.
+// The control connection of a member to the centre: messages over a socket, for an event loop. (The
+// handshakes of other connections use it, too.) Whatever goes wrong is kept in failure() and is
+// seen after everything that arrived before it. Used by one thread.
 class Link {
  public:
   // Bodies over `most` bytes are refused.
