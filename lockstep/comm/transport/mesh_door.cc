@@ -2,10 +2,8 @@
 
 #include <fmt/format.h>
 #include <poll.h>
-#include <sys/eventfd.h>
 
 #include <algorithm>
-#include <cerrno>
 
 #include "lockstep/base/index.h"
 #include "lockstep/base/log.h"
@@ -34,14 +32,12 @@ struct MeshDoor::Visitor {
   Deadline deadline;
 };
 
-MeshDoor::MeshDoor(JoinedJob& job) : job_(job), stop_(::eventfd(0, EFD_NONBLOCK | EFD_CLOEXEC)) {
-  if (!stop_) throw_io("eventfd", errno);
+MeshDoor::MeshDoor(JoinedJob& job) : job_(job) {
   thread_ = std::thread([this] { serve(); });
 }
 
 MeshDoor::~MeshDoor() {
-  const std::uint64_t one = 1;
-  [[maybe_unused]] const ssize_t n = ::write(stop_.get(), &one, sizeof one);
+  stop_.set();
   thread_.join();
 }
 
@@ -68,7 +64,7 @@ void MeshDoor::serve() {
   std::vector<Visitor> visitors;
   bool out_of_descriptors = false;
   for (;;) {
-    std::vector<pollfd> fds{{stop_.get(), POLLIN, 0}};
+    std::vector<pollfd> fds{{stop_.fd(), POLLIN, 0}};
     fds.push_back({out_of_descriptors ? -1 : job_.mesh_listener.fd(), POLLIN, 0});
     fds.push_back({out_of_descriptors ? -1 : job_.unix_listener.fd(), POLLIN, 0});
     Deadline next = Deadline::after(out_of_descriptors ? kAcceptPause : 1h);

@@ -7,6 +7,7 @@
 #include <thread>
 #include <vector>
 
+#include "lockstep/base/event.h"
 #include "lockstep/net/job/job.h"
 
 namespace lockstep {
@@ -39,7 +40,7 @@ class MeshDoor {
   void deliver(Visitor& visitor);
 
   JoinedJob& job_;
-  Descriptor stop_;
+  const Event stop_;
   std::mutex mutex_;
   std::condition_variable arrived_;
   std::map<std::pair<std::uint32_t, int>, Arrival> arrivals_;  // guarded by mutex_
