@@ -129,8 +129,7 @@ int run_rank(Communicator& communicator, const AllReduceBenchFlags& options) {
   if (options.serve) {
     while (const auto request = agree_on_request(communicator, size_of(options.timing.type))) {
       TimingOptions how = options.timing;
-      how.duration = std::chrono::round<std::chrono::nanoseconds>(
-          std::chrono::duration<double>(request->seconds));
+      how.duration = duration_of(request->seconds);
       measure(request->bytes, how);
     }
   } else {
@@ -172,13 +171,10 @@ void check_options(const AllReduceBenchFlags& options) {
 }
 
 int run_bench_allreduce(AllReduceBenchFlags& options, const std::vector<std::string>& arguments) {
-  using std::chrono::duration;
-  options.job.timeout =
-      std::chrono::round<std::chrono::nanoseconds>(duration<double>(options.timeout));
-  options.timing.duration =
-      std::chrono::round<std::chrono::nanoseconds>(duration<double>(options.seconds));
+  options.job.timeout = duration_of(options.timeout);
+  options.timing.duration = duration_of(options.seconds);
   check_options(options);
-  if (!options.token_file.empty()) options.job.token = read_token_file(options.token_file);
+  options.job.token = token_from(options.token_file);
 
   if (options.job.transport == TransportKind::kLocal) return run_local_ranks(options);
   if (options.job.transport == TransportKind::kMpi) {

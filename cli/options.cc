@@ -3,7 +3,10 @@
 #include <fmt/format.h>
 
 #include <algorithm>
+#include <cstdlib>
 #include <fstream>
+
+#include "lockstep/launch/rank_environment.h"
 
 namespace lockstep::cli {
 
@@ -41,6 +44,16 @@ void apply_options_file(CLI::App& command, const std::string& path) {
       throw CLI::ConfigError(fmt::format("{}: {}: {}", path, item.name, error.what()));
     }
   }
+}
+
+std::string token_from(const std::string& file) {
+  if (!file.empty()) return read_token_file(file);
+  const char* value = std::getenv(kTokenVariable);
+  return value == nullptr ? "" : value;
+}
+
+std::chrono::nanoseconds duration_of(double seconds) {
+  return std::chrono::round<std::chrono::nanoseconds>(std::chrono::duration<double>(seconds));
 }
 
 }  // namespace lockstep::cli

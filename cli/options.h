@@ -2,6 +2,7 @@
 
 #include <CLI/CLI.hpp>
 #include <algorithm>
+#include <chrono>
 #include <initializer_list>
 #include <map>
 #include <string>
@@ -36,5 +37,10 @@ CLI::Option* add_options_file(CLI::App& command, std::string& path);
 // To be called first in the command's callback: sets the options that the command line did not.
 // Throws CLI::ParseError with the file and the key.
 void apply_options_file(CLI::App& command, const std::string& path);
+
+// The job's secret: from --token-file, else from LOCKSTEP_TOKEN, else empty.
+std::string token_from(const std::string& file);
+
+std::chrono::nanoseconds duration_of(double seconds);
 
 }  // namespace lockstep::cli

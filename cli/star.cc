@@ -1,20 +1,6 @@
 #include "cli/star.h"
 
-#include <cstdlib>
-
-#include "lockstep/launch/rank_environment.h"
-
 namespace lockstep::cli {
-
-std::string token_from(const std::string& file) {
-  if (!file.empty()) return read_token_file(file);
-  const char* value = std::getenv(kTokenVariable);
-  return value == nullptr ? "" : value;
-}
-
-std::chrono::nanoseconds duration_of(double seconds) {
-  return std::chrono::round<std::chrono::nanoseconds>(std::chrono::duration<double>(seconds));
-}
 
 void add_synthetic_options(CLI::App& command, SyntheticOptions& options) {
   command

@@ -1,7 +1,6 @@
 #pragma once
 
 #include <chrono>
-#include <string>
 
 #include "cli/commands.h"
 #include "cli/synthetic.h"
@@ -10,11 +9,6 @@
 namespace lockstep::cli {
 
 // What `lockstep coordinator` and `lockstep worker` share.
-
-// From --token-file, else from LOCKSTEP_TOKEN, else empty.
-std::string token_from(const std::string& file);
-
-std::chrono::nanoseconds duration_of(double seconds);
 
 // The flags of the synthetic job.
 void add_synthetic_options(CLI::App& command, SyntheticOptions& options);

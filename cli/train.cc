@@ -5,7 +5,6 @@
 
 #include "cli/commands.h"
 #include "cli/options.h"
-#include "cli/star.h"
 #include "cli/stories/stories.h"
 #include "lockstep/net/job/roster.h"
 
