@@ -2,17 +2,13 @@
 
 #include <unistd.h>
 
-#include <atomic>
 #include <string>
 
 namespace lockstep {
 namespace {
 
-std::atomic<LogLevel> g_level{LogLevel::kInfo};
-
 std::string_view prefix(LogLevel level) {
   switch (level) {
-    case LogLevel::kDebug: return "debug: ";
     case LogLevel::kInfo: return "";
     case LogLevel::kWarning: return "warning: ";
     case LogLevel::kError: return "error: ";
@@ -21,9 +17,6 @@ std::string_view prefix(LogLevel level) {
 }
 
 }  // namespace
-
-void set_log_level(LogLevel level) { g_level.store(level, std::memory_order_relaxed); }
-LogLevel log_level() { return g_level.load(std::memory_order_relaxed); }
 
 void log_line(LogLevel level, std::string_view text) {
   const std::string line = fmt::format("{}{}\n", prefix(level), text);

@@ -6,7 +6,6 @@
 #include <algorithm>
 
 #include "lockstep/base/index.h"
-#include "lockstep/base/log.h"
 #include "lockstep/net/job/link.h"
 #include "lockstep/net/job/roster.h"
 #include "lockstep/net/socket/unix_socket.h"
@@ -80,9 +79,8 @@ void MeshDoor::serve() {
     try {
       if (fds[1].revents != 0) admit(job_.mesh_listener, Purpose::kMesh, visitors);
       if (fds[2].revents != 0) admit(job_.unix_listener, Purpose::kShared, visitors);
-    } catch (const Error& error) {
+    } catch (const Error&) {
       // Most likely too many strangers. The one who has waited longest makes room.
-      log(LogLevel::kDebug, "mesh door: {}", error.what());
       if (!visitors.empty()) visitors.erase(visitors.begin());
       out_of_descriptors = true;
     }
@@ -121,9 +119,7 @@ bool MeshDoor::attend(Visitor& visitor) {
     if (visitor.deadline.expired())
       throw Error(ErrorCode::kTimeout, "it did not finish its handshake");
     return true;
-  } catch (const Error& error) {
-    log(LogLevel::kDebug, "connection from {} refused: {}", visitor.link.socket().peer(),
-        error.what());
+  } catch (const Error&) {  // not one of ours, or it will come again
     visitor.link.socket().close_gently();
     return false;
   }

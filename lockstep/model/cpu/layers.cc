@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <cmath>
 
+#include "lockstep/base/index.h"
 #include "lockstep/model/batch.h"
 
 namespace lockstep {
@@ -194,7 +195,7 @@ void Layers::attention(std::size_t rows, std::size_t context, const float* qkv, 
                         .v = k + kv_heads * whole.head_dim,
                         .out = out + first * hidden + q_offset,
                         .lse = lse + task * whole.group * context,
-                        .scratch = scratch_[static_cast<std::size_t>(worker)].data()});
+                        .scratch = scratch_[index_of(worker)].data()});
   });
 }
 
@@ -221,7 +222,7 @@ void Layers::attention_backward(std::size_t rows, std::size_t context, const flo
                          .dq = dqkv + q_offset,
                          .dk = dqkv + k_offset,
                          .dv = dqkv + v_offset,
-                         .scratch = scratch_[static_cast<std::size_t>(worker)].data()});
+                         .scratch = scratch_[index_of(worker)].data()});
   });
 }
 
@@ -240,7 +241,7 @@ void Layers::attend_cache(std::size_t first, std::size_t queries, const float* q
                         .v = k + kv_hidden,
                         .out = out + q_offset,
                         .lse = lse + head * part.group * queries,
-                        .scratch = scratch_[static_cast<std::size_t>(worker)].data()});
+                        .scratch = scratch_[index_of(worker)].data()});
   });
 }
 

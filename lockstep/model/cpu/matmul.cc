@@ -8,6 +8,7 @@
 
 #include "lockstep/base/error.h"
 #include "lockstep/base/float_buffer.h"
+#include "lockstep/base/index.h"
 #include "lockstep/base/processor.h"
 #include "lockstep/model/cpu/matmul_kernel.h"
 
@@ -118,7 +119,7 @@ void Matmul::operator()(const Product& product) {
     const std::size_t group = index / grid.row_tasks;
     const std::size_t row = task * product.rows / grid.row_tasks;
     const std::size_t rows = (task + 1) * product.rows / grid.row_tasks - row;
-    const Scratch& scratch = workers_[static_cast<std::size_t>(worker)];
+    const Scratch& scratch = workers_[index_of(worker)];
     const RowBlock strips{.row = row, .rows = rows, .strips = ceil_div(rows, kernel_.strip_rows)};
     for (std::size_t block = 0; block < blocks.count; ++block) {
       kernel_.pack_strips(product.a, product.rows, strips, blocks[block], scratch.strips.data());

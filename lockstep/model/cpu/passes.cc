@@ -2,6 +2,8 @@
 
 #include <algorithm>
 
+#include "lockstep/base/index.h"
+
 namespace lockstep {
 namespace {
 
@@ -162,7 +164,7 @@ LossSum Passes::backward(const Weights<const float>& weights, const Batch& batch
 
 void Passes::backward_mlp(int index, const Parameters& weights, const Gradients& gradient,
                           const RangeReady& ready) {
-  BlockMemory& block = blocks_[static_cast<std::size_t>(index)];
+  BlockMemory& block = blocks_[index_of(index)];
   layers_.linear_backward(size(intermediate_, hidden_), dx_.data(), weights.down, dact_.data());
   layers_.swiglu_backward({.rows = tokens_,
                            .width = intermediate_,
@@ -191,7 +193,7 @@ void Passes::backward_mlp(int index, const Parameters& weights, const Gradients&
 
 void Passes::backward_attention(int index, const Parameters& weights, const Gradients& gradient,
                                 const RangeReady& ready) {
-  BlockMemory& block = blocks_[static_cast<std::size_t>(index)];
+  BlockMemory& block = blocks_[index_of(index)];
   layers_.linear_weights(size(hidden_, hidden_), dx_.data(), block.attended.data(), false,
                          gradient.output);
   tell(ready, Component::kOutput, Component::kOutput, index);

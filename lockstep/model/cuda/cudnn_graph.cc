@@ -5,6 +5,7 @@
 #include <algorithm>
 
 #include "lockstep/base/error.h"
+#include "lockstep/base/index.h"
 
 namespace lockstep {
 namespace {
@@ -176,7 +177,7 @@ bool CudnnGraph::build() {
                                CUDNN_TYPE_BACKEND_DESCRIPTOR, kMostConfigs, &count, raw.data()),
       "choosing an engine");
   for (std::int64_t i = 0; i < std::min(count, kMostConfigs); ++i) {
-    auto& config = configs[static_cast<std::size_t>(i)];
+    auto& config = configs[index_of(i)];
     if (varies(*config)) continue;
     auto plan = std::make_unique<CudnnDescriptor>(CUDNN_BACKEND_EXECUTION_PLAN_DESCRIPTOR);
     plan->set(CUDNN_ATTR_EXECUTION_PLAN_HANDLE, CUDNN_TYPE_HANDLE, &handle_);

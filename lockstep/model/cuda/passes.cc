@@ -5,6 +5,7 @@
 #include <vector>
 
 #include "lockstep/base/cuda/runtime.h"
+#include "lockstep/base/index.h"
 #include "lockstep/model/cuda/kernels.h"
 #include "lockstep/model/cuda/products.h"
 #include "lockstep/model/gpu_memory.h"
@@ -212,7 +213,7 @@ void Passes<T>::rotate(T* values, bool inverse) {
 
 template <typename T>
 void Passes<T>::forward_attention(int index, const Parameters& weights) {
-  const BlockMemory& block = blocks_[static_cast<std::size_t>(index)];
+  const BlockMemory& block = blocks_[index_of(index)];
   const auto matrices = weights.matrices.block(index);
   norm(block.input, weights.norms.block(index).input_norm, block.normed_input, block.input_rstd);
   linear(hidden_, qkv_width_, block.normed_input, matrices.qkv, nullptr, block.qkv);
@@ -227,7 +228,7 @@ void Passes<T>::forward_attention(int index, const Parameters& weights) {
 
 template <typename T>
 void Passes<T>::forward_gates(int index, const Parameters& weights) {
-  const BlockMemory& block = blocks_[static_cast<std::size_t>(index)];
+  const BlockMemory& block = blocks_[index_of(index)];
   norm(block.middle, weights.norms.block(index).post_attention_norm, block.normed_middle,
        block.middle_rstd);
   linear(hidden_, 2 * intermediate_, block.normed_middle, weights.matrices.block(index).gate_up,
@@ -236,7 +237,7 @@ void Passes<T>::forward_gates(int index, const Parameters& weights) {
 
 template <typename T>
 void Passes<T>::forward_block(int index, const Parameters& weights, T* out) {
-  const BlockMemory& block = blocks_[static_cast<std::size_t>(index)];
+  const BlockMemory& block = blocks_[index_of(index)];
   forward_attention(index, weights);
   forward_gates(index, weights);
   cuda::swiglu_forward(tokens_, intermediate_, block.gate_up, block.act, stream_);
@@ -321,7 +322,7 @@ void Passes<T>::embedding_gradient(const CudaBatch& batch, float* flat, cudaStre
 template <typename T>
 void Passes<T>::backward_mlp(int index, const Parameters& weights, const Weights<float>& gradient,
                              const Hooks& hooks) {
-  const BlockMemory& block = blocks_[static_cast<std::size_t>(index)];
+  const BlockMemory& block = blocks_[index_of(index)];
   const auto matrices = weights.matrices.block(index);
   const auto out = gradient.block(index);
   linear_inputs(intermediate_, hidden_, dx_, matrices.down, dact_);
@@ -341,7 +342,7 @@ void Passes<T>::backward_mlp(int index, const Parameters& weights, const Weights
 template <typename T>
 void Passes<T>::backward_attention(int index, const Parameters& weights,
                                    const Weights<float>& gradient, const Hooks& hooks) {
-  const BlockMemory& block = blocks_[static_cast<std::size_t>(index)];
+  const BlockMemory& block = blocks_[index_of(index)];
   const auto matrices = weights.matrices.block(index);
   const auto out = gradient.block(index);
   linear_weights(hidden_, hidden_, dx_, block.attended, out.output);

@@ -11,6 +11,7 @@
 
 #include "lockstep/base/cuda/runtime.h"
 #include "lockstep/base/error.h"
+#include "lockstep/base/index.h"
 
 namespace lockstep {
 namespace {
@@ -184,8 +185,8 @@ Plan& CudaProducts::State::plan(const Call& call) {
   cublasLtMatmulPreferenceDestroy(preference);
   check(status, "choosing an algorithm");
   for (int i = 0; i < count; ++i) {
-    if (found[static_cast<std::size_t>(i)].state == CUBLAS_STATUS_SUCCESS) {
-      plan.proposals.push_back(found[static_cast<std::size_t>(i)]);
+    if (found[index_of(i)].state == CUBLAS_STATUS_SUCCESS) {
+      plan.proposals.push_back(found[index_of(i)]);
     }
   }
   if (plan.proposals.empty()) {
