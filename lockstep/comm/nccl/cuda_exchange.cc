@@ -45,7 +45,7 @@ std::vector<Range> checked_shards(const std::vector<std::size_t>& shards, int wo
     refuse(fmt::format("{} shards for {} ranks", shards.size(), world_size));
   }
   const std::size_t total = std::accumulate(shards.begin(), shards.end(), std::size_t{0});
-  return chunks_of(shards, total, world_size);
+  return lockstep::chunks_of(shards, total, world_size);
 }
 
 }  // namespace
