@@ -52,7 +52,7 @@ std::string metrics_line(const StepReport& report, double bytes_per_token) {
 
 namespace {
 
-// The lines of steps 1 to `steps`, without those that were cut short or will come again.
+// The complete lines of steps 1 to `steps`. Later steps will be done again.
 std::string lines_until(const std::string& path, std::int64_t steps) {
   std::string kept;
   std::ifstream file(path);

@@ -85,7 +85,7 @@ void TrainingLog::draw(const RunProgress& progress, bool now) {
   if (!now && line_open_ && time - drawn_ < kRedraw) return;
   drawn_ = time;
   line_open_ = true;
-  // Back to the line's beginning, and what is left of the old line cleared.
+  // Overwrites the line and clears what is left of the old one.
   fmt::print(stderr, "\r{}\x1b[K", format_bar(progress, terminal_width() - 1));
   std::fflush(stderr);
 }

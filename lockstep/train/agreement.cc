@@ -47,7 +47,7 @@ std::string find_difference(std::span<const std::vector<Setting>> by_rank,
   return "";
 }
 
-// The hash that most ranks have; of several, the one that the lowest rank has.
+// The first rank with the hash that most ranks have.
 std::size_t majority(std::span<const Blake3Hash> hashes) {
   std::size_t best = 0;
   long most = 0;

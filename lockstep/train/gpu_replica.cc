@@ -8,12 +8,13 @@
 namespace lockstep {
 namespace {
 
-// For a GPU, however short the job's timeout: that one is about other workers.
+// The shortest timeout for a wait for the GPU. The timeout of the job is about other workers and
+// may be shorter.
 constexpr auto kLeastPatience = std::chrono::minutes(1);
 
-// Partial sums are added up on the GPU. When others want them they go there from GPU to GPU, or are
-// copied to the communicator's memory, bucket by bucket while the backward pass goes on; the sum
-// over all lanes is then brought back before the norm is taken.
+// Partials are added up on the GPU. They go to other ranks from GPU to GPU, or through the host:
+// they are copied to memory of the communicator, bucket by bucket during the backward pass, and the
+// sum over all lanes is copied back before its norm is computed.
 class GpuReplica final : public Replica {
  public:
   GpuReplica(const ReplicaOptions& options, Communicator& communicator, const GpuParts& parts)
@@ -30,7 +31,7 @@ class GpuReplica final : public Replica {
     }
     if (kind_ == Exchange::kDevice) connect(options, communicator, parts);
   }
-  // What is under way among GPUs has to end first; what is page-locked is the communicator's.
+  // Ends transfers between GPUs, then the model, before its page-locked memory is freed.
   ~GpuReplica() override {
     if (exchange_) exchange_->abort();
     model_.reset();
@@ -138,7 +139,7 @@ class GpuReplica final : public Replica {
       exchange_->reduce(accumulators, range, stream);
     };
   }
-  // Only the last lane delivers.
+  // Only the last lane has `ready`, and delivers.
   const GpuDelivery* delivery_for(const RangeReady& ready) {
     if (!ready || kind_ == Exchange::kNone) return nullptr;
     if (kind_ == Exchange::kHost) delivery_.copied = ready;
@@ -150,7 +151,7 @@ class GpuReplica final : public Replica {
   const LaneSchedule schedule_;
   std::unique_ptr<DeviceExchange> exchange_;
   std::vector<Buffer> partials_;
-  FloatBuffer host_parameters_;  // when first needed
+  FloatBuffer host_parameters_;  // allocated when first needed
   std::unique_ptr<GpuModel> model_;
   GpuDelivery delivery_;
 };

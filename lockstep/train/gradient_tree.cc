@@ -8,10 +8,10 @@
 namespace lockstep {
 namespace {
 
-// Elements that one task adds: large enough to be worth a task, small enough to share out.
+// Elements that one task adds: enough to be worth a task, few enough for all threads to get some.
 constexpr std::size_t kPiece = 1 << 16;
 
-// The lanes of `node`, whose sum is to end up in `accumulator`; the accumulators after it are free.
+// Appends the lanes of `node`, whose sum goes into `accumulator`; later accumulators are free.
 void append_lanes(Range node, std::uint32_t accumulator, LaneSchedule& schedule) {
   if (node.size() == 1) {
     schedule.lanes.push_back({static_cast<std::uint32_t>(node.begin), accumulator, {}});
@@ -30,8 +30,7 @@ LaneSchedule schedule_lanes(std::span<const Range> partials) {
   LaneSchedule schedule;
   schedule.partials.assign(partials.begin(), partials.end());
   for (std::uint32_t i = 0; i < partials.size(); ++i) {
-    append_lanes(partials[i], i,
-                 schedule);  // the accumulators before it hold the partials before it
+    append_lanes(partials[i], i, schedule);  // earlier accumulators hold earlier partials
   }
   return schedule;
 }

@@ -24,7 +24,7 @@ std::vector<Range> cut_buckets(std::size_t size, std::size_t bucket_bytes) {
   return buckets;
 }
 
-// The tree over the elements of `lanes`, number by number.
+// The sum of the tails of `lanes` in the canonical tree, number by number.
 std::vector<double> tree_sum_of(std::span<const std::vector<double>> lanes) {
   if (lanes.size() == 1) return lanes[0];
   const std::size_t middle = tree_split(lanes.size());
@@ -121,12 +121,12 @@ GradientReducer::GradientReducer(Communicator& communicator, LeafOwners owners,
   }
 }
 
-// The memory that buckets under way use is about to go.
+// The memory that buckets under way use is about to be freed.
 GradientReducer::~GradientReducer() {
   for (Work& work : works_) {
     try {
       work.wait(Deadline::after({}));
-    } catch (const Error&) {  // told to whoever waited first
+    } catch (const Error&) {  // already thrown where it was waited for
     }
   }
 }
@@ -154,8 +154,7 @@ void GradientReducer::ready(Range range) {
   while (told_ < works_.size() && works_[told_].done()) finish_bucket(told_++);
 }
 
-// Waits for a bucket that was started, with patience enough that it is its own deadline which ends
-// it and names the culprit.
+// Waits longer than the bucket's own deadline, which ends it and names the rank at fault.
 void GradientReducer::finish_bucket(std::size_t bucket) {
   works_[bucket].wait(Deadline::after(2 * communicator_.patience()));
   tell_reduced(bucket);

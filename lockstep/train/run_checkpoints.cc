@@ -14,7 +14,7 @@
 namespace lockstep {
 namespace {
 
-// A state with room for a snapshot, if there will be one.
+// A state with buffers for a snapshot, unless nothing is ever saved.
 TrainingState state_to_fill(const Trainer& trainer, const CheckpointPolicy& policy,
                             std::shared_ptr<const Tokenizer> tokenizer) {
   TrainingState state;

@@ -20,8 +20,8 @@
 namespace lockstep {
 namespace {
 
-// What travels beside the gradient. Every lane has the first three; a rank's own numbers travel
-// with its first lane, in places of their own, so that adding leaves them as they are.
+// The tail. Every lane has the first three numbers. A rank's own numbers are in the tail of its
+// first lane, at places where all other tails have zeros, so that the sum keeps them.
 enum TailPlace : std::size_t { kLoss, kTokens, kBadLosses, kFirstRank };
 enum RankPlace : std::size_t { kStop, kSave, kFirstPhase };
 constexpr std::size_t kRankPlaces = kFirstPhase + kPhases;
@@ -47,7 +47,7 @@ std::vector<std::span<float>> partials_of(Replica& replica) {
   return partials;
 }
 
-// Where the sums of the workers' lanes meet.
+// How the partials of the ranks become one sum.
 Exchange exchange_of(const ReducerOptions& reducer, int world_size) {
   if (reducer.on_device) return Exchange::kDevice;
   return travels(reducer, world_size) ? Exchange::kHost : Exchange::kNone;
@@ -198,7 +198,7 @@ bool Trainer::skipped(std::uint32_t lane) const {
 std::int64_t Trainer::run_lane(std::size_t index) {
   const LaneSchedule& schedule = replica_.schedule();
   const std::uint32_t lane = schedule.lanes[index].lane;
-  RangeReady ready;  // what is not the last lane waits for it
+  RangeReady ready;  // only with the last lane: before it nothing is final
   if (index + 1 == schedule.lanes.size()) {
     ready = [&](Range range) {
       reducer_.ready(range);
@@ -260,7 +260,7 @@ void Trainer::read_tail(std::span<const double> tail, StepReport& report) {
   std::ranges::fill(compute_seconds_, 0.0);
 }
 
-// Of a sharded sum: the same number on every rank, and the same as without shards.
+// The norm of a sharded sum: the same number on every rank, and the same as without shards.
 double Trainer::norm_of_shards(Range range) {
   const std::size_t first = range.begin / kNormBlock;
   const std::span<double> own =
@@ -297,11 +297,11 @@ StepReport Trainer::step(const Requests& requests) {
   reducer_.begin(step_ + 1);
   std::int64_t own_tokens = 0;
   for (std::size_t i = 0; i < replica_.schedule().lanes.size(); ++i) own_tokens += run_lane(i);
-  // A worker by itself need not hear from others first: a GPU goes on without a pause.
+  // A single worker begins the update without waiting for its lanes, so that a GPU is never idle.
   const bool alone = communicator_.world_size() == 1 && !options_.reducer.shard &&
                      exchange_of(options_.reducer, 1) != Exchange::kHost;
   if (alone) begin_update(own_tokens, std::nullopt);
-  // Who has not come to its exchange is named here; a GPU that waits for it knows nobody.
+  // The barrier names a rank that is missing; a GPU that waits for it could not.
   if (options_.reducer.on_device && !alone) communicator_.barrier();
   std::vector<std::vector<double>> tails = finish_lanes();
   add_requests(requests, tails[0]);
@@ -381,7 +381,7 @@ void Trainer::run(const std::function<Requests()>& requests,
   }
 }
 
-// Lanes are pure functions, so a rank finds the culprit by computing its own once more, one by one.
+// Lanes are pure functions: a rank computes its own again, one by one, to find the one at fault.
 HaltReport Trainer::find_culprit() {
   HaltReport report;
   report.step = step_ + 1;
@@ -411,13 +411,13 @@ HaltReport Trainer::find_culprit() {
     return report;
   }
   if (bad_sum) return sum;
-  report.what.clear();  // nothing here
+  report.what.clear();  // this rank has nothing that is not finite
   return report;
 }
 
 void Trainer::halt() {
   const std::string own = to_json(find_culprit());
-  // A bad lane before a bad sum, which it would explain; of several, the first.
+  // A lane that is not finite explains a sum that is not. Of several lanes the first counts.
   const auto weight = [](const HaltReport& report) {
     const int kind = report.what.empty() ? 3 : report.what == "sum" ? 2 : 1;
     return std::tuple(kind, report.lane, report.rank);

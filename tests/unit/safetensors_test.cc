@@ -195,6 +195,8 @@ TEST(ModelFiles, WhatIsWrongIsNamed) {
               HasSubstr("config.json: 'hidden_size' is not a whole number"));
   EXPECT_THAT(with("\"hidden_size\": 32", "\"hidden_size\": 33"),
               HasSubstr("config.json: model: hidden is 33"));
+  EXPECT_THAT(with("\"rope_theta\": 10000.0", "\"rope_theta\": 1e39"),
+              HasSubstr("config.json: 'rope_theta' is too large"));
   EXPECT_THAT(with("\"llama\"", "\"gpt2\""), HasSubstr("model_type 'gpt2', not 'llama'"));
   EXPECT_EQ(with("\"rope_theta\": 10000.0",
                  "\"rope_parameters\": {\"rope_theta\": 10000.0, "

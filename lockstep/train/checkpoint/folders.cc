@@ -55,7 +55,7 @@ std::optional<std::int64_t> parse_checkpoint_name(std::string_view name) {
   std::int64_t step = 0;
   const auto [end, error] = std::from_chars(digits.data(), digits.data() + digits.size(), step);
   if (error != std::errc() || end != digits.data() + digits.size()) return std::nullopt;
-  if (step < 0 || checkpoint_name(step) != name) return std::nullopt;  // 007 is none of ours
+  if (step < 0 || checkpoint_name(step) != name) return std::nullopt;  // such as checkpoint-007
   return step;
 }
 
@@ -142,7 +142,7 @@ void delete_old_checkpoints(const std::string& out, std::int64_t saved, std::int
        checkpoints_to_delete(list_checkpoints(out), saved, keep_last, damaged)) {
     const std::string path = checkpoint_path(out, step);
     remove_flat_folder(path + ".tmp");
-    rename_and_sync(path, path + ".tmp");  // from here on it is no checkpoint
+    rename_and_sync(path, path + ".tmp");  // from now on it is not a checkpoint
     remove_flat_folder(path + ".tmp");
   }
 }

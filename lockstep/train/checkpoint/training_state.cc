@@ -223,7 +223,7 @@ std::vector<Damage> find_damage(FileSource& files, bool tensors) {
   if (weights != nullptr && combine_tensor_hashes(weights->tensors) != manifest.weights) {
     damage.push_back({path, "the hash of the weights is not that of their tensors"});
   }
-  std::vector<std::future<std::vector<Damage>>> checks;  // side by side: two files are large
+  std::vector<std::future<std::vector<Damage>>> checks;  // in parallel: two files are large
   for (const ManifestFile& file : manifest.files) {
     checks.push_back(std::async(std::launch::async, check_file, std::cref(file),
                                 files.path(file.name), files.find(file.name), tensors));

@@ -2,6 +2,8 @@
 
 #include <fmt/format.h>
 
+#include <cmath>
+#include <limits>
 #include <map>
 #include <utility>
 
@@ -41,13 +43,13 @@ Json config_of(const ModelConfig& config, const Tokenizer* tokenizer) {
       {"lockstep_tokenizer", name_of(tokenizer)},
   };
   if (tokenizer != nullptr && tokenizer->end_of_document()) {
-    json["bos_token_id"] = *tokenizer->end_of_document();  // documents stand end to end
+    json["bos_token_id"] = *tokenizer->end_of_document();  // it separates documents
     json["eos_token_id"] = *tokenizer->end_of_document();
   }
   return json;
 }
 
-// Reads values out of a config.json; what is missing or of another type is told with its key.
+// Reads values from a config.json. Throws Error{kIo} that names the key which is missing or wrong.
 class ConfigReader {
  public:
   ConfigReader(std::string path, std::string_view text)
@@ -68,9 +70,12 @@ class ConfigReader {
   float number(const char* key, float otherwise) const {
     if (!has(key)) return otherwise;
     if (!json_[key].is_number()) throw_bad_file(path_, fmt::format("'{}' is not a number", key));
-    return json_[key].get<float>();
+    const auto wide = json_[key].get<double>();
+    if (std::abs(wide) > std::numeric_limits<float>::max())
+      throw_bad_file(path_, fmt::format("'{}' is too large", key));
+    return static_cast<float>(wide);
   }
-  // What stands under `key`, to be read as this is; without it everything in it is missing.
+  // The object under `key`; an empty one when there is none.
   ConfigReader within(const char* key) const {
     return {path_, has(key) && json_[key].is_object() ? to_text(json_[key]) : "{}"};
   }
@@ -89,7 +94,7 @@ class ConfigReader {
   Json json_;
 };
 
-// transformers 5 has the angles' base in rope_parameters, earlier ones at the top.
+// transformers 5 has rope_theta in rope_parameters, earlier versions at the top.
 float read_rope_theta(const ConfigReader& reader, float otherwise) {
   for (const char* key : {"rope_scaling", "rope_parameters"}) {
     const ConfigReader rope = reader.within(key);
@@ -157,7 +162,7 @@ void read_tensor(const SafetensorsView& file, const std::string& name, std::span
   file.read(*stored, values);
 }
 
-// The file of each tensor, as an index of Hugging Face's says.
+// The file of every tensor, from an index of Hugging Face.
 std::map<std::string, std::string> read_index(const std::string& path, std::string_view text) {
   const auto json = parse_sorted_json(text);
   if (!json.is_object() || !json.contains("weight_map") || !json["weight_map"].is_object()) {
@@ -259,7 +264,7 @@ SavedModel read_model(FileSource& files) {
     read_sharded(layout, files, model.parameters.span());
   } else {
     const SafetensorsView file(files.path(kWeightsFile), files.get(kWeightsFile));
-    if (layout.size() > files.get(kWeightsFile).size() / 2) {  // before so much memory is asked for
+    if (layout.size() > files.get(kWeightsFile).size() / 2) {  // before so much memory is allocated
       throw_bad_file(file.path(), fmt::format("too small for {} parameters", layout.size()));
     }
     model.parameters = FloatBuffer(layout.size());

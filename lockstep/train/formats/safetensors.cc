@@ -17,7 +17,7 @@ constexpr std::size_t kLengthBytes = 8;
 constexpr std::uint64_t kMostHeader = 100'000'000;
 constexpr std::size_t kMostDimensions = 8;
 
-// Bytes per element of the types the format knows; 0: not one of them.
+// Bytes per element of the types of the format; 0: another type.
 std::size_t size_of(std::string_view type) {
   if (type == "F64" || type == "I64" || type == "U64") return 8;
   if (type == "F32" || type == "I32" || type == "U32") return 4;
@@ -34,13 +34,13 @@ TensorType tensor_type(std::string_view type) {
   return TensorType::kOther;
 }
 
-// A JSON number that is a size; nothing else is.
+// The size in a JSON number; nothing for any other value.
 std::optional<std::uint64_t> as_size(const SortedJson& value) {
   if (!value.is_number_unsigned()) return std::nullopt;
   return value.get<std::uint64_t>();
 }
 
-// What is wrong with a tensor's entry, or nothing. Offsets are still relative to the data.
+// What is wrong with the entry of a tensor, or nothing. Its offsets are relative to the data.
 std::optional<std::string> read_entry(const SortedJson& entry, std::size_t data_bytes,
                                       StoredTensor& tensor) {
   if (!entry.is_object()) return "is not an object";
@@ -187,7 +187,7 @@ std::string safetensors_head(std::span<const TensorToStore> tensors,
     offset = end;
   }
   std::string text = to_text(header);
-  text.append((8 - text.size() % 8) % 8, ' ');  // so that the data is aligned
+  text.append((8 - text.size() % 8) % 8, ' ');  // aligns the data
   ByteWriter length;
   length.u64(text.size());
   return text.insert(0, reinterpret_cast<const char*>(length.written().data()), kLengthBytes);
