@@ -8,7 +8,7 @@
 #include <vector>
 
 #include "lockstep/base/log.h"
-#include "lockstep/comm/calls.h"
+#include "lockstep/comm/call.h"
 
 namespace lockstep::cli {
 namespace {
@@ -131,9 +131,7 @@ class AllReduceTimer {
 
  private:
   Algorithm chosen_algorithm() {
-    Call call = calls::all_reduce(data_, ReduceOp::kSum, call_options_);
-    complete_call(call, communicator_.rank(), communicator_.world_size());
-    return communicator_.algorithm_for(call);
+    return communicator_.algorithm_for(calls::all_reduce(data_, ReduceOp::kSum, call_options_));
   }
 
   // In seconds, on this rank.

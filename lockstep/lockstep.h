@@ -18,7 +18,7 @@
 #include "lockstep/base/hash/blake3.h"
 #include "lockstep/base/random.h"
 #include "lockstep/base/version.h"
-#include "lockstep/comm/calls.h"
+#include "lockstep/comm/call.h"
 #include "lockstep/comm/communicator.h"
 
 namespace lockstep {

@@ -9,8 +9,9 @@
 
 namespace lockstep {
 
-// Owns memory for collectives, 64-byte aligned and zero-filled; with shared memory it lies where
-// the other ranks can read it. Move-only. Must be destroyed before its communicator.
+// Owns memory for collectives, 64-byte aligned and zero-filled. Where ranks share memory, a buffer
+// of Communicator::allocate() lies where the other ranks read and write it in place, which saves
+// two copies. Move-only. Must be destroyed before its communicator.
 class Buffer {
  public:
   using Release = std::function<void(std::byte*)>;
@@ -49,7 +50,7 @@ class Buffer {
   Release release_;
 };
 
-// The two may overlap, or be the same.
+// Copies memory; `to` and `from` may overlap, or be the same.
 inline void copy_bytes(std::byte* to, const std::byte* from, std::size_t bytes) {
   if (bytes > 0 && to != from) std::memmove(to, from, bytes);
 }

@@ -1,56 +1,12 @@
 #include "lockstep/comm/call.h"
 
-#include <fmt/format.h>
-
 #include <algorithm>
-#include <functional>
+#include <utility>
 
+#include "lockstep/base/check.h"
 #include "lockstep/base/index.h"
 
 namespace lockstep {
-namespace {
-
-// FNV-1a over 64-bit words: tells uneven counts or owners apart in a stamp.
-class WordHash {
- public:
-  void add(std::uint64_t word) { value_ = (value_ ^ word) * 0x100000001b3ULL; }
-  std::uint64_t value() const { return value_; }
-
- private:
-  std::uint64_t value_ = 0xcbf29ce484222325ULL;
-};
-
-// MeshFrame::shape is the root, 16 bits, then a hash of what is uneven.
-constexpr int kHashBits = 48;
-constexpr std::uint64_t kHashMask = (std::uint64_t{1} << kHashBits) - 1;
-
-bool has_root(Collective collective) {
-  return collective == Collective::kBroadcast || collective == Collective::kReduce ||
-         collective == Collective::kGather || collective == Collective::kScatter;
-}
-
-bool all_equal(const std::vector<std::size_t>& counts) {
-  return std::adjacent_find(counts.begin(), counts.end(), std::not_equal_to<>()) == counts.end();
-}
-
-std::uint64_t shape_of(const Call& call) {
-  const std::uint64_t root =
-      has_root(call.collective) ? static_cast<std::uint64_t>(call.root) << kHashBits : 0;
-  // All-to-all counts differ from rank to rank by design.
-  if (call.collective == Collective::kAllToAll) return 0;
-  if (all_equal(call.counts) && call.owners.empty()) return root;
-  WordHash hash;
-  for (const std::size_t count : call.counts) hash.add(count);
-  for (const int owner : call.owners) hash.add(static_cast<std::uint64_t>(owner));
-  return root | (hash.value() & kHashMask);
-}
-
-// The number of elements as every rank must see it; of all-to-all, the messages' sizes tell.
-std::uint64_t count_of(const Call& call) {
-  return call.collective == Collective::kAllToAll ? 0 : call.total;
-}
-
-}  // namespace
 
 std::string_view to_string(Collective collective) {
   switch (collective) {
@@ -70,45 +26,27 @@ std::string_view to_string(Collective collective) {
   return "unknown collective";
 }
 
-MeshFrame stamp_of(const Call& call) {
-  MeshFrame stamp;
-  stamp.kind = static_cast<std::uint8_t>(call.collective);
-  stamp.type = static_cast<std::uint8_t>(call.out.type());
-  stamp.op = static_cast<std::uint8_t>(call.op);
-  stamp.algorithm = static_cast<std::uint8_t>(call.options.algorithm);
-  stamp.count = count_of(call);
-  stamp.shape = shape_of(call);
-  stamp.step = call.options.step;
-  stamp.bucket = call.options.bucket;
-  return stamp;
+std::string_view to_string(Algorithm algorithm) {
+  switch (algorithm) {
+    case Algorithm::kAuto: return "auto";
+    case Algorithm::kPair: return "pair";
+    case Algorithm::kRing: return "ring";
+    case Algorithm::kHalvingDoubling: return "halving-doubling";
+    case Algorithm::kDirect: return "direct";
+    case Algorithm::kTree: return "tree";
+    case Algorithm::kShared: return "shared";
+    case Algorithm::kNative: return "native";
+  }
+  return "unknown";
 }
 
-std::string describe(const MeshFrame& stamp) {
-  const auto collective = static_cast<Collective>(stamp.kind);
-  std::string text(to_string(collective));
-  switch (collective) {
-    case Collective::kPointToPoint:
-    case Collective::kBarrier: break;
-    case Collective::kAllReduce:
-    case Collective::kReduceScatter:
-    case Collective::kReduce:
-    case Collective::kReduceNodes:
-    case Collective::kReduceScatterNodes:
-      text += fmt::format(" {}", to_string(static_cast<ReduceOp>(stamp.op)));
-      [[fallthrough]];
-    default:
-      text += fmt::format(" {}", to_string(static_cast<DataType>(stamp.type)));
-      if (stamp.count > 0) text += fmt::format(" x {}", stamp.count);
-      if (has_root(collective)) text += fmt::format(", root {}", stamp.shape >> kHashBits);
-      if ((stamp.shape & kHashMask) != 0) {
-        text += fmt::format(", shape {:012x}", stamp.shape & kHashMask);
-      }
-      text += fmt::format(" ({})", to_string(static_cast<Algorithm>(stamp.algorithm)));
-  }
-  if (stamp.step > 0 || stamp.bucket > 0) {
-    text += fmt::format(", step {}, bucket {}", stamp.step, stamp.bucket);
-  }
-  return text;
+Range chunk_of(std::size_t count, int parts, int index) {
+  LOCKSTEP_CHECK(parts > 0 && index >= 0 && index < parts);
+  const auto i = static_cast<std::size_t>(index);
+  const std::size_t size = count / static_cast<std::size_t>(parts);
+  const std::size_t larger = count % static_cast<std::size_t>(parts);
+  const std::size_t begin = i * size + std::min(i, larger);
+  return {begin, begin + size + (i < larger ? 1 : 0)};
 }
 
 std::vector<Range> chunks_of(const std::vector<std::size_t>& counts, std::size_t total,
@@ -125,5 +63,106 @@ std::vector<Range> chunks_of(const std::vector<std::size_t>& counts, std::size_t
   }
   return chunks;
 }
+
+namespace calls {
+namespace {
+
+Call make(Collective collective, ConstBufferView in, BufferView out, const CallOptions& options) {
+  Call call;
+  call.collective = collective;
+  call.in = in;
+  call.out = out;
+  call.options = options;
+  return call;
+}
+
+}  // namespace
+
+Call all_reduce(BufferView data, ReduceOp op, const CallOptions& options) {
+  Call call = make(Collective::kAllReduce, data, data, options);
+  call.op = op;
+  return call;
+}
+
+Call reduce_scatter(ConstBufferView in, BufferView out, ReduceOp op,
+                    std::vector<std::size_t> counts, const CallOptions& options) {
+  Call call = make(Collective::kReduceScatter, in, out, options);
+  call.op = op;
+  call.counts = std::move(counts);
+  return call;
+}
+
+Call all_gather(ConstBufferView in, BufferView out, std::vector<std::size_t> counts,
+                const CallOptions& options) {
+  Call call = make(Collective::kAllGather, in, out, options);
+  call.counts = std::move(counts);
+  return call;
+}
+
+Call broadcast(BufferView data, int root, const CallOptions& options) {
+  Call call = make(Collective::kBroadcast, data, data, options);
+  call.root = root;
+  return call;
+}
+
+Call reduce(ConstBufferView in, BufferView out, ReduceOp op, int root, const CallOptions& options) {
+  Call call = make(Collective::kReduce, in, out, options);
+  call.op = op;
+  call.root = root;
+  return call;
+}
+
+Call gather(ConstBufferView in, BufferView out, int root, std::vector<std::size_t> counts,
+            const CallOptions& options) {
+  Call call = make(Collective::kGather, in, out, options);
+  call.root = root;
+  call.counts = std::move(counts);
+  return call;
+}
+
+Call scatter(ConstBufferView in, BufferView out, int root, std::vector<std::size_t> counts,
+             const CallOptions& options) {
+  Call call = make(Collective::kScatter, in, out, options);
+  call.root = root;
+  call.counts = std::move(counts);
+  return call;
+}
+
+Call all_to_all(ConstBufferView in, BufferView out, std::vector<std::size_t> send_counts,
+                std::vector<std::size_t> recv_counts, const CallOptions& options) {
+  Call call = make(Collective::kAllToAll, in, out, options);
+  call.counts = std::move(send_counts);
+  call.recv_counts = std::move(recv_counts);
+  return call;
+}
+
+Call barrier(const CallOptions& options) {
+  Call call;
+  call.collective = Collective::kBarrier;
+  call.options = options;
+  return call;
+}
+
+Call reduce_nodes(std::vector<ConstBufferView> partials, LeafOwners owners, BufferView out,
+                  ReduceOp op, const CallOptions& options) {
+  Call call = make(Collective::kReduceNodes, out, out, options);
+  call.op = op;
+  call.partials = std::move(partials);
+  call.owners = std::move(owners);
+  return call;
+}
+
+Call reduce_scatter_nodes(std::vector<ConstBufferView> partials, LeafOwners owners, BufferView out,
+                          std::vector<std::size_t> counts, ReduceOp op,
+                          const CallOptions& options) {
+  Call call = make(Collective::kReduceScatterNodes, out, out, options);
+  call.op = op;
+  call.partials = std::move(partials);
+  call.owners = std::move(owners);
+  call.counts = std::move(counts);
+  return call;
+}
+
+}  // namespace calls
 
 }  // namespace lockstep

@@ -1,66 +1,113 @@
 #include "lockstep/comm/communicator.h"
 
 #include <algorithm>
+#include <array>
+#include <atomic>
+#include <condition_variable>
+#include <deque>
+#include <mutex>
+#include <optional>
+#include <thread>
 
-#include "lockstep/comm/calls.h"
+#include "lockstep/base/index.h"
+#include "lockstep/base/seq_lock.h"
+#include "lockstep/comm/call_check.h"
+#include "lockstep/comm/engine.h"
 
 namespace lockstep {
 
-struct Communicator::Pending {
-  Call call;
-  std::shared_ptr<WorkState> state = std::make_shared<WorkState>();
+class Communicator::State {
+ public:
+  State(std::unique_ptr<Engine> engine, std::chrono::nanoseconds timeout, std::uint32_t group)
+      : engine_(std::move(engine)), timeout_(timeout), group_(group) {
+    if (engine_->world_size() > 1) {
+      supervisor().progress_book().add(this, [this] { return progress(); });
+    }
+  }
+  ~State();
+
+  Engine& engine() { return *engine_; }
+  Supervisor& supervisor() { return engine_->supervisor(); }
+  std::chrono::nanoseconds timeout() const { return timeout_; }
+  std::uint32_t group() const { return group_; }
+  // How many groups have been split from this one, with the one that is being split now.
+  std::uint32_t count_child() { return children_.fetch_add(1) + 1; }
+
+  Call completed(Call call) const {
+    complete_call(call, engine_->rank(), engine_->world_size());
+    return call;
+  }
+  Outcome run(const Call& call);
+  Work start(Call call);
+  std::vector<Progress> progress() const;
+  void leave(Deadline deadline) {
+    const std::lock_guard lock(running_);
+    engine_->leave(deadline);
+  }
+  Deadline deadline_of(const CallOptions& options) const {
+    return options.deadline ? *options.deadline : Deadline::roughly_after(10 * timeout_);
+  }
+
+ private:
+  struct Pending {
+    Call call;
+    std::shared_ptr<WorkState> state = std::make_shared<WorkState>();
+  };
+
+  Outcome execute(const Call& call);
+  void serve();
+
+  const std::unique_ptr<Engine> engine_;
+  const std::chrono::nanoseconds timeout_;
+  const std::uint32_t group_;
+  std::atomic<std::uint32_t> children_{0};
+
+  std::mutex running_;          // held by the thread that runs a collective
+  std::uint64_t sequence_ = 0;  // guarded by running_
+
+  // For progress(): the collectives entered last, by sequence, and whether the last is under way.
+  std::array<SeqLock<MeshFrame>, 4> stamps_;
+  std::atomic<std::uint64_t> entered_{0};
+  std::atomic<bool> inside_{false};
+
+  std::mutex queue_mutex_;
+  std::condition_variable queue_changed_;
+  std::deque<std::shared_ptr<Pending>> queue_;  // guarded by queue_mutex_
+  std::size_t unfinished_ = 0;                  // guarded by queue_mutex_: queued or running
+  bool closing_ = false;                        // guarded by queue_mutex_
+  std::atomic<bool> started_{false};            // whether thread_ was ever needed
+  std::thread thread_;                          // guarded by queue_mutex_
 };
 
-Communicator::Communicator(std::unique_ptr<Engine> engine, std::chrono::nanoseconds timeout,
-                           std::uint32_t group)
-    : engine_(std::move(engine)), timeout_(timeout), group_(group) {
-  if (world_size() > 1) {
-    engine_->supervisor().progress_book().add(this, [this] { return progress(); });
-  }
-}
-
-Communicator::~Communicator() {
+Communicator::State::~State() {
   {
     const std::lock_guard lock(queue_mutex_);
     closing_ = true;
     if (unfinished_ > 0) {
-      engine_->supervisor().abort("a communicator was destroyed with work under way");
+      supervisor().abort("a communicator was destroyed with work under way");
     }
   }
   queue_changed_.notify_all();
   if (thread_.joinable()) thread_.join();
-  engine_->supervisor().progress_book().remove(this);
+  supervisor().progress_book().remove(this);
 }
 
-Deadline Communicator::deadline_of(const Call& call) const {
-  if (call.options.deadline) return *call.options.deadline;
-  return Deadline::roughly_after(patience());
-}
-
-Algorithm Communicator::algorithm_for(Call call) const {
-  complete_call(call, rank(), world_size());
-  return engine_->choose(call);
-}
-
-Outcome Communicator::run(Call call) {
-  complete_call(call, rank(), world_size());
+Outcome Communicator::State::run(const Call& call) {
   if (started_.load(std::memory_order_acquire)) {
-    const Deadline deadline = deadline_of(call);
     std::unique_lock lock(queue_mutex_);
     const auto idle = [&] { return unfinished_ == 0; };
-    if (!queue_changed_.wait_until(lock, deadline.time(), idle)) {
+    if (!queue_changed_.wait_until(lock, deadline_of(call.options).time(), idle)) {
       lock.unlock();
-      engine_->supervisor().abort("asynchronous work ahead of a blocking call did not end");
-      engine_->supervisor().latch().check();
+      supervisor().abort("asynchronous work ahead of a blocking call did not end");
+      supervisor().latch().check();
     }
   }
   const std::lock_guard lock(running_);
   return execute(call);
 }
 
-Work Communicator::start(Call call) {
-  complete_call(call, rank(), world_size());
-  engine_->supervisor().latch().check();
+Work Communicator::State::start(Call call) {
+  supervisor().latch().check();
   auto pending = std::make_shared<Pending>();
   std::string description = describe(stamp_of(call));
   pending->call = std::move(call);
@@ -72,11 +119,11 @@ Work Communicator::start(Call call) {
   }
   started_.store(true, std::memory_order_release);
   queue_changed_.notify_all();
-  return Work(pending->state, &engine_->supervisor(), std::move(description));
+  return Work(pending->state, &supervisor(), std::move(description));
 }
 
 // The communication thread: runs queued work in order until the communicator is destroyed.
-void Communicator::serve() {
+void Communicator::State::serve() {
   for (;;) {
     std::shared_ptr<Pending> next;
     {
@@ -108,22 +155,22 @@ void Communicator::serve() {
   }
 }
 
-Outcome Communicator::execute(const Call& call) {
-  engine_->supervisor().latch().check();
+Outcome Communicator::State::execute(const Call& call) {
+  supervisor().latch().check();
   MeshFrame stamp = stamp_of(call);
   stamp.group = group_;
   stamp.sequence = ++sequence_;
-  if (world_size() == 1) return run_alone(call);
+  if (engine_->world_size() == 1) return engine_->run(call, stamp, deadline_of(call.options));
   stamp.algorithm = static_cast<std::uint8_t>(engine_->choose(call));
   stamps_[stamp.sequence % stamps_.size()].store(stamp);
   entered_.store(stamp.sequence, std::memory_order_release);
   inside_.store(true, std::memory_order_release);
-  const Outcome outcome = engine_->run(call, stamp, deadline_of(call));
+  const Outcome outcome = engine_->run(call, stamp, deadline_of(call.options));
   inside_.store(false, std::memory_order_release);
   return outcome;
 }
 
-std::vector<Progress> Communicator::progress() const {
+std::vector<Progress> Communicator::State::progress() const {
   const bool inside = inside_.load(std::memory_order_acquire);
   const std::uint64_t entered = entered_.load(std::memory_order_acquire);
   std::vector<Progress> progress{{group_, entered, inside, "", engine_->waits_for()}};
@@ -136,95 +183,69 @@ std::vector<Progress> Communicator::progress() const {
   return progress;
 }
 
+Communicator::Communicator(std::unique_ptr<Engine> engine, std::chrono::nanoseconds timeout,
+                           std::uint32_t group)
+    : state_(std::make_unique<State>(std::move(engine), timeout, group)) {}
+
+Communicator::~Communicator() = default;
+
+int Communicator::rank() const { return state_->engine().rank(); }
+
+int Communicator::world_size() const { return state_->engine().world_size(); }
+
+std::string Communicator::name_of(int rank) const { return state_->engine().name_of(rank); }
+
+bool Communicator::finite_only() const { return state_->engine().finite_only(); }
+
+std::chrono::nanoseconds Communicator::patience() const { return 10 * state_->timeout(); }
+
+Algorithm Communicator::algorithm_for(Call call) const {
+  return state_->engine().choose(state_->completed(std::move(call)));
+}
+
+Outcome Communicator::run(Call call) { return state_->run(state_->completed(std::move(call))); }
+
+Work Communicator::start(Call call) { return state_->start(state_->completed(std::move(call))); }
+
 std::unique_ptr<Communicator> Communicator::split(int color, int key) {
-  const auto n = static_cast<std::size_t>(world_size());
-  std::vector<std::int32_t> all(2 * n);
+  std::vector<std::int32_t> all(2 * index_of(world_size()));
   const std::vector<std::int32_t> mine{color, key};
   all_gather(std::span(mine), std::span(all));
-  const std::uint32_t child = children_.fetch_add(1) + 1;
+  const std::uint32_t child = state_->count_child();
   if (color < 0) return nullptr;
   std::vector<int> members;
-  for (std::size_t r = 0; r < n; ++r) {
-    if (all[2 * r] == color) members.push_back(static_cast<int>(r));
+  for (int r = 0; r < world_size(); ++r) {
+    if (all[2 * index_of(r)] == color) members.push_back(r);
   }
   std::stable_sort(members.begin(), members.end(), [&](int a, int b) {
-    return all[2 * static_cast<std::size_t>(a) + 1] < all[2 * static_cast<std::size_t>(b) + 1];
+    return all[2 * index_of(a) + 1] < all[2 * index_of(b) + 1];
   });
   // Tells all groups of a job apart: by parent, split and first member.
-  std::uint32_t group = group_;
+  std::uint32_t group = state_->group();
   for (const auto word : {child, static_cast<std::uint32_t>(members[0]) + 1}) {
     group = (group ^ word) * 0x9e3779b1U;
     group ^= group >> 15;
   }
-  return std::make_unique<Communicator>(engine_->split(members, group), timeout_, group);
-}
-
-Outcome Communicator::all_reduce(BufferView data, ReduceOp op, const CallOptions& options) {
-  return run(calls::all_reduce(data, op, options));
-}
-
-Outcome Communicator::reduce_scatter(ConstBufferView in, BufferView out, ReduceOp op,
-                                     std::vector<std::size_t> counts, const CallOptions& options) {
-  return run(calls::reduce_scatter(in, out, op, std::move(counts), options));
-}
-
-void Communicator::all_gather(ConstBufferView in, BufferView out, std::vector<std::size_t> counts,
-                              const CallOptions& options) {
-  run(calls::all_gather(in, out, std::move(counts), options));
-}
-
-void Communicator::broadcast(BufferView data, int root, const CallOptions& options) {
-  run(calls::broadcast(data, root, options));
-}
-
-Outcome Communicator::reduce(ConstBufferView in, BufferView out, ReduceOp op, int root,
-                             const CallOptions& options) {
-  return run(calls::reduce(in, out, op, root, options));
-}
-
-void Communicator::gather(ConstBufferView in, BufferView out, int root,
-                          std::vector<std::size_t> counts, const CallOptions& options) {
-  run(calls::gather(in, out, root, std::move(counts), options));
-}
-
-void Communicator::scatter(ConstBufferView in, BufferView out, int root,
-                           std::vector<std::size_t> counts, const CallOptions& options) {
-  run(calls::scatter(in, out, root, std::move(counts), options));
-}
-
-void Communicator::all_to_all(ConstBufferView in, BufferView out,
-                              std::vector<std::size_t> send_counts,
-                              std::vector<std::size_t> recv_counts, const CallOptions& options) {
-  run(calls::all_to_all(in, out, std::move(send_counts), std::move(recv_counts), options));
-}
-
-void Communicator::barrier(const CallOptions& options) { run(calls::barrier(options)); }
-
-Outcome Communicator::reduce_nodes(std::vector<ConstBufferView> partials, const LeafOwners& owners,
-                                   BufferView out, ReduceOp op, const CallOptions& options) {
-  return run(calls::reduce_nodes(std::move(partials), owners, out, op, options));
-}
-
-Outcome Communicator::reduce_scatter_nodes(std::vector<ConstBufferView> partials,
-                                           const LeafOwners& owners, BufferView out,
-                                           std::vector<std::size_t> counts, ReduceOp op,
-                                           const CallOptions& options) {
-  return run(calls::reduce_scatter_nodes(std::move(partials), owners, out, std::move(counts), op,
-                                         options));
+  return std::make_unique<Communicator>(state_->engine().split(members, group), state_->timeout(),
+                                        group);
 }
 
 void Communicator::leave(const CallOptions& options) {
-  const Call call = calls::barrier(options);
-  run(call);
-  const std::lock_guard lock(running_);
-  engine_->leave(deadline_of(call));
+  barrier(options);
+  state_->leave(state_->deadline_of(options));
 }
 
-void Communicator::abort(const std::string& reason) { engine_->supervisor().abort(reason); }
+void Communicator::abort(const std::string& reason) { state_->supervisor().abort(reason); }
+
+void Communicator::check() const { state_->supervisor().latch().check(); }
 
 void Communicator::fail(const Error& seen) {
-  engine_->supervisor().fail(seen);
+  state_->supervisor().fail(seen);
   throw Error(seen);  // never: but GCC does not see it through a virtual call
 }
+
+std::vector<Progress> Communicator::progress() const { return state_->progress(); }
+
+Buffer Communicator::allocate(std::size_t bytes) { return state_->engine().allocate(bytes); }
 
 }  // namespace lockstep

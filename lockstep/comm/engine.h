@@ -7,11 +7,13 @@
 #include "lockstep/comm/buffer.h"
 #include "lockstep/comm/call.h"
 #include "lockstep/net/job/supervisor.h"
+#include "lockstep/wire/mesh_frame.h"
 
 namespace lockstep {
 
-// What carries out collectives: ours over a Transport, or MPI's own. A Communicator hands it one
-// checked call at a time, in the same order on all ranks.
+// What carries out collectives: plans over a Transport (PlanEngine), MPI's own (MpiEngine) or
+// rounds of a gradient server (ServerEngine). A Communicator hands an engine one completed call at
+// a time, in the same order on all ranks.
 class Engine {
  public:
   virtual ~Engine() = default;
@@ -24,7 +26,7 @@ class Engine {
   // The algorithm that `call` will use: its own choice, or the table's. Throws
   // Error{kInvalidArgument} if the engine does not offer the one asked for.
   virtual Algorithm choose(const Call& call) const = 0;
-  // `stamp` carries the chosen algorithm and the sequence number. World size is at least 2.
+  // `stamp` carries the sequence number and, in a group of two ranks or more, the algorithm.
   virtual Outcome run(const Call& call, const MeshFrame& stamp, Deadline deadline) = 0;
   // As Transport::split.
   virtual std::unique_ptr<Engine> split(const std::vector<int>& members, std::uint32_t group) = 0;

@@ -3,6 +3,7 @@
 #include <fmt/format.h>
 
 #include "lockstep/base/check.h"
+#include "lockstep/net/job/supervisor.h"
 
 namespace lockstep {
 

@@ -4,12 +4,15 @@
 #include <memory>
 #include <mutex>
 #include <optional>
+#include <string>
 
 #include "lockstep/base/deadline.h"
+#include "lockstep/base/error.h"
 #include "lockstep/comm/call.h"
-#include "lockstep/net/job/supervisor.h"
 
 namespace lockstep {
+
+class Supervisor;
 
 // The state that a collective under way shares with its handle.
 struct WorkState {
@@ -20,8 +23,8 @@ struct WorkState {
   std::optional<Error> error;  // guarded by mutex
 };
 
-// Handle of a collective under way. Move-only. Letting it go does not stop the collective, and its
-// buffers stay in use until it has ended.
+// The handle of a collective that start() began. Move-only. Destroying the handle does not stop the
+// collective: its buffers stay in use until the collective has ended.
 class Work {
  public:
   Work() = default;

@@ -7,7 +7,7 @@
 
 #include "lockstep/base/error.h"
 #include "lockstep/base/log.h"
-#include "lockstep/comm/nccl/device_exchange.h"
+#include "lockstep/comm/nccl/device_reducer.h"
 #include "lockstep/model/gpu_model.h"
 #include "lockstep/train/agreement.h"
 
@@ -62,7 +62,7 @@ void choose_exchange(ExchangeChoice choice, bool gpu, int device, Communicator& 
     const bool pointless = !gpu || communicator.world_size() == 1;
     if (pointless || choice == ExchangeChoice::kHost) return;
   }
-  if (!refusal) refusal = device_exchange_refusal(communicator, device);
+  if (!refusal) refusal = device_reducer_refusal(communicator, device);
   if (refusal && wanted) refuse_device(std::string(flag) + ": " + *refusal);
   reducer.on_device = !refusal;
   if (communicator.rank() != 0) return;

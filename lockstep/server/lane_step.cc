@@ -3,7 +3,6 @@
 #include <fmt/format.h>
 
 #include <algorithm>
-#include <cmath>
 #include <utility>
 
 #include "lockstep/base/check.h"
@@ -69,12 +68,11 @@ void LaneStep::check_finite(int worker, const GradientHead& head, const LaneValu
          fmt::format("sent {} for {}: element {}", value.data[at], node_name(head),
                      head.offset + at));
   }
-  const auto bad =
-      std::ranges::find_if(value.tail, [](double number) { return !std::isfinite(number); });
-  if (bad != value.tail.end()) {
+  const std::size_t bad = find_non_finite(DataType::kF64, value.tail.data(), value.tail.size());
+  if (bad < value.tail.size()) {
     fail(ErrorCode::kNonFinite, worker,
-         fmt::format("sent {} for {}: number {} of the tail", *bad, node_name(head),
-                     bad - value.tail.begin()));
+         fmt::format("sent {} for {}: number {} of the tail", value.tail[bad], node_name(head),
+                     bad));
   }
 }
 

@@ -9,7 +9,9 @@
 #include "lockstep/base/check.h"
 #include "lockstep/base/hash/blake3.h"
 #include "lockstep/base/index.h"
+#include "lockstep/comm/call_check.h"
 #include "lockstep/comm/kernels/kernels.h"
+#include "lockstep/comm/kernels/outcome.h"
 #include "lockstep/net/job/job_health.h"
 #include "lockstep/server/membership.h"
 
@@ -50,15 +52,6 @@ void unpack(std::span<const float> values, std::byte* bytes, std::size_t size) {
 
 // What is not a call of the user's: joining, comparing calls, leaving.
 MeshFrame own_stamp() { return {}; }
-
-Outcome look_at_result(const Call& call, int rank) {
-  const bool rooted =
-      call.collective == Collective::kReduce || call.collective == Collective::kGather;
-  if (!call.options.check_finite || (rooted && rank != call.root)) return {};
-  const std::size_t found = find_non_finite(call.out.type(), call.out.data(), call.out.count());
-  if (found == call.out.count()) return {};
-  return {found};
-}
 
 // The server has numbers of its own; so that its messages tell the rank, too.
 WorkerOptions worker_options(const StarOptions& options) {
@@ -262,6 +255,7 @@ Error ServerEngine::in_ranks(const Error& error, const MeshFrame& stamp) const {
 }
 
 Outcome ServerEngine::run(const Call& call, const MeshFrame& stamp, Deadline deadline) {
+  if (world_size() == 1) return run_alone(call);
   // The server gives up on whoever is absent after the same time and says who: let it.
   const bool usual =
       !call.options.deadline && deadline.remaining() < 2 * kOverdueFactor * timeout();
@@ -286,7 +280,7 @@ Outcome ServerEngine::run(const Call& call, const MeshFrame& stamp, Deadline dea
       case Collective::kPointToPoint: LOCKSTEP_CHECK(false);  // complete_call refuses it
     }
   });
-  return look_at_result(call, rank_);
+  return outcome_of(call, rank_);
 }
 
 void ServerEngine::leave(Deadline deadline) {
@@ -375,11 +369,6 @@ void ServerEngine::spread(const RoundControl& control, int from, std::byte* byte
   }
 }
 
-std::byte* ServerEngine::scratch(std::size_t bytes) {
-  if (scratch_.size() < bytes) scratch_.resize(bytes);
-  return scratch_.data();
-}
-
 void ServerEngine::reduce_nodes(const Running& running) {
   const Call& call = running.call;
   const bool scatters = call.collective == Collective::kReduceScatterNodes;
@@ -395,7 +384,7 @@ void ServerEngine::reduce_nodes(const Running& running) {
   }
   // A rank that brings nothing to the sum can bring no stamp with it either.
   if (!everybody_owns_a_lane(call.owners, world_size())) agree(running);
-  std::byte* const sum = scatters ? scratch(call.total * running.element()) : call.out.data();
+  std::byte* const sum = scatters ? scratch_.get(call.total * running.element()) : call.out.data();
   if (running.type() == DataType::kF32) {
     sum_nodes_f32(running, {reinterpret_cast<float*>(sum), call.total});
   } else {
@@ -453,7 +442,7 @@ void ServerEngine::reduce_partials(const Running& running, const LeafOwners& own
   const std::size_t total = running.call.total;
   for (std::size_t begin = 0; begin < total; begin += strip) {
     const std::size_t count = std::min(strip, total - begin);
-    std::byte* place = scratch(nodes.size() * count * element);
+    std::byte* place = scratch_.get(nodes.size() * count * element);
     void* const result = place;  // where the first node's partial was
     std::vector<const void*> strips;
     auto own = partials.begin();
@@ -497,7 +486,7 @@ void ServerEngine::gather(const Running& running) {
     const std::size_t bytes = chunk.size() * running.element();
     std::byte* place = wanted ? call.out.slice(chunk).data() : nullptr;
     if (from == rank_) {
-      if (!wanted) place = scratch(bytes);
+      if (!wanted) place = scratch_.get(bytes);
       copy_bytes(place, call.in.data(), bytes);
     }
     spread(running.control, from, place, bytes);
@@ -513,7 +502,7 @@ void ServerEngine::scatter(const Running& running) {
     const std::size_t bytes = chunk.size() * running.element();
     std::byte* place = to == rank_ ? call.out.data() : nullptr;
     if (rank_ == call.root) {
-      if (to != rank_) place = scratch(bytes);
+      if (to != rank_) place = scratch_.get(bytes);
       copy_bytes(place, call.in.slice(chunk).data(), bytes);
     }
     spread(running.control, call.root, place, bytes);
@@ -551,7 +540,7 @@ void ServerEngine::all_to_all(const Running& running) {
       if (static_cast<int>(to) == rank_) {
         place = call.out.slice(received[from]).data();
       } else if (mine) {
-        place = scratch(bytes);
+        place = scratch_.get(bytes);
       }
       if (mine) copy_bytes(place, call.in.slice(sent[to]).data(), bytes);
       if (from != to) spread(running.control, static_cast<int>(from), place, bytes);

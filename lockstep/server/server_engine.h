@@ -11,6 +11,7 @@
 #include "lockstep/comm/call.h"
 #include "lockstep/comm/communicator.h"
 #include "lockstep/comm/engine.h"
+#include "lockstep/comm/scratch.h"
 #include "lockstep/server/worker_client.h"
 #include "lockstep/wire/mesh_frame.h"
 
@@ -126,9 +127,6 @@ class ServerEngine final : public Engine {
   // The bytes of one rank to all others. Null where this rank has no use for them.
   void spread(const RoundControl& control, int from, std::byte* bytes, std::size_t size);
 
-  // Memory for so many bytes, until it is asked for again.
-  std::byte* scratch(std::size_t bytes);
-
   void reduce_nodes(const Running& running);
   void sum_nodes_f32(const Running& running, std::span<float> sum);
   void sum_nodes_f64(const Running& running, std::span<double> sum);
@@ -151,7 +149,7 @@ class ServerEngine final : public Engine {
   std::uint64_t next_step_ = 0;
   bool left_ = false;
   std::vector<float> values_;
-  std::vector<std::byte> scratch_;
+  Scratch scratch_;
 };
 
 }  // namespace lockstep

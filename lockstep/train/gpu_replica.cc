@@ -33,7 +33,7 @@ class GpuReplica final : public Replica {
   }
   // Ends transfers between GPUs, then the model, before its page-locked memory is freed.
   ~GpuReplica() override {
-    if (exchange_) exchange_->abort();
+    if (reducer_) reducer_->abort();
     model_.reset();
   }
   GpuReplica(const GpuReplica&) = delete;
@@ -98,9 +98,9 @@ class GpuReplica final : public Replica {
   }
 
   bool complete_on_device() override {
-    if (!exchange_) return false;
+    if (!reducer_) return false;
     model_->complete_parameters([this](float* parameters, DeviceStream stream) {
-      exchange_->all_gather(parameters, stream);
+      reducer_->all_gather(parameters, stream);
     });
     return true;
   }
@@ -123,11 +123,11 @@ class GpuReplica final : public Replica {
             .device = options.device,
             .patience = std::max<std::chrono::nanoseconds>(communicator.patience(), kLeastPatience),
             .while_waiting = [this, &communicator] {
-              exchange_ ? exchange_->check() : communicator.check();
+              reducer_ ? reducer_->check() : communicator.check();
             }};
   }
   void connect(const ReplicaOptions& options, Communicator& communicator, const GpuParts& parts) {
-    exchange_ = parts.make_exchange(
+    reducer_ = parts.make_reducer(
         communicator,
         {.owners = options.owners,
          .native = options.native,
@@ -136,7 +136,7 @@ class GpuReplica final : public Replica {
          .elements = layout().size()});
     delivery_.reduce = [this](std::span<float* const> accumulators, Range range,
                               DeviceStream stream) {
-      exchange_->reduce(accumulators, range, stream);
+      reducer_->reduce(accumulators, range, stream);
     };
   }
   // Only the last lane has `ready`, and delivers.
@@ -149,7 +149,7 @@ class GpuReplica final : public Replica {
   const Exchange kind_;
   const Range shard_;
   const LaneSchedule schedule_;
-  std::unique_ptr<DeviceExchange> exchange_;
+  std::unique_ptr<DeviceReducer> reducer_;
   std::vector<Buffer> partials_;
   FloatBuffer host_parameters_;  // allocated when first needed
   std::unique_ptr<GpuModel> model_;

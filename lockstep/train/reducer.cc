@@ -6,7 +6,7 @@
 
 #include "lockstep/base/canonical_tree.h"
 #include "lockstep/base/check.h"
-#include "lockstep/comm/calls.h"
+#include "lockstep/comm/call.h"
 #include "lockstep/comm/kernels/kernels.h"
 #include "lockstep/model/update.h"
 

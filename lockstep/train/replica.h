@@ -8,7 +8,7 @@
 
 #include "lockstep/base/hash/blake3.h"
 #include "lockstep/comm/communicator.h"
-#include "lockstep/comm/nccl/device_exchange.h"
+#include "lockstep/comm/nccl/device_reducer.h"
 #include "lockstep/model/batch.h"
 #include "lockstep/model/gpu_model.h"
 #include "lockstep/model/layout.h"
@@ -104,8 +104,8 @@ std::unique_ptr<Replica> make_cpu_replica(const ReplicaOptions& options, Communi
 // Makes the parts of a replica on a GPU. Tests have parts that need no GPU.
 struct GpuParts {
   std::function<std::unique_ptr<GpuModel>(const GpuModelOptions&)> make_model = make_gpu_model;
-  std::function<std::unique_ptr<DeviceExchange>(Communicator&, const DeviceExchangeOptions&)>
-      make_exchange = make_nccl_exchange;
+  std::function<std::unique_ptr<DeviceReducer>(Communicator&, const DeviceReducerOptions&)>
+      make_reducer = make_nccl_reducer;
 };
 
 // On a GPU. The communicator must outlive it.

@@ -1,13 +1,13 @@
 #include "lockstep/base/error.h"
-#include "lockstep/comm/nccl/device_exchange.h"
+#include "lockstep/comm/nccl/device_reducer.h"
 
 namespace lockstep {
 
-std::optional<std::string> device_exchange_refusal(Communicator&, int) {
+std::optional<std::string> device_reducer_refusal(Communicator&, int) {
   return "this build has no NCCL";
 }
 
-std::unique_ptr<DeviceExchange> make_nccl_exchange(Communicator&, const DeviceExchangeOptions&) {
+std::unique_ptr<DeviceReducer> make_nccl_reducer(Communicator&, const DeviceReducerOptions&) {
   throw Error(ErrorCode::kInvalidArgument, "this build has no NCCL");
 }
 

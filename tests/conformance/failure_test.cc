@@ -6,7 +6,7 @@
 #include <atomic>
 #include <thread>
 
-#include "lockstep/comm/calls.h"
+#include "lockstep/comm/call.h"
 #include "tests/support/build_kind.h"
 #include "tests/support/places.h"
 

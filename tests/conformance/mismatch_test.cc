@@ -3,7 +3,7 @@
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
-#include "lockstep/comm/calls.h"
+#include "lockstep/comm/call.h"
 #include "tests/support/build_kind.h"
 #include "tests/support/places.h"
 

@@ -2,8 +2,8 @@
 
 #include <gtest/gtest.h>
 
-#include "exchange_cases.h"
 #include "gpu_cases.h"
+#include "reducer_cases.h"
 
 namespace lockstep {
 namespace {

@@ -4,15 +4,15 @@
 
 #include <thread>
 
-#include "exchange_cases.h"
 #include "gpu_cases.h"
 #include "lockstep/comm/collectives/plan_engine.h"
-#include "lockstep/comm/nccl/nccl_links.h"
+#include "lockstep/comm/nccl/nccl_transport.h"
 #include "lockstep/comm/transport/local_group.h"
+#include "reducer_cases.h"
 #include "tests/support/ranks.h"
 
 // NCCL takes one rank per GPU, so on one GPU it can be shown with one: what goes through it, and
-// how its waits end. The exchange among several ranks is shown over other links (exchange_test.cc).
+// how its waits end. Sums among several ranks are shown over another transport (reducer_test.cc).
 
 namespace lockstep {
 namespace {
@@ -35,9 +35,9 @@ NcclOptions alone() {
   return {.rank = 0, .world_size = 1, .patience = 30s, .check = {}, .fail = {}};
 }
 
-TEST(NcclLinks, MovesAndAddsFloats) {
+TEST(NcclTransport, MovesAndAddsFloats) {
   LOCKSTEP_NEEDS_GPU();
-  NcclLinks links(make_nccl_id(), alone());
+  NcclTransport transport(make_nccl_id(), alone());
   constexpr std::size_t kCount = 100003;
   const auto first = wild_numbers(kCount, 1);
   const auto second = wild_numbers(17, 2);
@@ -51,28 +51,28 @@ TEST(NcclLinks, MovesAndAddsFloats) {
     // To itself, two at once: they match in their order.
     const std::vector<DeviceSend> sends{{0, from.data(), kCount}, {0, from.data() + kCount, 17}};
     const std::vector<DeviceRecv> recvs{{0, to.data() + 17, kCount}, {0, to.data(), 17}};
-    links.exchange(sends, recvs, stream.get());
-    links.all_reduce(to.data() + 17, kCount, stream.get());
+    transport.exchange(sends, recvs, stream.get());
+    transport.all_reduce(to.data() + 17, kCount, stream.get());
     check_cuda(cudaStreamSynchronize(stream.get()), "waiting for a stream");
-    links.check();
+    transport.check();
     EXPECT_EQ(bits(download(to.data() + 17, kCount)), bits(first));
     EXPECT_EQ(bits(download(to.data(), 17)), bits(second));
   }
 }
 
-TEST(NcclLinks, AfterAnAbortEverythingThrows) {
+TEST(NcclTransport, AfterAnAbortEverythingThrows) {
   LOCKSTEP_NEEDS_GPU();
-  NcclLinks links(make_nccl_id(), alone());
+  NcclTransport transport(make_nccl_id(), alone());
   const DeviceArray<float> data(4, "a test");
-  links.abort();
-  links.abort();
-  EXPECT_EQ(error_of([&] { links.check(); }).code(), ErrorCode::kAborted);
-  EXPECT_EQ(error_of([&] { links.all_reduce(data.data(), 4, nullptr); }).code(),
+  transport.abort();
+  transport.abort();
+  EXPECT_EQ(error_of([&] { transport.check(); }).code(), ErrorCode::kAborted);
+  EXPECT_EQ(error_of([&] { transport.all_reduce(data.data(), 4, nullptr); }).code(),
             ErrorCode::kAborted);
-  EXPECT_EQ(error_of([&] { links.exchange({}, {}, nullptr); }).code(), ErrorCode::kAborted);
+  EXPECT_EQ(error_of([&] { transport.exchange({}, {}, nullptr); }).code(), ErrorCode::kAborted);
 }
 
-TEST(NcclLinks, DoNotWaitForARankThatNeverComes) {
+TEST(NcclTransport, DoesNotWaitForARankThatNeverComes) {
   LOCKSTEP_NEEDS_GPU();
   const NcclId id = make_nccl_id();
   std::vector<Error> told;
@@ -81,7 +81,7 @@ TEST(NcclLinks, DoNotWaitForARankThatNeverComes) {
         told.push_back(error);
       }};
   const auto began = Deadline::Clock::now();
-  const Error error = error_of([&] { NcclLinks(id, options); });
+  const Error error = error_of([&] { NcclTransport(id, options); });
   const auto took = Deadline::Clock::now() - began;
   EXPECT_EQ(error.code(), ErrorCode::kTimeout) << error.what();
   EXPECT_THAT(error.what(), HasSubstr("rank 0 of 2 ranks has waited 2.0 s"));
@@ -91,7 +91,7 @@ TEST(NcclLinks, DoNotWaitForARankThatNeverComes) {
   EXPECT_STREQ(told[0].what(), error.what());
 }
 
-TEST(NcclLinks, StopWaitingWhenTheJobFails) {
+TEST(NcclTransport, StopsWaitingWhenTheJobFails) {
   LOCKSTEP_NEEDS_GPU();
   const NcclId id = make_nccl_id();
   int asked = 0;
@@ -105,76 +105,76 @@ TEST(NcclLinks, StopWaitingWhenTheJobFails) {
                                 },
                             .fail = [&](const Error&) { ++told; }};
   const auto began = Deadline::Clock::now();
-  const Error error = error_of([&] { NcclLinks(id, options); });
+  const Error error = error_of([&] { NcclTransport(id, options); });
   EXPECT_EQ(error.code(), ErrorCode::kPeerLost) << error.what();
   EXPECT_LT(Deadline::Clock::now() - began, 20s);
   EXPECT_EQ(told, 0);  // the job knows
 }
 
-TEST(NcclExchange, OfOneRankKeepsItsSums) {
+TEST(NcclReducer, OfOneRankKeepsItsSums) {
   LOCKSTEP_NEEDS_GPU();
   constexpr std::size_t kCount = 1003;
   const auto values = wild_numbers(kCount, 1);
   for (const bool native : {false, true}) {
     const auto communicators = make_communicators(1);
-    const DeviceExchangeOptions options{
+    const DeviceReducerOptions options{
         .owners = LeafOwners(5, 0), .native = native, .shards = {kCount}, .elements = kCount};
-    const auto exchange = make_nccl_exchange(*communicators[0], options);
+    const auto reducer = make_nccl_reducer(*communicators[0], options);
     const DeviceArray<float> data(kCount, "a test");
     upload(values, data.data());
     const std::vector<float*> partials{data.data()};
     const CudaStream stream = make_stream();
-    exchange->reduce(partials, {0, kCount}, stream.get());
-    exchange->all_gather(data.data(), stream.get());
+    reducer->reduce(partials, {0, kCount}, stream.get());
+    reducer->all_gather(data.data(), stream.get());
     check_cuda(cudaStreamSynchronize(stream.get()), "waiting for a stream");
-    exchange->check();
+    reducer->check();
     EXPECT_EQ(bits(download(data.data(), kCount)), bits(values));
 
-    exchange->abort();
-    EXPECT_EQ(error_of([&] { exchange->check(); }).code(), ErrorCode::kAborted);
+    reducer->abort();
+    EXPECT_EQ(error_of([&] { reducer->check(); }).code(), ErrorCode::kAborted);
     EXPECT_EQ(error_of([&] {
-                exchange->reduce(partials, {0, kCount}, stream.get());
+                reducer->reduce(partials, {0, kCount}, stream.get());
               }).code(),
               ErrorCode::kAborted);
     EXPECT_NO_THROW(communicators[0]->check());  // an abort here is no failure of the job
   }
 }
 
-TEST(NcclExchange, ThrowsTheCauseWhenTheJobHasFailed) {
+TEST(NcclReducer, ThrowsTheCauseWhenTheJobHasFailed) {
   LOCKSTEP_NEEDS_GPU();
   const auto communicators = make_communicators(1);
-  const auto exchange = make_nccl_exchange(*communicators[0], {.owners = {0}});
-  EXPECT_NO_THROW(exchange->check());
+  const auto reducer = make_nccl_reducer(*communicators[0], {.owners = {0}});
+  EXPECT_NO_THROW(reducer->check());
   communicators[0]->abort("enough");
   const std::vector<float*> partials{nullptr};
   for (const Error& error :
-       {error_of([&] { exchange->check(); }), error_of([&] { exchange->check(); }), error_of([&] {
-          exchange->reduce(partials, {0, 0}, nullptr);
+       {error_of([&] { reducer->check(); }), error_of([&] { reducer->check(); }), error_of([&] {
+          reducer->reduce(partials, {0, 0}, nullptr);
         })}) {
     EXPECT_EQ(error.code(), ErrorCode::kAborted);
     EXPECT_THAT(error.what(), HasSubstr("enough"));
   }
 }
 
-TEST(NcclExchange, AFailureToMakeItEndsTheJob) {
+TEST(NcclReducer, AFailureToMakeItEndsTheJob) {
   LOCKSTEP_NEEDS_GPU();
   const auto communicators = make_communicators(1);
   const Error error = error_of([&] {
-    make_nccl_exchange(*communicators[0], {.owners = {0}, .shards = {1, 2}});
+    make_nccl_reducer(*communicators[0], {.owners = {0}, .shards = {1, 2}});
   });
   EXPECT_EQ(error.code(), ErrorCode::kInvalidArgument);
   EXPECT_THAT(error_of([&] { communicators[0]->check(); }).what(),
               HasSubstr("2 shards for 1 ranks"));
 }
 
-TEST(NcclExchange, RefusalIsTheSameOnEveryRank) {
+TEST(NcclReducer, RefusalIsTheSameOnEveryRank) {
   LOCKSTEP_NEEDS_GPU();
   const auto refusals = [](const std::vector<int>& devices) {
     const auto communicators = make_communicators(static_cast<int>(devices.size()));
     std::vector<std::optional<std::string>> texts(devices.size());
     const auto errors = run_ranks(static_cast<int>(devices.size()), [&](int rank) {
       const auto index = static_cast<std::size_t>(rank);
-      texts[index] = device_exchange_refusal(*communicators[index], devices[index]);
+      texts[index] = device_reducer_refusal(*communicators[index], devices[index]);
     });
     for (const auto& error : errors) EXPECT_FALSE(error) << error->what();
     return texts;

@@ -9,7 +9,7 @@
 #include <stdexcept>
 
 #include "lockstep/base/hash/blake3.h"
-#include "lockstep/comm/calls.h"
+#include "lockstep/comm/call.h"
 #include "tests/support/guarded_memory.h"
 #include "tests/support/kernel_reference.h"
 
@@ -344,7 +344,7 @@ void Part::run() {
     case Collective::kAllToAll: return all_to_all();
     case Collective::kReduceNodes:
     case Collective::kReduceScatterNodes: return nodes();
-    case Collective::kBarrier: return comm_.barrier();
+    case Collective::kBarrier: comm_.barrier(); return;
     case Collective::kPointToPoint: break;
   }
   wrong(case_, "no collective");

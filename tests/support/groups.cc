@@ -115,7 +115,7 @@ std::vector<std::unique_ptr<Transport>> make_transports(const GroupOptions& opti
     case GroupMedium::kLocal:
     case GroupMedium::kLocalMessages: {
       LocalOptions local;
-      local.faults = options.faults;
+      if (!options.faults.empty()) local.wrap_stream = make_faulty(options.faults);
       local.shared_memory = options.medium == GroupMedium::kLocal;
       return make_local_group(options.world_size, local);
     }

@@ -14,6 +14,7 @@
 #include "lockstep/comm/communicator.h"
 #include "lockstep/comm/transport/local_group.h"
 #include "lockstep/comm/transport/transport.h"
+#include "tests/support/faulty_stream.h"
 
 namespace lockstep::test {
 

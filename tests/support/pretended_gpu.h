@@ -5,7 +5,7 @@
 #include <utility>
 #include <vector>
 
-#include "lockstep/comm/nccl/device_exchange.h"
+#include "lockstep/comm/nccl/device_reducer.h"
 #include "lockstep/model/cpu/adamw.h"
 #include "lockstep/model/cpu/transformer.h"
 #include "lockstep/model/gpu_model.h"
@@ -147,10 +147,10 @@ class PretendedGpu final : public GpuModel {
   UpdateResult updated_;
 };
 
-// An exchange between such models: the communicator's own collectives on their memory.
-class PretendedExchange final : public DeviceExchange {
+// Sums among such models: the communicator's own collectives on their memory.
+class PretendedReducer final : public DeviceReducer {
  public:
-  PretendedExchange(Communicator& communicator, DeviceExchangeOptions options)
+  PretendedReducer(Communicator& communicator, DeviceReducerOptions options)
       : communicator_(communicator), options_(std::move(options)) {}
 
   void reduce(std::span<float* const> partials, Range piece, DeviceStream) override {
@@ -187,7 +187,7 @@ class PretendedExchange final : public DeviceExchange {
   }
 
   Communicator& communicator_;
-  const DeviceExchangeOptions options_;
+  const DeviceReducerOptions options_;
 };
 
 }  // namespace lockstep::test

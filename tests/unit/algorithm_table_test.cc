@@ -4,7 +4,7 @@
 #include <gtest/gtest.h>
 
 #include "lockstep/base/error.h"
-#include "lockstep/comm/calls.h"
+#include "lockstep/comm/call.h"
 
 namespace lockstep::algorithm_table_test {
 namespace {

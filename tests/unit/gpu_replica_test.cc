@@ -20,9 +20,9 @@ const GpuParts kPretended = {
         [](const GpuModelOptions& options) {
           return std::make_unique<test::PretendedGpu>(options);
         },
-    .make_exchange =
-        [](Communicator& communicator, const DeviceExchangeOptions& options) {
-          return std::make_unique<test::PretendedExchange>(communicator, options);
+    .make_reducer =
+        [](Communicator& communicator, const DeviceReducerOptions& options) {
+          return std::make_unique<test::PretendedReducer>(communicator, options);
         }};
 
 // A worker on such a GPU, or on the CPU.

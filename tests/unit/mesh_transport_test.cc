@@ -42,15 +42,17 @@ class TricklingStream final : public Stream {
   const MeshFrameBytes head_;
 };
 
-class OneLink final : public Links {
+class OneStream final : public Streams {
  public:
-  OneLink(Stream& stream, Supervisor& supervisor) : stream_(stream), supervisor_(supervisor) {}
+  OneStream(Stream& stream, Supervisor& supervisor) : stream_(stream), supervisor_(supervisor) {}
 
   Stream& to(int, Deadline) override { return stream_; }
   std::string name_of(int rank) const override { return "rank " + std::to_string(rank); }
   int job_rank(int rank) const override { return rank; }
   Supervisor& supervisor() override { return supervisor_; }
-  std::unique_ptr<Links> split(const std::vector<int>&, int, std::uint32_t) override { return {}; }
+  std::unique_ptr<Streams> split(const std::vector<int>&, int, std::uint32_t) override {
+    return {};
+  }
   SharedSpace* shared_space() override { return nullptr; }
   bool oversubscribed() const override { return false; }
   bool spare_cores() const override { return false; }
@@ -76,7 +78,7 @@ TEST(MeshTransport, ATransferThatTricklesEndsAtItsDeadline) {
     frame.payload = data.size();
     TricklingStream stream(encode(frame));
     PlainSupervisor supervisor;
-    MeshTransport transport(0, 2, 0, 0, std::make_unique<OneLink>(stream, supervisor));
+    MeshTransport transport(0, 2, 0, 0, std::make_unique<OneStream>(stream, supervisor));
     try {
       transport.run({&transfer, 1}, MeshFrame{}, nullptr, Deadline::after(20ms));
       ADD_FAILURE() << "it ended";

@@ -8,7 +8,7 @@
 #include <atomic>
 #include <limits>
 
-#include "lockstep/comm/calls.h"
+#include "lockstep/comm/call.h"
 #include "lockstep/server/server_run.h"
 #include "tests/support/case_lists.h"
 #include "tests/support/star.h"

@@ -4,7 +4,7 @@
 
 namespace lockstep {
 
-// Whether calls of this kind can use `algorithm`.
+// Whether calls of this kind can use `algorithm` in a group that has shared memory, or has none.
 bool offers(Collective collective, Algorithm algorithm, bool shared_memory);
 
 // The caller's choice if there is one, otherwise by size and world size. Throws

@@ -11,7 +11,7 @@
 #include <cerrno>
 #include <climits>
 
-#include "lockstep/comm/call.h"
+#include "lockstep/comm/call_check.h"
 
 namespace lockstep {
 namespace {
@@ -111,14 +111,14 @@ void BoardSync::store(std::atomic<std::uint64_t>& word, std::uint64_t value) {
   }
 }
 
-void BoardSync::exchange_slots() {
+void BoardSync::gather_entries() {
   own_.stamps[parity()] = stamp_;
-  Board::Slot& mine = slot(rank_);
+  Board::Entry& mine = entry(rank_);
   mine.digest = digest_;
   store(mine.sequence, sequence_);
   for (int i = 1; i < world_size_; ++i) {
     const int peer = rank_ + i < world_size_ ? rank_ + i : rank_ + i - world_size_;
-    const Board::Slot& theirs = slot(peer);
+    const Board::Entry& theirs = entry(peer);
     wait_for(peer, [&] { return theirs.sequence.load(std::memory_order_acquire) == sequence_; });
     if (theirs.digest != digest_) [[unlikely]]
       fail_mismatch(peer);

@@ -17,14 +17,14 @@ class BoardSync {
  public:
   BoardSync(Transport& transport, SharedSpace& space, bool oversubscribed);
 
-  // Enters the next collective; afterwards slot(rank) is the one to fill.
+  // Enters the next collective; afterwards entry(rank) of this rank is the one to fill.
   void begin(const MeshFrame& stamp, Deadline deadline);
   Board& board(int rank) const { return *boards_[index_of(rank)]; }
-  Board::Slot& slot(int rank) const { return board(rank).slots[sequence_ & 1]; }
+  Board::Entry& entry(int rank) const { return board(rank).entries[parity()]; }
   std::size_t parity() const { return sequence_ & 1; }
 
-  // Shows the own slot to all, then waits for everybody's, which must carry the same stamp.
-  void exchange_slots();
+  // Shows this rank's entry to all, then waits for everybody's, which must carry the same stamp.
+  void gather_entries();
 
   void signal(std::atomic<std::uint64_t> Board::*counter, std::uint64_t value);
   // Waits until `counter` of every rank has reached `value`.

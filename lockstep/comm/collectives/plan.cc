@@ -15,12 +15,6 @@ int shifted(int rank, int offset, int world_size) {
   return (rank + offset + world_size) % world_size;
 }
 
-std::vector<Range> chunks_of(std::size_t count, int parts) {
-  std::vector<Range> chunks;
-  for (int index = 0; index < parts; ++index) chunks.push_back(chunk_of(count, parts, index));
-  return chunks;
-}
-
 void append(std::vector<Round>& rounds, std::vector<Round> more) {
   rounds.insert(rounds.end(), std::make_move_iterator(more.begin()),
                 std::make_move_iterator(more.end()));
@@ -43,8 +37,8 @@ std::vector<Round> mirrored(const std::vector<Round>& rounds) {
 // One round: every rank sends `theirs(peer)` to every peer and receives `mine` from all.
 // In the k-th place all send k ranks ahead and receive from k ranks behind, so no rank is
 // everybody's first.
-template <typename PieceOfPeer>
-Round reduce_directly(int rank, int world_size, PieceOfPeer theirs, Range mine) {
+template <typename ChunkOfPeer>
+Round reduce_directly(int rank, int world_size, ChunkOfPeer theirs, Range mine) {
   Round round;
   for (int k = 1; k < world_size; ++k) {
     const int ahead = shifted(rank, k, world_size);
@@ -54,27 +48,27 @@ Round reduce_directly(int rank, int world_size, PieceOfPeer theirs, Range mine) 
   return round;
 }
 
-// In round k a rank passes on what it reduced in round k - 1; piece r ends at rank r.
-std::vector<Round> ring_reduce(int rank, const std::vector<Range>& pieces) {
-  const int n = static_cast<int>(pieces.size());
+// In round k a rank passes on what it reduced in round k - 1; chunk r ends at rank r.
+std::vector<Round> ring_reduce(int rank, const std::vector<Range>& chunks) {
+  const int n = static_cast<int>(chunks.size());
   const int ahead = shifted(rank, 1, n);
   const int behind = shifted(rank, -1, n);
   std::vector<Round> rounds(static_cast<std::size_t>(n - 1));
   for (int k = 0; k < n - 1; ++k) {
-    rounds[k].sends = {{ahead, pieces[shifted(rank, -k - 1, n)]}};
-    rounds[k].recvs = {{behind, pieces[shifted(behind, -k - 1, n)], Merge::kLeft}};
+    rounds[k].sends = {{ahead, chunks[shifted(rank, -k - 1, n)]}};
+    rounds[k].recvs = {{behind, chunks[shifted(behind, -k - 1, n)], Merge::kLeft}};
   }
   return rounds;
 }
 
-std::vector<Round> ring_gather(int rank, const std::vector<Range>& pieces) {
-  const int n = static_cast<int>(pieces.size());
+std::vector<Round> ring_gather(int rank, const std::vector<Range>& chunks) {
+  const int n = static_cast<int>(chunks.size());
   const int ahead = shifted(rank, 1, n);
   const int behind = shifted(rank, -1, n);
   std::vector<Round> rounds(static_cast<std::size_t>(n - 1));
   for (int k = 0; k < n - 1; ++k) {
-    rounds[k].sends = {{ahead, pieces[shifted(rank, -k, n)]}};
-    rounds[k].recvs = {{behind, pieces[shifted(behind, -k, n)], Merge::kCopy}};
+    rounds[k].sends = {{ahead, chunks[shifted(rank, -k, n)]}};
+    rounds[k].recvs = {{behind, chunks[shifted(behind, -k, n)], Merge::kCopy}};
   }
   return rounds;
 }
@@ -105,7 +99,7 @@ Range half_of(Range range, bool upper) {
 // What the index-th of `holders` (a power of two) ranks holds after they halved `whole` among
 // them: the lowest bit of the index chooses first, so the j-th of 2^k holders has the union of
 // what holders j, j + 2^k, j + 2 * 2^k ... have when there are more of them.
-Range held_piece(Range whole, int holders, int index) {
+Range held_range(Range whole, int holders, int index) {
   for (int bit = 1; bit < holders; bit *= 2) whole = half_of(whole, (index & bit) != 0);
   return whole;
 }
@@ -123,20 +117,20 @@ void append_halving(int rank, Ranks ranks, Range whole, std::vector<Round>& roun
   const int right_holders = static_cast<int>(std::bit_floor(unsigned(ranks.end - middle)));
   const int index = on_left ? rank - ranks.begin : rank - middle;
   if (left_holders == right_holders) {
-    // Both hold the same piece; the lower rank keeps the lower half.
+    // Both hold the same range; the lower rank keeps the lower half.
     const int partner = on_left ? middle + index : ranks.begin + index;
-    const Range piece = held_piece(whole, left_holders, index);
+    const Range held = held_range(whole, left_holders, index);
     rounds.push_back(
-        {{{partner, half_of(piece, on_left)}},
-         {{partner, half_of(piece, !on_left), on_left ? Merge::kRight : Merge::kLeft}}});
+        {{{partner, half_of(held, on_left)}},
+         {{partner, half_of(held, !on_left), on_left ? Merge::kRight : Merge::kLeft}}});
   } else if (on_left) {
     rounds.push_back({{},
-                      {{middle + index % right_holders, held_piece(whole, left_holders, index),
+                      {{middle + index % right_holders, held_range(whole, left_holders, index),
                         Merge::kRight}}});
   } else if (index < right_holders) {
     Round& round = rounds.emplace_back();
     for (int left = index; left < left_holders; left += right_holders) {
-      round.sends.push_back({ranks.begin + left, held_piece(whole, left_holders, left)});
+      round.sends.push_back({ranks.begin + left, held_range(whole, left_holders, left)});
     }
   }
 }
@@ -146,29 +140,6 @@ void check_rank(int rank, std::size_t world_size) {
 }
 
 }  // namespace
-
-std::string_view to_string(Algorithm algorithm) {
-  switch (algorithm) {
-    case Algorithm::kAuto: return "auto";
-    case Algorithm::kPair: return "pair";
-    case Algorithm::kRing: return "ring";
-    case Algorithm::kHalvingDoubling: return "halving-doubling";
-    case Algorithm::kDirect: return "direct";
-    case Algorithm::kTree: return "tree";
-    case Algorithm::kShared: return "shared";
-    case Algorithm::kNative: return "native";
-  }
-  return "unknown";
-}
-
-Range chunk_of(std::size_t count, int parts, int index) {
-  LOCKSTEP_CHECK(parts > 0 && index >= 0 && index < parts);
-  const auto i = static_cast<std::size_t>(index);
-  const std::size_t size = count / static_cast<std::size_t>(parts);
-  const std::size_t larger = count % static_cast<std::size_t>(parts);
-  const std::size_t begin = i * size + std::min(i, larger);
-  return {begin, begin + size + (i < larger ? 1 : 0)};
-}
 
 Plan plan_all_reduce(Algorithm algorithm, int rank, int world_size, std::size_t count) {
   check_rank(rank, static_cast<std::size_t>(world_size));
@@ -182,7 +153,7 @@ Plan plan_all_reduce(Algorithm algorithm, int rank, int world_size, std::size_t 
   std::vector<Round> rounds;
   switch (algorithm) {
     case Algorithm::kRing: {
-      const std::vector<Range> chunks = chunks_of(count, world_size);
+      const std::vector<Range> chunks = chunks_of({}, count, world_size);
       rounds = ring_reduce(rank, chunks);
       append(rounds, ring_gather(rank, chunks));
       return {rounds};
@@ -201,18 +172,18 @@ Plan plan_all_reduce(Algorithm algorithm, int rank, int world_size, std::size_t 
   return {rounds};
 }
 
-Plan plan_reduce_scatter(Algorithm algorithm, int rank, const std::vector<Range>& pieces) {
-  check_rank(rank, pieces.size());
-  if (pieces.size() == 1) return {};
-  if (algorithm == Algorithm::kRing) return {ring_reduce(rank, pieces)};
+Plan plan_reduce_scatter(Algorithm algorithm, int rank, const std::vector<Range>& chunks) {
+  check_rank(rank, chunks.size());
+  if (chunks.size() == 1) return {};
+  if (algorithm == Algorithm::kRing) return {ring_reduce(rank, chunks)};
   LOCKSTEP_CHECK(algorithm == Algorithm::kDirect);
-  const auto piece = [&](int peer) { return pieces[peer]; };
-  return {{reduce_directly(rank, static_cast<int>(pieces.size()), piece, pieces[rank])}};
+  const auto chunk = [&](int peer) { return chunks[peer]; };
+  return {{reduce_directly(rank, static_cast<int>(chunks.size()), chunk, chunks[rank])}};
 }
 
-Plan plan_all_gather(Algorithm algorithm, int rank, const std::vector<Range>& pieces) {
-  if (pieces.size() > 1 && algorithm == Algorithm::kRing) return {ring_gather(rank, pieces)};
-  return {mirrored(plan_reduce_scatter(algorithm, rank, pieces).rounds)};
+Plan plan_all_gather(Algorithm algorithm, int rank, const std::vector<Range>& chunks) {
+  if (chunks.size() > 1 && algorithm == Algorithm::kRing) return {ring_gather(rank, chunks)};
+  return {mirrored(plan_reduce_scatter(algorithm, rank, chunks).rounds)};
 }
 
 // Relative rank v receives from v without its lowest bit, then sends to v + d for every power of
@@ -247,23 +218,23 @@ Plan plan_reduce(int rank, int world_size, std::size_t count, int root) {
   return plan;
 }
 
-Plan plan_gather(int rank, const std::vector<Range>& pieces, int root) {
-  return {mirrored(plan_scatter(rank, pieces, root).rounds)};
+Plan plan_gather(int rank, const std::vector<Range>& chunks, int root) {
+  return {mirrored(plan_scatter(rank, chunks, root).rounds)};
 }
 
-Plan plan_scatter(int rank, const std::vector<Range>& pieces, int root) {
-  check_rank(rank, pieces.size());
-  check_rank(root, pieces.size());
-  const int world_size = static_cast<int>(pieces.size());
+Plan plan_scatter(int rank, const std::vector<Range>& chunks, int root) {
+  check_rank(rank, chunks.size());
+  check_rank(root, chunks.size());
+  const int world_size = static_cast<int>(chunks.size());
   if (world_size == 1) return {};
   Round round;
   if (rank == root) {
     for (int k = 1; k < world_size; ++k) {
       const int peer = shifted(rank, k, world_size);
-      round.sends.push_back({peer, pieces[peer]});
+      round.sends.push_back({peer, chunks[peer]});
     }
   } else {
-    round.recvs.push_back({root, {0, pieces[rank].size()}, Merge::kCopy});
+    round.recvs.push_back({root, {0, chunks[rank].size()}, Merge::kCopy});
   }
   return {{round}};
 }

@@ -8,19 +8,9 @@
 #include "lockstep/base/index.h"
 #include "lockstep/comm/collectives/algorithm_table.h"
 #include "lockstep/comm/kernels/kernels.h"
+#include "lockstep/comm/kernels/outcome.h"
 
 namespace lockstep {
-namespace {
-
-Outcome look_at(BufferView result, bool check_finite) {
-  if (!check_finite) return {};
-  const std::size_t found = find_non_finite(result.type(), result.data(), result.count());
-  if (found == result.count()) return {};
-  return {found};
-}
-
-}  // namespace
-
 struct PlanEngine::Running {
   const Call& call;
   const MeshFrame& stamp;
@@ -61,6 +51,7 @@ std::unique_ptr<Engine> PlanEngine::split(const std::vector<int>& members, std::
 }
 
 Outcome PlanEngine::run(const Call& call, const MeshFrame& stamp, Deadline deadline) {
+  if (world_size() == 1) return run_alone(call);
   const Running running{call, stamp, deadline};
   if (running.algorithm() == Algorithm::kShared) return shared_->run(call, stamp, deadline);
   switch (call.collective) {
@@ -77,7 +68,7 @@ Outcome PlanEngine::run(const Call& call, const MeshFrame& stamp, Deadline deadl
     case Collective::kBarrier: barrier(running); break;
     case Collective::kPointToPoint: LOCKSTEP_CHECK(false);  // complete_call refuses it
   }
-  return look_at(call.out, call.options.check_finite);
+  return outcome_of(call, rank());
 }
 
 void PlanEngine::run_plan(const Running& running, const Plan& plan, BufferView data) {
@@ -85,43 +76,44 @@ void PlanEngine::run_plan(const Running& running, const Plan& plan, BufferView d
       .run(plan, data, running.call.op, running.stamp, running.deadline);
 }
 
-std::optional<std::size_t> PlanEngine::exchange(const Running& running, const TreeInputs& inputs,
-                                                std::span<const std::byte* const> rows,
-                                                std::span<const Range> pieces, std::byte* out) {
-  NodeExchange exchange;
-  exchange.type = running.type();
-  exchange.op = running.call.op;
-  exchange.inputs = &inputs;
-  exchange.rows = rows;
-  exchange.pieces = pieces;
-  exchange.out = out;
-  exchange.segment_bytes = segment_bytes();
-  exchange.check_finite = running.call.options.check_finite;
-  return exchange.run(*transport_, scratch_, running.stamp, running.deadline);
+std::optional<std::size_t> PlanEngine::reduce_own_chunk(const Running& running,
+                                                        const TreeInputs& inputs,
+                                                        std::span<const std::byte* const> rows,
+                                                        std::span<const Range> chunks,
+                                                        std::byte* out) {
+  NodeReduction reduction;
+  reduction.type = running.type();
+  reduction.op = running.call.op;
+  reduction.inputs = &inputs;
+  reduction.rows = rows;
+  reduction.chunks = chunks;
+  reduction.out = out;
+  reduction.segment_bytes = segment_bytes();
+  reduction.check_finite = running.call.options.check_finite;
+  return reduction.run(*transport_, scratch_, running.stamp, running.deadline);
 }
 
-void PlanEngine::gather_pieces(const Running& running, std::span<const Range> pieces,
+void PlanEngine::gather_chunks(const Running& running, std::span<const Range> chunks,
                                BufferView data) {
   const Algorithm algorithm =
       running.algorithm() == Algorithm::kRing ? Algorithm::kRing : Algorithm::kDirect;
-  run_plan(running, plan_all_gather(algorithm, rank(), {pieces.begin(), pieces.end()}), data);
+  run_plan(running, plan_all_gather(algorithm, rank(), {chunks.begin(), chunks.end()}), data);
 }
 
 Outcome PlanEngine::all_reduce(const Running& running) {
   const BufferView data = running.call.out;
-  const bool check_finite = running.call.options.check_finite;
   const std::byte* row = data.data();
   switch (running.algorithm()) {
     case Algorithm::kPair: {
-      const std::vector<Range> pieces(static_cast<std::size_t>(world_size()), {0, data.count()});
-      return {exchange(running, ranks_, {&row, 1}, pieces, data.data())};
+      const std::vector<Range> chunks(static_cast<std::size_t>(world_size()), {0, data.count()});
+      return {reduce_own_chunk(running, ranks_, {&row, 1}, chunks, data.data())};
     }
     case Algorithm::kDirect: {
-      const std::vector<Range> pieces = chunks_of({}, data.count(), world_size());
-      const Range own = pieces[index_of(rank())];
-      exchange(running, ranks_, {&row, 1}, pieces, data.slice(own).data());
-      gather_pieces(running, pieces, data);
-      return look_at(data, check_finite);
+      const std::vector<Range> chunks = chunks_of({}, data.count(), world_size());
+      const Range own = chunks[index_of(rank())];
+      reduce_own_chunk(running, ranks_, {&row, 1}, chunks, data.slice(own).data());
+      gather_chunks(running, chunks, data);
+      return outcome_of(running.call, rank());
     }
     default:
       run_plan(running, plan_all_reduce(running.algorithm(), rank(), world_size(), data.count()),
@@ -129,26 +121,26 @@ Outcome PlanEngine::all_reduce(const Running& running) {
       if (running.call.op == ReduceOp::kMean) {
         finish_mean(data.type(), data.data(), data.count(), world_size());
       }
-      return look_at(data, check_finite);
+      return outcome_of(running.call, rank());
   }
 }
 
 Outcome PlanEngine::reduce_scatter(const Running& running) {
   const Call& call = running.call;
-  const std::vector<Range> pieces = chunks_of(call.counts, call.total, world_size());
-  const Range own = pieces[index_of(rank())];
+  const std::vector<Range> chunks = chunks_of(call.counts, call.total, world_size());
+  const Range own = chunks[index_of(rank())];
   if (running.algorithm() == Algorithm::kDirect) {
     const std::byte* row = call.in.data();
-    return {exchange(running, ranks_, {&row, 1}, pieces, call.out.data())};
+    return {reduce_own_chunk(running, ranks_, {&row, 1}, chunks, call.out.data())};
   }
   const BufferView work(temporary_.get(call.in.bytes()), call.in.count(), call.in.type());
   copy_bytes(work.data(), call.in.data(), call.in.bytes());
-  run_plan(running, plan_reduce_scatter(running.algorithm(), rank(), pieces), work);
+  run_plan(running, plan_reduce_scatter(running.algorithm(), rank(), chunks), work);
   copy_bytes(call.out.data(), work.slice(own).data(), call.out.bytes());
   if (call.op == ReduceOp::kMean) {
     finish_mean(call.out.type(), call.out.data(), call.out.count(), world_size());
   }
-  return look_at(call.out, call.options.check_finite);
+  return outcome_of(call, rank());
 }
 
 Outcome PlanEngine::reduce(const Running& running) {
@@ -156,14 +148,14 @@ Outcome PlanEngine::reduce(const Running& running) {
   const bool at_root = rank() == call.root;
   const BufferView work(temporary_.get(call.in.bytes()), call.in.count(), call.in.type());
   if (running.algorithm() == Algorithm::kDirect) {
-    const std::vector<Range> pieces = chunks_of({}, call.total, world_size());
-    const Range own = pieces[index_of(rank())];
+    const std::vector<Range> chunks = chunks_of({}, call.total, world_size());
+    const Range own = chunks[index_of(rank())];
     const std::byte* row = call.in.data();
     std::byte* own_out = at_root ? call.out.slice(own).data() : work.data();
-    exchange(running, ranks_, {&row, 1}, pieces, own_out);
+    reduce_own_chunk(running, ranks_, {&row, 1}, chunks, own_out);
     const BufferView parts = at_root ? call.out : work.slice({0, own.size()});
-    run_plan(running, plan_gather(rank(), pieces, call.root), parts);
-    return at_root ? look_at(call.out, call.options.check_finite) : Outcome{};
+    run_plan(running, plan_gather(rank(), chunks, call.root), parts);
+    return outcome_of(call, rank());
   }
   copy_bytes(work.data(), call.in.data(), call.in.bytes());
   run_plan(running, plan_reduce(rank(), world_size(), call.total, call.root), work);
@@ -172,30 +164,30 @@ Outcome PlanEngine::reduce(const Running& running) {
   if (call.op == ReduceOp::kMean) {
     finish_mean(call.out.type(), call.out.data(), call.out.count(), world_size());
   }
-  return look_at(call.out, call.options.check_finite);
+  return outcome_of(call, rank());
 }
 
 Outcome PlanEngine::reduce_nodes(const Running& running) {
   const Call& call = running.call;
   const TreeInputs inputs = TreeInputs::nodes(call.owners, world_size());
-  const std::vector<Range> pieces = chunks_of(call.counts, call.total, world_size());
-  const Range own = pieces[index_of(rank())];
+  const std::vector<Range> chunks = chunks_of(call.counts, call.total, world_size());
+  const Range own = chunks[index_of(rank())];
   std::vector<const std::byte*> rows;
   for (const ConstBufferView& partial : call.partials) rows.push_back(partial.data());
   if (call.collective == Collective::kReduceScatterNodes) {
-    return {exchange(running, inputs, rows, pieces, call.out.data())};
+    return {reduce_own_chunk(running, inputs, rows, chunks, call.out.data())};
   }
-  exchange(running, inputs, rows, pieces, call.out.slice(own).data());
-  gather_pieces(running, pieces, call.out);
-  return look_at(call.out, call.options.check_finite);
+  reduce_own_chunk(running, inputs, rows, chunks, call.out.slice(own).data());
+  gather_chunks(running, chunks, call.out);
+  return outcome_of(call, rank());
 }
 
 void PlanEngine::all_gather(const Running& running) {
   const Call& call = running.call;
-  const std::vector<Range> pieces = chunks_of(call.counts, call.total, world_size());
-  const Range own = pieces[index_of(rank())];
+  const std::vector<Range> chunks = chunks_of(call.counts, call.total, world_size());
+  const Range own = chunks[index_of(rank())];
   copy_bytes(call.out.slice(own).data(), call.in.data(), call.in.bytes());
-  gather_pieces(running, pieces, call.out);
+  gather_chunks(running, chunks, call.out);
 }
 
 void PlanEngine::broadcast(const Running& running) {
@@ -204,18 +196,18 @@ void PlanEngine::broadcast(const Running& running) {
     run_plan(running, plan_broadcast(rank(), world_size(), call.total, call.root), call.out);
     return;
   }
-  // A piece to every rank, then everybody's pieces to everybody.
-  const std::vector<Range> pieces = chunks_of({}, call.total, world_size());
-  const Range own = pieces[index_of(rank())];
+  // A chunk to every rank, then everybody's chunks to everybody.
+  const std::vector<Range> chunks = chunks_of({}, call.total, world_size());
+  const Range own = chunks[index_of(rank())];
   const BufferView view = rank() == call.root ? call.out : call.out.slice(own);
-  run_plan(running, plan_scatter(rank(), pieces, call.root), view);
-  gather_pieces(running, pieces, call.out);
+  run_plan(running, plan_scatter(rank(), chunks, call.root), view);
+  gather_chunks(running, chunks, call.out);
 }
 
 void PlanEngine::scatter_or_gather(const Running& running) {
   const Call& call = running.call;
-  const std::vector<Range> pieces = chunks_of(call.counts, call.total, world_size());
-  const Range own = pieces[index_of(rank())];
+  const std::vector<Range> chunks = chunks_of(call.counts, call.total, world_size());
+  const Range own = chunks[index_of(rank())];
   const std::size_t offset = own.begin * size_of(call.out.type());
   const bool gathers = call.collective == Collective::kGather;
   if (rank() == call.root) {
@@ -226,7 +218,7 @@ void PlanEngine::scatter_or_gather(const Running& running) {
     }
   }
   const Plan plan =
-      gathers ? plan_gather(rank(), pieces, call.root) : plan_scatter(rank(), pieces, call.root);
+      gathers ? plan_gather(rank(), chunks, call.root) : plan_scatter(rank(), chunks, call.root);
   const RoundRunner runner(*transport_, scratch_, segment_bytes());
   for (const Round& round : plan.rounds) {
     runner.run(round, call.in.data(), call.out.data(), call.out.type(), call.op, running.stamp,
@@ -239,7 +231,7 @@ void PlanEngine::all_to_all(const Running& running) {
   const int n = world_size();
   const std::vector<Range> sent = chunks_of(call.counts, call.in.count(), n);
   const std::vector<Range> received = chunks_of(call.recv_counts, call.out.count(), n);
-  const auto me = static_cast<std::size_t>(rank());
+  const std::size_t me = index_of(rank());
   copy_bytes(call.out.slice(received[me]).data(), call.in.slice(sent[me]).data(),
              sent[me].size() * size_of(call.in.type()));
   Round round;

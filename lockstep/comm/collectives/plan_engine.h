@@ -2,7 +2,7 @@
 
 #include <memory>
 
-#include "lockstep/comm/collectives/node_exchange.h"
+#include "lockstep/comm/collectives/node_reduction.h"
 #include "lockstep/comm/collectives/round_runner.h"
 #include "lockstep/comm/collectives/shared_collectives.h"
 #include "lockstep/comm/engine.h"
@@ -11,8 +11,8 @@
 namespace lockstep {
 
 struct PlanOptions {
-  // Messages are worked on in pieces of this size; 0 lets the world size decide. Tests make it
-  // small to reach the paths of large messages.
+  // For tests, which make it small to reach the paths of large messages: what travels at once.
+  // 0: the number of ranks decides.
   std::size_t segment_bytes = 0;
 };
 
@@ -44,11 +44,11 @@ class PlanEngine final : public Engine {
   void all_to_all(const Running& running);
   void barrier(const Running& running);
 
-  // Combines everybody's rows into this rank's piece.
-  std::optional<std::size_t> exchange(const Running& running, const TreeInputs& inputs,
-                                      std::span<const std::byte* const> rows,
-                                      std::span<const Range> pieces, std::byte* out);
-  void gather_pieces(const Running& running, std::span<const Range> pieces, BufferView data);
+  // Combines this rank's chunk of everybody's rows into `out`; where it is not finite, if asked.
+  std::optional<std::size_t> reduce_own_chunk(const Running& running, const TreeInputs& inputs,
+                                              std::span<const std::byte* const> rows,
+                                              std::span<const Range> chunks, std::byte* out);
+  void gather_chunks(const Running& running, std::span<const Range> chunks, BufferView data);
   void run_plan(const Running& running, const Plan& plan, BufferView data);
   std::size_t segment_bytes() const;
 

@@ -11,11 +11,11 @@ namespace {
 
 constexpr std::size_t kWindow = 2;
 
-// Merges received segments into their piece.
+// Merges received segments into their range.
 class Merger final : public TransferObserver {
  public:
   struct Target {
-    std::byte* piece = nullptr;
+    std::byte* to = nullptr;
     Merge merge = Merge::kCopy;
     std::size_t merged = 0;  // bytes
   };
@@ -34,7 +34,7 @@ class Merger final : public TransferObserver {
       const std::size_t end = std::min(size, target.merged + segment_bytes_);
       if (end == target.merged || transfer.done < end) return;
       const std::byte* received = transfer.layout.at(target.merged).data();
-      std::byte* own = target.piece + target.merged;
+      std::byte* own = target.to + target.merged;
       const std::size_t count = (end - target.merged) / size_of(type_);
       if (target.merge == Merge::kLeft) {
         combine(op_, type_, own, received, own, count);
@@ -84,10 +84,10 @@ void RoundRunner::run(const Round& round, const std::byte* from, std::byte* to, 
   std::byte* window = merging > 0 ? scratch_.get(merging * window_bytes) : nullptr;
   for (const Recv& recv : round.recvs) {
     LOCKSTEP_CHECK(recv.merge != Merge::kTree);
-    std::byte* piece = to + recv.range.begin * element;
+    std::byte* place = to + recv.range.begin * element;
     const std::size_t bytes = recv.range.size() * element;
     if (recv.merge == Merge::kCopy) {
-      add(recv.peer, Direction::kRecv, piece, bytes);
+      add(recv.peer, Direction::kRecv, place, bytes);
       continue;
     }
     add(recv.peer, Direction::kRecv, window, bytes);
@@ -96,7 +96,7 @@ void RoundRunner::run(const Round& round, const std::byte* from, std::byte* to, 
     transfer.layout.segment_bytes = segment_bytes_;
     transfer.layout.window_segments = kWindow;
     transfer.limit = std::min(bytes, window_bytes);
-    merger.targets.back() = {piece, recv.merge, 0};
+    merger.targets.back() = {place, recv.merge, 0};
   }
   transport_.run(merger.transfers, stamp, merging > 0 ? &merger : nullptr, deadline);
 }

@@ -6,15 +6,15 @@
 #include "lockstep/base/index.h"
 #include "lockstep/comm/call.h"
 #include "lockstep/comm/collectives/board_sync.h"
-#include "lockstep/comm/collectives/node_exchange.h"
 #include "lockstep/comm/transport/shared_space.h"
+#include "lockstep/comm/tree_inputs.h"
 
 namespace lockstep {
 
 // Collectives through shared memory. Every one of them is "reduce, then gather", or one half of it,
-// over pieces of a vector, piece r being the work of rank r:
-//   small   everybody shows everything it brings in its slot and takes what it needs;
-//   window  everybody's memory is visible: rank r combines piece r of all and stores it everywhere;
+// over chunks of a vector, chunk r being the work of rank r:
+//   small   everybody shows everything it brings in its entry and takes what it needs;
+//   window  everybody's memory is visible: rank r combines chunk r of all and stores it everywhere;
 //   staged  the same through stages, round by round, when some memory is not visible.
 // No temporary beyond the boards. One thread at a time.
 class SharedCollectives {
@@ -27,38 +27,38 @@ class SharedCollectives {
   Outcome run(const Call& call, const MeshFrame& stamp, Deadline deadline);
 
  private:
-  // A collective as reduce and gather over pieces. Kept between calls to save allocations.
-  struct Job {
+  // A collective as reduce and gather over chunks. Kept between calls to save allocations.
+  struct Task {
     bool reduce = false;
     bool gather = false;
     int gather_to = -1;  // the one rank that gathers; -1: every rank
     DataType type = DataType::kU8;
     std::size_t element = 1;    // bytes
     std::size_t count = 0;      // elements of the whole vector
-    std::vector<Range> pieces;  // unless it is small and whole on every rank
-    // reduce: the vectors this rank brings, whole; otherwise its own piece.
+    std::vector<Range> chunks;  // unless it is small and whole on every rank
+    // reduce: the vectors this rank brings, whole; otherwise its own chunk.
     std::vector<const std::byte*> rows;
     const TreeInputs* inputs = nullptr;
     ReduceOp op = ReduceOp::kSum;
-    std::byte* out = nullptr;  // the whole vector when this rank gathers, else its own piece
+    std::byte* out = nullptr;  // the whole vector when this rank gathers, else its own chunk
     bool check_finite = false;
 
     bool gathers(int rank) const { return gather && (gather_to < 0 || gather_to == rank); }
   };
 
-  void describe_job(const Call& call);
-  void cut_pieces(const Call& call);
+  void describe_task(const Call& call);
+  void cut_chunks(const Call& call);
   bool show_windows();
   void run_small();
   void run_window();
   void run_staged();
   void stage_rows(std::size_t parity, std::size_t segment, std::size_t round);
-  void combine_piece(std::span<void* const> outputs, std::size_t begin, std::size_t count);
+  void combine_range(std::span<void* const> outputs, std::size_t begin, std::size_t count);
   void note_non_finite(const void* data, std::size_t begin, std::size_t count);
   Outcome outcome(bool in_parts) const;
 
-  Range piece(int rank) const { return job_.pieces[index_of(rank)]; }
-  // Part `round` of a rank's piece, cut into segments of `segment` elements.
+  Range chunk(int rank) const { return task_.chunks[index_of(rank)]; }
+  // Part `round` of a rank's chunk, cut into segments of `segment` elements.
   Range segment_of(int rank, std::size_t segment, std::size_t round) const;
 
   SharedSpace& space_;
@@ -72,7 +72,7 @@ class SharedCollectives {
   std::uint64_t rounds_ = 0;  // as all ranks have counted them
 
   // Of the collective under way.
-  Job job_;
+  Task task_;
   std::uint64_t first_non_finite_ = 0;
   std::vector<const void*> inputs_;
   std::vector<void*> outputs_;

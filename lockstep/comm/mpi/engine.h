@@ -29,9 +29,9 @@ class MpiEngine final : public Engine {
     const Call& call;
     const MeshFrame& stamp;
     Deadline deadline;
-    // Of all ranks, once they agree: elements of a vector, elements of a piece of one.
+    // Of all ranks, once they agree: elements of a vector, elements of a chunk of one.
     std::uint64_t most_total = 0;
-    std::uint64_t most_piece = 0;
+    std::uint64_t most_chunk = 0;
 
     DataType type() const { return call.out.type(); }
     std::size_t element() const { return size_of(type()); }

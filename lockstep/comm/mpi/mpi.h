@@ -2,6 +2,7 @@
 
 #include <chrono>
 #include <cstddef>
+#include <cstdlib>
 #include <memory>
 #include <string>
 
@@ -32,8 +33,13 @@ struct MpiOptions {
 // Which MPI this was built with, "" if none; the functions below it then throw
 // Error{kInvalidArgument}.
 std::string mpi_library();
-// Whether the environment looks like a rank that mpirun or srun started.
-bool started_by_mpi();
+// Whether the environment looks like a rank that mpirun or srun started; also in a build without
+// MPI.
+inline bool started_by_mpi() {
+  // Set by Open MPI, by MPICH and its relatives, and by whatever else speaks PMIx.
+  return std::getenv("OMPI_COMM_WORLD_RANK") != nullptr || std::getenv("PMI_RANK") != nullptr ||
+         std::getenv("PMIX_RANK") != nullptr;
+}
 
 // Point to point; our collectives and canonical order on top (PlanEngine).
 std::unique_ptr<Transport> make_mpi_transport(const MpiOptions& options = {});

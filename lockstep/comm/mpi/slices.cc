@@ -9,21 +9,21 @@ void MpiSlices::take_all() {
   data_ = vector_;
   counts_.clear();
   displacements_.clear();
-  for (const Range& piece : pieces_) {
-    counts_.push_back(static_cast<int>(piece.size()));
-    displacements_.push_back(static_cast<int>(piece.begin));
+  for (const Range& chunk : chunks_) {
+    counts_.push_back(static_cast<int>(chunk.size()));
+    displacements_.push_back(static_cast<int>(chunk.begin));
   }
 }
 
 void MpiSlices::take_round(std::size_t round, std::size_t slice, Scratch& scratch, bool fill) {
-  data_ = scratch.get(pieces_.size() * slice * element_);
+  data_ = scratch.get(chunks_.size() * slice * element_);
   taken_.clear();
   counts_.clear();
   displacements_.clear();
   int place = 0;
-  for (const Range& piece : pieces_) {
-    const std::size_t begin = piece.begin + round * slice;
-    const Range part = common_part({begin, begin + slice}, piece);
+  for (const Range& chunk : chunks_) {
+    const std::size_t begin = chunk.begin + round * slice;
+    const Range part = common_part({begin, begin + slice}, chunk);
     if (fill && part.size() > 0) {
       std::memcpy(data_ + static_cast<std::size_t>(place) * element_,
                   vector_ + part.begin * element_, part.size() * element_);

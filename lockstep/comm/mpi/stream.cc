@@ -5,8 +5,12 @@
 
 #include <algorithm>
 #include <cerrno>
+#include <mutex>
 
+#include "lockstep/base/index.h"
 #include "lockstep/comm/mpi/call.h"
+#include "lockstep/comm/mpi/mpi.h"
+#include "lockstep/comm/transport/mesh_transport.h"
 
 namespace lockstep {
 namespace {
@@ -19,8 +23,6 @@ constexpr std::size_t kStageBytes = 16 * 1024;
 constexpr std::size_t kMostDirectBytes = 1024 * 1024;
 // How long a chunk under way is given before its stream may sleep: MPI moves it only when asked.
 constexpr auto kFlowTime = 2ms;
-
-std::size_t index_of(Direction direction) { return direction == Direction::kSend ? 0 : 1; }
 
 }  // namespace
 
@@ -157,6 +159,48 @@ bool MpiStream::chunk_is_there() const {
   // An error is for read_some() to meet.
   return MPI_Iprobe(peer_, kTag, group_.comm(), &found, MPI_STATUS_IGNORE) != MPI_SUCCESS ||
          found != 0;
+}
+
+namespace {
+
+// The streams of a group, each opened on first use.
+class MpiStreams final : public Streams {
+ public:
+  explicit MpiStreams(std::unique_ptr<MpiGroup> group)
+      : group_(std::move(group)), streams_(static_cast<std::size_t>(group_->world_size())) {}
+
+  Stream& to(int peer, Deadline) override {
+    const std::lock_guard lock(mutex_);
+    std::unique_ptr<Stream>& stream = streams_[index_of(peer)];
+    if (stream == nullptr) stream = std::make_unique<MpiStream>(*group_, peer);
+    return *stream;
+  }
+  int job_rank(int rank) const override { return group_->job_rank(rank); }
+  std::string name_of(int rank) const override { return group_->name_of(rank); }
+  Supervisor& supervisor() override { return group_->control(); }
+  std::unique_ptr<Streams> split(const std::vector<int>& members, int,
+                                 std::uint32_t group) override {
+    return std::make_unique<MpiStreams>(group_->split(members, group));
+  }
+  // MPI has its own ways within a host.
+  SharedSpace* shared_space() override { return nullptr; }
+  bool oversubscribed() const override { return group_->world().oversubscribed(); }
+  bool spare_cores() const override { return false; }
+
+ private:
+  const std::unique_ptr<MpiGroup> group_;
+  std::mutex mutex_;
+  std::vector<std::unique_ptr<Stream>> streams_;  // guarded by mutex_
+};
+
+}  // namespace
+
+std::unique_ptr<Transport> make_mpi_transport(const MpiOptions& options) {
+  std::unique_ptr<MpiGroup> group = MpiWorld::join(options).group();
+  const int rank = group->rank();
+  const int world_size = group->world_size();
+  return std::make_unique<MeshTransport>(rank, world_size, /*generation=*/0, /*group=*/0,
+                                         std::make_unique<MpiStreams>(std::move(group)));
 }
 
 }  // namespace lockstep

@@ -4,7 +4,7 @@
 #include <span>
 
 #include "lockstep/base/canonical_tree.h"
-#include "lockstep/comm/nccl/device_exchange.h"
+#include "lockstep/comm/nccl/device_reducer.h"
 
 namespace lockstep::cuda {
 

@@ -6,7 +6,6 @@
 #include <atomic>
 #include <map>
 #include <mutex>
-#include <thread>
 
 #include "lockstep/base/cores.h"
 #include "lockstep/base/index.h"
@@ -24,7 +23,7 @@ std::string thread_name(int rank) { return fmt::format("rank {} (thread)", rank)
 // and nobody has to be told.
 struct LocalJob {
   explicit LocalJob(int world_size)
-      : books(static_cast<std::size_t>(world_size)), links(books.size()) {}
+      : books(static_cast<std::size_t>(world_size)), groups(books.size()) {}
 
   // What JobHealth makes of where everybody is, and of one rank's complaint.
   std::optional<Error> judge(int reporter, const std::optional<Error>& seen) const {
@@ -35,7 +34,7 @@ struct LocalJob {
     JobHealth health(names, std::chrono::hours(1), now);
     const auto tell = [&] {
       for (std::size_t r = 0; r < books.size(); ++r) {
-        if (links[r].load() == 0) {
+        if (groups[r].load() == 0) {
           health.goodbye(static_cast<int>(r), books[r].all(), now);
         } else {
           health.heartbeat(static_cast<int>(r), books[r].all(), now);
@@ -52,7 +51,7 @@ struct LocalJob {
   FailureLatch latch;
   // Per rank.
   std::vector<ProgressBook> books;
-  std::vector<std::atomic<int>> links;  // of all its groups; without any it has left the job
+  std::vector<std::atomic<int>> groups;  // that it is in; without any it has left the job
 };
 
 class LocalSupervisor final : public Supervisor {
@@ -74,54 +73,11 @@ class LocalSupervisor final : public Supervisor {
   void look_around() override {
     if (const std::optional<Error> cause = job_->judge(rank_, {})) job_->latch.trip(*cause);
   }
-  std::atomic<int>& links() { return job_->links[index_of(rank_)]; }
+  std::atomic<int>& groups() { return job_->groups[index_of(rank_)]; }
 
  private:
   const std::shared_ptr<LocalJob> job_;
   const int rank_;
-};
-
-// Counts the operations of a rank and makes the chosen ones go wrong.
-class FaultPlan {
- public:
-  explicit FaultPlan(const LocalFaults& faults) : faults_(faults) {}
-
-  // Called before an operation that would move bytes; true if what it writes shall be lost.
-  bool next() {
-    const std::size_t index = count_.fetch_add(1);
-    if (faults_.fail_at == index) throw Error(ErrorCode::kIo, "injected failure");
-    if (faults_.delay_at == index) std::this_thread::sleep_for(faults_.delay);
-    return faults_.drop_at && index >= *faults_.drop_at;
-  }
-
- private:
-  const LocalFaults faults_;
-  std::atomic<std::size_t> count_{0};
-};
-
-class FaultyStream final : public Stream {
- public:
-  FaultyStream(std::unique_ptr<Stream> inner, std::shared_ptr<FaultPlan> plan)
-      : inner_(std::move(inner)), plan_(std::move(plan)) {}
-
-  std::size_t write_some(std::span<const std::byte> head,
-                         std::span<const std::byte> body) override {
-    if (plan_->next()) return head.size() + body.size();
-    return inner_->write_some(head, body);
-  }
-  std::size_t read_some(std::span<std::byte> head, std::span<std::byte> body) override {
-    const std::size_t moved = inner_->read_some(head, body);
-    if (moved > 0) plan_->next();
-    return moved;
-  }
-  bool prepare_wait(Direction direction, std::vector<pollfd>& fds) override {
-    return inner_->prepare_wait(direction, fds);
-  }
-  void finish_wait(Direction direction) override { inner_->finish_wait(direction); }
-
- private:
-  const std::unique_ptr<Stream> inner_;
-  const std::shared_ptr<FaultPlan> plan_;
 };
 
 // All of the process's memory is shared, so an address is its own published number.
@@ -152,8 +108,7 @@ struct Group {
   // Per rank of this group.
   std::vector<int> job_ranks;
   std::vector<std::shared_ptr<LocalSupervisor>> supervisors;
-  std::vector<std::shared_ptr<FaultPlan>> faults;  // null: none
-  bool shared_memory = true;
+  LocalOptions options;
   LocalSpace space;
 
   // Kept here until all who share it have fetched it.
@@ -178,11 +133,10 @@ struct Group {
     const Pair pair = place->second;
     if (!first) pairs.erase(place);
     const std::size_t side = from < to ? 0 : 1;
-    auto stream = std::make_unique<RingStream>(pair.memory, static_cast<int>(side),
-                                               pair.bells[side], pair.bells[1 - side]);
-    const std::shared_ptr<FaultPlan>& plan = faults[index_of(from)];
-    if (plan == nullptr) return stream;
-    return std::make_unique<FaultyStream>(std::move(stream), plan);
+    std::unique_ptr<Stream> stream = std::make_unique<RingStream>(
+        pair.memory, static_cast<int>(side), pair.bells[side], pair.bells[1 - side]);
+    if (!options.wrap_stream) return stream;
+    return options.wrap_stream(job_ranks[index_of(from)], std::move(stream));
   }
 
   std::shared_ptr<Group> child(const std::vector<int>& members, std::uint32_t group) {
@@ -191,12 +145,10 @@ struct Group {
     std::shared_ptr<Group> made = place->second.group;
     if (first) {
       made = std::make_shared<Group>(static_cast<int>(members.size()));
-      made->shared_memory = shared_memory;
+      made->options = options;
       for (const int member : members) {
-        const auto index = static_cast<std::size_t>(member);
-        made->job_ranks.push_back(job_ranks[index]);
-        made->supervisors.push_back(supervisors[index]);
-        made->faults.push_back(faults[index]);
+        made->job_ranks.push_back(job_ranks[index_of(member)]);
+        made->supervisors.push_back(supervisors[index_of(member)]);
       }
       place->second.group = made;
     }
@@ -205,17 +157,17 @@ struct Group {
   }
 };
 
-class LocalLinks final : public Links {
+class LocalStreams final : public Streams {
  public:
-  LocalLinks(std::shared_ptr<Group> group, int rank)
+  LocalStreams(std::shared_ptr<Group> group, int rank)
       : group_(std::move(group)),
         rank_(rank),
         streams_(static_cast<std::size_t>(group_->world_size)),
         oversubscribed_(group_->world_size > available_cores()),
         spare_cores_(available_cores() >= 2 * group_->world_size) {
-    own_supervisor().links().fetch_add(1);
+    own_supervisor().groups().fetch_add(1);
   }
-  ~LocalLinks() override { own_supervisor().links().fetch_sub(1); }
+  ~LocalStreams() override { own_supervisor().groups().fetch_sub(1); }
 
   Stream& to(int peer, Deadline) override {
     const std::lock_guard lock(mutex_);
@@ -226,12 +178,14 @@ class LocalLinks final : public Links {
   std::string name_of(int rank) const override { return thread_name(job_rank(rank)); }
   int job_rank(int rank) const override { return group_->job_ranks[index_of(rank)]; }
   Supervisor& supervisor() override { return own_supervisor(); }
-  SharedSpace* shared_space() override { return group_->shared_memory ? &group_->space : nullptr; }
+  SharedSpace* shared_space() override {
+    return group_->options.shared_memory ? &group_->space : nullptr;
+  }
   bool oversubscribed() const override { return oversubscribed_; }
   bool spare_cores() const override { return spare_cores_; }
-  std::unique_ptr<Links> split(const std::vector<int>& members, int rank,
-                               std::uint32_t group) override {
-    return std::make_unique<LocalLinks>(group_->child(members, group), rank);
+  std::unique_ptr<Streams> split(const std::vector<int>& members, int rank,
+                                 std::uint32_t group) override {
+    return std::make_unique<LocalStreams>(group_->child(members, group), rank);
   }
 
  private:
@@ -255,19 +209,15 @@ std::vector<std::unique_ptr<Transport>> make_local_group(int world_size,
   }
   auto group = std::make_shared<Group>(world_size);
   const auto job = std::make_shared<LocalJob>(world_size);
-  group->shared_memory = options.shared_memory;
+  group->options = options;
   std::vector<std::unique_ptr<Transport>> transports;
   for (int r = 0; r < world_size; ++r) {
-    const auto index = static_cast<std::size_t>(r);
     group->job_ranks.push_back(r);
     group->supervisors.push_back(std::make_shared<LocalSupervisor>(job, r));
-    group->faults.push_back(index < options.faults.size()
-                                ? std::make_shared<FaultPlan>(options.faults[index])
-                                : nullptr);
   }
   for (int r = 0; r < world_size; ++r) {
     transports.push_back(std::make_unique<MeshTransport>(r, world_size, 0, 0,
-                                                         std::make_unique<LocalLinks>(group, r)));
+                                                         std::make_unique<LocalStreams>(group, r)));
   }
   return transports;
 }

@@ -1,30 +1,19 @@
 #pragma once
 
-#include <chrono>
-#include <cstddef>
 #include <functional>
 #include <memory>
-#include <optional>
 #include <vector>
 
-#include "lockstep/comm/communicator.h"
+#include "lockstep/comm/transport/stream.h"
 #include "lockstep/comm/transport/transport.h"
 
 namespace lockstep {
 
-// What shall go wrong on a rank of a local group, for tests. Operations are the reads and writes of
-// its streams that move at least a byte, counted from 0.
-struct LocalFaults {
-  std::optional<std::size_t> fail_at;   // this operation throws Error{kIo}
-  std::optional<std::size_t> drop_at;   // from this one on, what it writes never arrives
-  std::optional<std::size_t> delay_at;  // this one waits for `delay` first
-  std::chrono::nanoseconds delay{0};
-};
-
 struct LocalOptions {
-  std::vector<LocalFaults> faults;  // per rank; empty: none
   // Without it the ranks exchange messages only, as if they did not share memory.
   bool shared_memory = true;
+  // For tests: what a rank of the group uses instead of a stream of its own. Null: the stream.
+  std::function<std::unique_ptr<Stream>(int rank, std::unique_ptr<Stream> stream)> wrap_stream;
 };
 
 // A group of ranks as threads of this process (the seeds' SimulatedBackend): rank i is element i,

@@ -67,7 +67,7 @@ class MeshSpace final : public SharedSpace {
 
   std::array<int, 2> own_files() const { return {own_board_.get(), arena_->file().get()}; }
   void add(int peer, const Descriptor& board, const Descriptor& arena) {
-    const auto index = static_cast<std::size_t>(peer);
+    const auto index = index_of(peer);
     boards_[index] = Mapping::of(board, sizeof(Board));
     arenas_[index] = Mapping::of(arena, 0);
     open_.fetch_add(1);
@@ -101,12 +101,12 @@ class MeshSpace final : public SharedSpace {
 
 // Streams to the members of one group. Between two ranks the one with the higher job rank connects,
 // the other finds the connection at its door.
-class MeshLinks final : public Links {
+class MeshStreams final : public Streams {
  public:
-  MeshLinks(std::shared_ptr<Hub> hub, std::vector<int> members, int rank, std::uint32_t group)
+  MeshStreams(std::shared_ptr<Hub> hub, std::vector<int> members, int rank, std::uint32_t group)
       : hub_(std::move(hub)), members_(std::move(members)), rank_(rank), group_(group) {
     for (std::size_t i = 0; i < members_.size(); ++i) {
-      slots_.push_back(std::make_unique<Slot>());
+      peers_.push_back(std::make_unique<Peer>());
     }
     const bool all_shared =
         members_.size() > 1 && std::all_of(members_.begin(), members_.end(), [&](int member) {
@@ -127,10 +127,10 @@ class MeshLinks final : public Links {
   }
 
   Stream& to(int peer, Deadline deadline) override {
-    Slot& slot = *slots_[index_of(peer)];
-    const std::lock_guard lock(slot.mutex);
-    if (slot.stream == nullptr) slot.stream = open(peer, deadline);
-    return *slot.stream;
+    Peer& other = *peers_[index_of(peer)];
+    const std::lock_guard lock(other.mutex);
+    if (other.stream == nullptr) other.stream = open(peer, deadline);
+    return *other.stream;
   }
   std::string name_of(int rank) const override { return lockstep::name_of(card(rank)); }
   int job_rank(int rank) const override { return members_[index_of(rank)]; }
@@ -138,15 +138,15 @@ class MeshLinks final : public Links {
   SharedSpace* shared_space() override { return space_.get(); }
   bool oversubscribed() const override { return oversubscribed_; }
   bool spare_cores() const override { return spare_cores_; }
-  std::unique_ptr<Links> split(const std::vector<int>& members, int rank,
-                               std::uint32_t group) override {
+  std::unique_ptr<Streams> split(const std::vector<int>& members, int rank,
+                                 std::uint32_t group) override {
     std::vector<int> job_ranks;
     for (const int member : members) job_ranks.push_back(job_rank(member));
-    return std::make_unique<MeshLinks>(hub_, std::move(job_ranks), rank, group);
+    return std::make_unique<MeshStreams>(hub_, std::move(job_ranks), rank, group);
   }
 
  private:
-  struct Slot {
+  struct Peer {
     std::mutex mutex;
     std::unique_ptr<Stream> stream;  // guarded by mutex
   };
@@ -245,7 +245,7 @@ class MeshLinks final : public Links {
   bool oversubscribed_ = false;
   bool spare_cores_ = false;
   std::unique_ptr<MeshSpace> space_;  // null unless the whole group shares memory
-  std::vector<std::unique_ptr<Slot>> slots_;
+  std::vector<std::unique_ptr<Peer>> peers_;
 };
 
 }  // namespace
@@ -260,7 +260,7 @@ std::unique_ptr<Transport> make_mesh(JoinedJob job, Medium medium,
   auto hub = std::make_shared<Hub>(std::move(job), medium, timeout);
   return std::make_unique<MeshTransport>(
       rank, world_size, generation, 0,
-      std::make_unique<MeshLinks>(std::move(hub), std::move(members), rank, 0));
+      std::make_unique<MeshStreams>(std::move(hub), std::move(members), rank, 0));
 }
 
 }  // namespace lockstep

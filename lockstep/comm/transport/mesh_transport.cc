@@ -8,7 +8,7 @@
 
 #include "lockstep/base/check.h"
 #include "lockstep/base/index.h"
-#include "lockstep/comm/call.h"
+#include "lockstep/comm/call_check.h"
 
 namespace lockstep {
 namespace {
@@ -58,12 +58,12 @@ struct MeshTransport::Active {
 };
 
 MeshTransport::MeshTransport(int rank, int world_size, std::uint32_t generation,
-                             std::uint32_t group, std::unique_ptr<Links> links)
+                             std::uint32_t group, std::unique_ptr<Streams> streams)
     : rank_(rank),
       world_size_(world_size),
       generation_(generation),
       group_(group),
-      links_(std::move(links)) {
+      streams_(std::move(streams)) {
   for (int i = 0; i < 2 * world_size; ++i) ports_.push_back(std::make_unique<Port>());
 }
 
@@ -106,7 +106,7 @@ void MeshTransport::run(std::span<Transfer> transfers, const MeshFrame& stamp,
   }
   try {
     for (Active& a : active) {
-      a.stream = &links_->to(a.transfer->peer, deadline);
+      a.stream = &streams_->to(a.transfer->peer, deadline);
       if (!a.receiving()) {
         full.part = a.part;
         full.payload = a.size();
@@ -122,7 +122,7 @@ void MeshTransport::run(std::span<Transfer> transfers, const MeshFrame& stamp,
             [&](const Active& a, const Active& b) { return distance(a) < distance(b); });
   std::size_t sent_bytes = 0;
   for (const Active& a : active) sent_bytes += a.receiving() ? 0 : a.size();
-  const bool apart = sent_bytes >= kSendApart && links_->spare_cores() &&
+  const bool apart = sent_bytes >= kSendApart && streams_->spare_cores() &&
                      (observer == nullptr || !observer->watches_sends());
   if (!apart) {
     move(active, full, observer, deadline);
@@ -176,9 +176,9 @@ void MeshTransport::move(std::span<Active> active, const MeshFrame& stamp,
     if (idle_turns == 1) idle_since = now;
     if (now >= deadline.time()) fail_timeout(active, stamp);
     supervisor().latch().check();
-    if (links_->oversubscribed() && idle_turns <= kYieldsWhenOversubscribed) {
+    if (streams_->oversubscribed() && idle_turns <= kYieldsWhenOversubscribed) {
       sched_yield();
-    } else if (links_->oversubscribed() || now - idle_since > kSpinTime) {
+    } else if (streams_->oversubscribed() || now - idle_since > kSpinTime) {
       wait(active, deadline);
     }
   }
@@ -289,7 +289,7 @@ std::unique_ptr<Transport> MeshTransport::split(const std::vector<int>& members,
   LOCKSTEP_CHECK(me != members.end());
   const int rank = static_cast<int>(me - members.begin());
   return std::make_unique<MeshTransport>(rank, static_cast<int>(members.size()), generation_, group,
-                                         links_->split(members, rank, group));
+                                         streams_->split(members, rank, group));
 }
 
 }  // namespace lockstep

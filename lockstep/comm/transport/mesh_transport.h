@@ -11,18 +11,20 @@
 
 namespace lockstep {
 
-// The streams of a group, by kind of medium: threads, TCP, shared memory, MPI.
-class Links {
+// The streams of a group to each of its ranks. There is one class for each medium: LocalStreams
+// (threads of a process), MeshStreams (TCP, shared memory) and MpiStreams. Safe to use from several
+// threads.
+class Streams {
  public:
-  virtual ~Links() = default;
+  virtual ~Streams() = default;
   // The stream to `peer`, opened on first use.
   virtual Stream& to(int peer, Deadline deadline) = 0;
   virtual std::string name_of(int rank) const = 0;
   // The rank in the whole job, by which errors blame it.
   virtual int job_rank(int rank) const = 0;
   virtual Supervisor& supervisor() = 0;
-  virtual std::unique_ptr<Links> split(const std::vector<int>& members, int rank,
-                                       std::uint32_t group) = 0;
+  virtual std::unique_ptr<Streams> split(const std::vector<int>& members, int rank,
+                                         std::uint32_t group) = 0;
   // As in Transport.
   virtual SharedSpace* shared_space() = 0;
   virtual bool oversubscribed() const = 0;
@@ -30,26 +32,28 @@ class Links {
   virtual bool spare_cores() const = 0;
 };
 
-// Messages over streams: framing, full duplex progress over many peers, deadlines.
+// Messages over streams: framing, full duplex progress over many peers, deadlines. A waiting rank
+// first spins, then sleeps in poll(): the spin saves the wake-up when the peer answers at once, and
+// is short because it takes a core.
 class MeshTransport final : public Transport {
  public:
   MeshTransport(int rank, int world_size, std::uint32_t generation, std::uint32_t group,
-                std::unique_ptr<Links> links);
+                std::unique_ptr<Streams> streams);
   ~MeshTransport() override;
 
   int rank() const override { return rank_; }
   int world_size() const override { return world_size_; }
-  std::string name_of(int rank) const override { return links_->name_of(rank); }
-  int job_rank(int rank) const override { return links_->job_rank(rank); }
-  Supervisor& supervisor() override { return links_->supervisor(); }
-  SharedSpace* shared_space() override { return links_->shared_space(); }
-  bool oversubscribed() const override { return links_->oversubscribed(); }
+  std::string name_of(int rank) const override { return streams_->name_of(rank); }
+  int job_rank(int rank) const override { return streams_->job_rank(rank); }
+  Supervisor& supervisor() override { return streams_->supervisor(); }
+  SharedSpace* shared_space() override { return streams_->shared_space(); }
+  bool oversubscribed() const override { return streams_->oversubscribed(); }
   void run(std::span<Transfer> transfers, const MeshFrame& stamp, TransferObserver* observer,
            Deadline deadline) override;
   std::unique_ptr<Transport> split(const std::vector<int>& members, std::uint32_t group) override;
 
  private:
-  struct Port;    // one direction of one link
+  struct Port;    // one direction of one stream
   struct Active;  // one transfer under way
 
   Port& port(int peer, Direction direction);
@@ -66,7 +70,7 @@ class MeshTransport final : public Transport {
   const int world_size_;
   const std::uint32_t generation_;
   const std::uint32_t group_;
-  const std::unique_ptr<Links> links_;
+  const std::unique_ptr<Streams> streams_;
   std::vector<std::unique_ptr<Port>> ports_;  // two per peer
   Sender sender_;
 };

@@ -13,11 +13,11 @@ Sender::~Sender() {
   if (thread_.joinable()) thread_.join();
 }
 
-void Sender::start(std::function<void()> job) {
+void Sender::start(std::function<void()> task) {
   owner_.lock();
   {
     const std::lock_guard lock(mutex_);
-    job_ = std::move(job);
+    task_ = std::move(task);
     error_.reset();
     if (!thread_.joinable()) thread_ = std::thread([this] { serve(); });
   }
@@ -28,7 +28,7 @@ std::optional<Error> Sender::wait() {
   std::optional<Error> error;
   {
     std::unique_lock lock(mutex_);
-    changed_.wait(lock, [&] { return !job_; });
+    changed_.wait(lock, [&] { return !task_; });
     error = error_;
   }
   owner_.unlock();
@@ -38,18 +38,18 @@ std::optional<Error> Sender::wait() {
 void Sender::serve() {
   std::unique_lock lock(mutex_);
   for (;;) {
-    changed_.wait(lock, [&] { return closing_ || job_; });
-    if (!job_) return;
+    changed_.wait(lock, [&] { return closing_ || task_; });
+    if (!task_) return;
     lock.unlock();
     std::optional<Error> error;
     try {
-      job_();
+      task_();
     } catch (const Error& caught) {
       error = caught;
     }
     lock.lock();
     error_ = error;
-    job_ = nullptr;
+    task_ = nullptr;
     changed_.notify_all();
   }
 }

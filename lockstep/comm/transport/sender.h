@@ -10,7 +10,8 @@
 
 namespace lockstep {
 
-// A thread that does one job at a time beside its owner; it exists from the first start() on.
+// A thread that does one task at a time beside its owner, such as sending while the owner receives.
+// It exists from the first start() on.
 class Sender {
  public:
   Sender() = default;
@@ -18,9 +19,9 @@ class Sender {
   Sender(const Sender&) = delete;
   Sender& operator=(const Sender&) = delete;
 
-  // Takes its turn when another thread of the owner still has a job under way.
-  void start(std::function<void()> job);
-  // Until the job has ended; the Error it threw, if it did. The job itself has the deadline.
+  // Waits for its turn where another thread of the owner still has a task under way.
+  void start(std::function<void()> task);
+  // Until the task has ended; the Error it threw, if it did. The task itself has the deadline.
   std::optional<Error> wait();
 
  private:
@@ -29,7 +30,7 @@ class Sender {
   std::mutex owner_;  // held from start() to wait()
   std::mutex mutex_;
   std::condition_variable changed_;
-  std::function<void()> job_;   // guarded by mutex_; empty when there is none
+  std::function<void()> task_;  // guarded by mutex_; empty when there is none
   std::optional<Error> error_;  // guarded by mutex_
   bool closing_ = false;        // guarded by mutex_
   std::thread thread_;

@@ -14,17 +14,17 @@ namespace lockstep {
 // What a rank shows to the others of its group, in memory that all of them map. Only its owner
 // writes it, `sleepers` aside. All zero is a fresh board.
 struct Board {
-  static constexpr std::size_t kSlotBytes = 16 * 1024;
+  static constexpr std::size_t kEntryBytes = 16 * 1024;
   static constexpr std::size_t kStageBytes = 256 * 1024;
 
   // What the owner brings to a collective: all of it when it is small, addresses when it is large.
   // Two, used in turn: nobody can be two collectives ahead of anybody.
-  struct alignas(64) Slot {
+  struct alignas(64) Entry {
     std::atomic<std::uint64_t> sequence;
     std::uint64_t digest;  // of the stamp; equal on all ranks
-    std::byte data[kSlotBytes - 16];
+    std::byte data[kEntryBytes - 16];
   };
-  Slot slots[2];
+  Entry entries[2];
   MeshFrame stamps[2];  // read only to explain a difference of digests
 
   // Running counts over all collectives. A *round* moves one stage's worth of data.

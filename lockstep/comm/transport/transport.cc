@@ -16,10 +16,10 @@ MeshFrame stamp_for(Collective collective) {
   return stamp;
 }
 
-// A whole message of one contiguous row.
-class Message {
+// A message of one contiguous row.
+class WholeMessage {
  public:
-  Message(int peer, Direction direction, const std::byte* data, std::size_t size)
+  WholeMessage(int peer, Direction direction, const std::byte* data, std::size_t size)
       : row_(const_cast<std::byte*>(data)) {
     transfer_.peer = peer;
     transfer_.direction = direction;
@@ -27,8 +27,8 @@ class Message {
     transfer_.layout.row_bytes = size;
     transfer_.limit = size;
   }
-  Message(const Message&) = delete;
-  Message& operator=(const Message&) = delete;
+  WholeMessage(const WholeMessage&) = delete;
+  WholeMessage& operator=(const WholeMessage&) = delete;
 
   const Transfer& transfer() const { return transfer_; }
 
@@ -71,14 +71,14 @@ void Transport::check_peer(int peer, const char* operation) const {
 
 void Transport::send(int to, std::span<const std::byte> data, Deadline deadline) {
   check_peer(to, "send");
-  const Message message(to, Direction::kSend, data.data(), data.size());
+  const WholeMessage message(to, Direction::kSend, data.data(), data.size());
   std::array transfers{message.transfer()};
   run(transfers, stamp_for(Collective::kPointToPoint), nullptr, deadline);
 }
 
 void Transport::recv(int from, std::span<std::byte> data, Deadline deadline) {
   check_peer(from, "recv");
-  const Message message(from, Direction::kRecv, data.data(), data.size());
+  const WholeMessage message(from, Direction::kRecv, data.data(), data.size());
   std::array transfers{message.transfer()};
   run(transfers, stamp_for(Collective::kPointToPoint), nullptr, deadline);
 }
@@ -87,8 +87,8 @@ void Transport::exchange(int to, std::span<const std::byte> out, int from, std::
                          Deadline deadline) {
   check_peer(to, "exchange");
   check_peer(from, "exchange");
-  const Message sent(to, Direction::kSend, out.data(), out.size());
-  const Message received(from, Direction::kRecv, in.data(), in.size());
+  const WholeMessage sent(to, Direction::kSend, out.data(), out.size());
+  const WholeMessage received(from, Direction::kRecv, in.data(), in.size());
   std::array transfers{sent.transfer(), received.transfer()};
   run(transfers, stamp_for(Collective::kPointToPoint), nullptr, deadline);
 }
@@ -97,8 +97,8 @@ void Transport::exchange(int to, std::span<const std::byte> out, int from, std::
 void Transport::barrier(Deadline deadline) {
   const int n = world_size();
   for (int distance = 1; distance < n; distance *= 2) {
-    const Message sent((rank() + distance) % n, Direction::kSend, nullptr, 0);
-    const Message received((rank() + n - distance) % n, Direction::kRecv, nullptr, 0);
+    const WholeMessage sent((rank() + distance) % n, Direction::kSend, nullptr, 0);
+    const WholeMessage received((rank() + n - distance) % n, Direction::kRecv, nullptr, 0);
     std::array transfers{sent.transfer(), received.transfer()};
     run(transfers, stamp_for(Collective::kBarrier), nullptr, deadline);
   }

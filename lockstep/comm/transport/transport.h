@@ -77,8 +77,9 @@ class Transport {
   virtual void run(std::span<Transfer> transfers, const MeshFrame& stamp,
                    TransferObserver* observer, Deadline deadline) = 0;
 
-  // A group of some of these ranks, with links of its own; `members` in the order of their new
-  // ranks. All members call it with the same arguments; `group` is fresh on every one of them.
+  // A group of some of these ranks, with streams of its own; `members` in the order of their new
+  // ranks. All members call it with the same arguments; no group of theirs has had the number
+  // `group` before.
   virtual std::unique_ptr<Transport> split(const std::vector<int>& members,
                                            std::uint32_t group) = 0;
 

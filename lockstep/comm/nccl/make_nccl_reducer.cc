@@ -6,8 +6,8 @@
 #include <cstring>
 
 #include "lockstep/base/host.h"
-#include "lockstep/comm/nccl/cuda_exchange.h"
-#include "lockstep/comm/nccl/nccl_links.h"
+#include "lockstep/comm/nccl/cuda_reducer.h"
+#include "lockstep/comm/nccl/nccl_transport.h"
 
 namespace lockstep {
 namespace {
@@ -52,7 +52,7 @@ Place place_of(int device) {
 
 }  // namespace
 
-std::optional<std::string> device_exchange_refusal(Communicator& communicator, int device) {
+std::optional<std::string> device_reducer_refusal(Communicator& communicator, int device) {
   const Place own = place_of(device);
   std::vector<Place> places(static_cast<std::size_t>(communicator.world_size()));
   communicator.all_gather(ConstBufferView(&own, sizeof(Place), DataType::kU8),
@@ -73,8 +73,8 @@ std::optional<std::string> device_exchange_refusal(Communicator& communicator, i
   return std::nullopt;
 }
 
-std::unique_ptr<DeviceExchange> make_nccl_exchange(Communicator& communicator,
-                                                   const DeviceExchangeOptions& options) {
+std::unique_ptr<DeviceReducer> make_nccl_reducer(Communicator& communicator,
+                                                 const DeviceReducerOptions& options) {
   try {
     NcclId id{};
     if (communicator.rank() == 0) id = make_nccl_id();
@@ -85,8 +85,8 @@ std::unique_ptr<DeviceExchange> make_nccl_exchange(Communicator& communicator,
     nccl.patience = communicator.patience();
     nccl.check = [&communicator] { communicator.check(); };
     nccl.fail = [&communicator](const Error& error) { communicator.fail(error); };
-    return std::make_unique<CudaExchange>(std::make_unique<NcclLinks>(id, std::move(nccl)),
-                                          options);
+    return std::make_unique<CudaReducer>(std::make_unique<NcclTransport>(id, std::move(nccl)),
+                                         options);
   } catch (const Error& error) {
     communicator.fail(error);  // the others wait for this rank
   }

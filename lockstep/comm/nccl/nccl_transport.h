@@ -7,7 +7,7 @@
 #include <optional>
 
 #include "lockstep/base/error.h"
-#include "lockstep/comm/nccl/device_links.h"
+#include "lockstep/comm/nccl/device_transport.h"
 
 struct ncclComm;
 
@@ -32,12 +32,12 @@ struct NcclOptions {
 // Over NCCL, without blocking calls: every wait of the host is a loop here, which ends by a
 // deadline or when the job fails. A failure aborts NCCL, so that kernels under way end, is told to
 // the job, and is thrown again by every later call.
-class NcclLinks final : public DeviceLinks {
+class NcclTransport final : public DeviceTransport {
  public:
   // On the current GPU. Waits until all ranks have come: Error{kTimeout} if they do not.
-  NcclLinks(const NcclId& id, NcclOptions options);
+  NcclTransport(const NcclId& id, NcclOptions options);
   // Aborts: ending NCCL in good order would wait for all ranks, who may be dead.
-  ~NcclLinks() override;
+  ~NcclTransport() override;
 
   int rank() const override { return options_.rank; }
   int world_size() const override { return options_.world_size; }

@@ -1,4 +1,4 @@
-#include "lockstep/comm/nccl/cuda_exchange.h"
+#include "lockstep/comm/nccl/cuda_reducer.h"
 
 #include <fmt/format.h>
 
@@ -13,7 +13,7 @@
 namespace lockstep {
 namespace {
 
-constexpr std::size_t kQuad = 4;  // chunks of an aligned piece are aligned for float4
+constexpr std::size_t kQuad = 4;  // chunks of an aligned range are aligned for float4
 
 [[noreturn]] void refuse(const std::string& what) {
   throw Error(ErrorCode::kInvalidArgument, "exchange between GPUs: " + what);
@@ -50,11 +50,11 @@ std::vector<Range> checked_shards(const std::vector<std::size_t>& shards, int wo
 
 }  // namespace
 
-CudaExchange::CudaExchange(std::unique_ptr<DeviceLinks> links, const DeviceExchangeOptions& options,
-                           std::size_t round_elements)
-    : links_(std::move(links)),
-      rank_(links_->rank()),
-      world_size_(links_->world_size()),
+CudaReducer::CudaReducer(std::unique_ptr<DeviceTransport> transport,
+                         const DeviceReducerOptions& options, std::size_t round_elements)
+    : transport_(std::move(transport)),
+      rank_(transport_->rank()),
+      world_size_(transport_->world_size()),
       native_(options.native),
       shards_(checked_shards(options.shards, world_size_)),
       elements_(options.elements),
@@ -88,39 +88,39 @@ CudaExchange::CudaExchange(std::unique_ptr<DeviceLinks> links, const DeviceExcha
   scratch_ = DeviceArray<float>(rows * row_, "what other ranks' GPUs send");
 }
 
-float* CudaExchange::scratch_row(int rank, std::size_t row) const {
+float* CudaReducer::scratch_row(int rank, std::size_t row) const {
   return scratch_.data() + (scratch_begin_[index_of(rank)] + row) * row_;
 }
 
-std::vector<Range> CudaExchange::chunks_of(Range piece) const {
+std::vector<Range> CudaReducer::chunks_of(Range range) const {
   std::vector<Range> chunks;
   for (int rank = 0; rank < world_size_; ++rank) {
     if (!shards_.empty()) {
-      chunks.push_back(common_part(shards_[index_of(rank)], piece));
+      chunks.push_back(common_part(shards_[index_of(rank)], range));
       continue;
     }
-    const Range quads = chunk_of((piece.size() + kQuad - 1) / kQuad, world_size_, rank);
+    const Range quads = chunk_of((range.size() + kQuad - 1) / kQuad, world_size_, rank);
     chunks.push_back(
-        common_part({piece.begin + quads.begin * kQuad, piece.begin + quads.end * kQuad}, piece));
+        common_part({range.begin + quads.begin * kQuad, range.begin + quads.end * kQuad}, range));
   }
   return chunks;
 }
 
-void CudaExchange::reduce(std::span<float* const> partials, Range piece, DeviceStream stream) {
-  links_->check();
+void CudaReducer::reduce(std::span<float* const> partials, Range range, DeviceStream stream) {
+  transport_->check();
   const std::size_t own_rows = inputs_.rows_of[index_of(rank_)];
   if (partials.size() != own_rows) {
     refuse(fmt::format("rank {} owns {} nodes, but brings {} partial sums", rank_, own_rows,
                        partials.size()));
   }
-  if (elements_ != 0 && (piece.begin > piece.end || piece.end > elements_)) {
-    refuse(fmt::format("a piece of {} elements from {} on, of a vector of {}", piece.size(),
-                       piece.begin, elements_));
+  if (elements_ != 0 && (range.begin > range.end || range.end > elements_)) {
+    refuse(fmt::format("a piece of {} elements from {} on, of a vector of {}", range.size(),
+                       range.begin, elements_));
   }
-  if (native_) return reduce_natively(partials, piece, stream);
+  if (native_) return reduce_natively(partials, range, stream);
   if (world_size_ == 1) return;  // its one node is the whole tree
 
-  const std::vector<Range> chunks = chunks_of(piece);
+  const std::vector<Range> chunks = chunks_of(range);
   std::size_t longest = 0;
   for (const Range& chunk : chunks) longest = std::max(longest, chunk.size());
   std::vector<Range> round(chunks.size());
@@ -135,14 +135,14 @@ void CudaExchange::reduce(std::span<float* const> partials, Range piece, DeviceS
   if (shards_.empty()) gather(partials[0], chunks, stream);
 }
 
-void CudaExchange::run_round(std::span<float* const> partials, const std::vector<Range>& pieces,
-                             DeviceStream stream) {
-  const Range own = pieces[index_of(rank_)];
+void CudaReducer::run_round(std::span<float* const> partials, const std::vector<Range>& chunks,
+                            DeviceStream stream) {
+  const Range own = chunks[index_of(rank_)];
   std::vector<DeviceSend> sends;
   std::vector<DeviceRecv> recvs;
   for (int i = 1; i < world_size_; ++i) {
     const int to = (rank_ + i) % world_size_;
-    const Range theirs = pieces[index_of(to)];
+    const Range theirs = chunks[index_of(to)];
     for (const float* partial : partials) {
       if (theirs.size() > 0) sends.push_back({to, partial + theirs.begin, theirs.size()});
     }
@@ -151,7 +151,7 @@ void CudaExchange::run_round(std::span<float* const> partials, const std::vector
       if (own.size() > 0) recvs.push_back({from, scratch_row(from, row), own.size()});
     }
   }
-  links_->exchange(sends, recvs, stream);
+  transport_->exchange(sends, recvs, stream);
   if (own.size() == 0) return;
   std::vector<const float*> rows;
   for (const TreeInputs::Source& source : inputs_.sources) {
@@ -161,34 +161,34 @@ void CudaExchange::run_round(std::span<float* const> partials, const std::vector
   cuda::combine(inputs_.program, rows, partials[0] + own.begin, own.size(), stream);
 }
 
-void CudaExchange::gather(float* values, const std::vector<Range>& pieces, DeviceStream stream) {
-  const Range own = pieces[index_of(rank_)];
+void CudaReducer::gather(float* values, const std::vector<Range>& chunks, DeviceStream stream) {
+  const Range own = chunks[index_of(rank_)];
   std::vector<DeviceSend> sends;
   std::vector<DeviceRecv> recvs;
   for (int i = 1; i < world_size_; ++i) {
     const int to = (rank_ + i) % world_size_;
     if (own.size() > 0) sends.push_back({to, values + own.begin, own.size()});
     const int from = (rank_ + world_size_ - i) % world_size_;
-    const Range theirs = pieces[index_of(from)];
+    const Range theirs = chunks[index_of(from)];
     if (theirs.size() > 0) recvs.push_back({from, values + theirs.begin, theirs.size()});
   }
-  links_->exchange(sends, recvs, stream);
+  transport_->exchange(sends, recvs, stream);
 }
 
 // With shards too, everybody gets the whole sum: more than asked for, but right.
-void CudaExchange::reduce_natively(std::span<float* const> partials, Range piece,
-                                   DeviceStream stream) {
-  if (piece.size() == 0) return;
+void CudaReducer::reduce_natively(std::span<float* const> partials, Range range,
+                                  DeviceStream stream) {
+  if (range.size() == 0) return;
   if (partials.size() > 1) {
     std::vector<const float*> rows;
-    for (const float* partial : partials) rows.push_back(partial + piece.begin);
-    cuda::combine(own_program_, rows, partials[0] + piece.begin, piece.size(), stream);
+    for (const float* partial : partials) rows.push_back(partial + range.begin);
+    cuda::combine(own_program_, rows, partials[0] + range.begin, range.size(), stream);
   }
-  links_->all_reduce(partials[0] + piece.begin, piece.size(), stream);
+  transport_->all_reduce(partials[0] + range.begin, range.size(), stream);
 }
 
-void CudaExchange::all_gather(float* values, DeviceStream stream) {
-  links_->check();
+void CudaReducer::all_gather(float* values, DeviceStream stream) {
+  transport_->check();
   if (shards_.empty()) refuse("there are no shards to gather");
   gather(values, shards_, stream);
 }

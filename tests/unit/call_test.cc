@@ -1,11 +1,13 @@
-#include "lockstep/comm/calls.h"
+#include "lockstep/comm/call.h"
 
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
 #include "lockstep/base/error.h"
+#include "lockstep/comm/call_check.h"
+#include "lockstep/comm/kernels/outcome.h"
 
-namespace lockstep::calls_test {
+namespace lockstep::call_test {
 namespace {
 
 using testing::HasSubstr;
@@ -138,11 +140,11 @@ TEST(CallStamp, TellsCallsApart) {
   };
   EXPECT_EQ(scattered({1, 2, 3}, 0), scattered({1, 2, 3}, 2));
   EXPECT_NE(scattered({1, 2, 3}, 0), scattered({3, 2, 1}, 0));
-  // The same pieces, whether said or not.
+  // The same chunks, whether said or not.
   EXPECT_EQ(scattered({2, 2, 2}, 0), stamp(calls::reduce_scatter(const_floats(6), floats(2), sum)));
 }
 
-// Every rank has its own piece, and all call the same.
+// Every rank has its own chunk, and all call the same.
 TEST(CallStamp, IsEqualOnAllRanks) {
   const LeafOwners owners{0, 0, 1, 2};
   std::vector<MeshFrame> stamps;
@@ -196,4 +198,4 @@ TEST(RunAlone, LanesAreAveraged) {
 }
 
 }  // namespace
-}  // namespace lockstep::calls_test
+}  // namespace lockstep::call_test

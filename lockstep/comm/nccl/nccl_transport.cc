@@ -1,4 +1,4 @@
-#include "lockstep/comm/nccl/nccl_links.h"
+#include "lockstep/comm/nccl/nccl_transport.h"
 
 #include <fmt/format.h>
 #include <nccl.h>
@@ -56,7 +56,7 @@ NcclId make_nccl_id() {
   return id;
 }
 
-NcclLinks::NcclLinks(const NcclId& id, NcclOptions options) : options_(std::move(options)) {
+NcclTransport::NcclTransport(const NcclId& id, NcclOptions options) : options_(std::move(options)) {
   ncclUniqueId unique;
   std::memcpy(&unique, id.data(), sizeof(unique));
   ncclConfig_t config = NCCL_CONFIG_INITIALIZER;
@@ -70,20 +70,20 @@ NcclLinks::NcclLinks(const NcclId& id, NcclOptions options) : options_(std::move
   }
 }
 
-NcclLinks::~NcclLinks() { close(); }
+NcclTransport::~NcclTransport() { close(); }
 
-void NcclLinks::close() noexcept {
+void NcclTransport::close() noexcept {
   ncclComm* comm = std::exchange(comm_, nullptr);
   if (comm == nullptr || cuda_given_up()) return;  // the latter: it would wait for the GPU
   static_cast<void>(ncclCommAbort(comm));          // nobody could do anything about its result
 }
 
-void NcclLinks::abort() noexcept {
+void NcclTransport::abort() noexcept {
   if (!failure_) failure_ = Error(ErrorCode::kAborted, "the exchange between GPUs was aborted");
   close();
 }
 
-void NcclLinks::fail(const Error& error) {
+void NcclTransport::fail(const Error& error) {
   failure_ = error;
   close();
   try {
@@ -94,7 +94,7 @@ void NcclLinks::fail(const Error& error) {
   throw Error(*failure_);
 }
 
-void NcclLinks::fail(const char* operation, int result) {
+void NcclTransport::fail(const char* operation, int result) {
   const auto code = static_cast<ncclResult_t>(result);
   const Error error(ErrorCode::kIo, describe(operation, code, comm_));
   if (code == ncclRemoteError) {
@@ -105,7 +105,7 @@ void NcclLinks::fail(const char* operation, int result) {
   fail(error);
 }
 
-void NcclLinks::check_job() {
+void NcclTransport::check_job() {
   if (!options_.check) return;
   try {
     options_.check();
@@ -116,7 +116,7 @@ void NcclLinks::check_job() {
   }
 }
 
-void NcclLinks::settle(const char* operation, int result) {
+void NcclTransport::settle(const char* operation, int result) {
   const Deadline deadline = Deadline::after(options_.patience);
   const Pause pause;
   while (result == ncclInProgress) {
@@ -137,7 +137,7 @@ void NcclLinks::settle(const char* operation, int result) {
   if (result != ncclSuccess) fail(operation, result);
 }
 
-void NcclLinks::check() {
+void NcclTransport::check() {
   if (failure_) throw Error(*failure_);
   check_job();
   ncclResult_t state = ncclSuccess;
@@ -146,8 +146,8 @@ void NcclLinks::check() {
   if (result != ncclSuccess && result != ncclInProgress) fail("transfers under way", result);
 }
 
-void NcclLinks::exchange(std::span<const DeviceSend> sends, std::span<const DeviceRecv> recvs,
-                         DeviceStream stream) {
+void NcclTransport::exchange(std::span<const DeviceSend> sends, std::span<const DeviceRecv> recvs,
+                             DeviceStream stream) {
   check();
   if (sends.empty() && recvs.empty()) return;
   ncclResult_t result = ncclGroupStart();
@@ -166,7 +166,7 @@ void NcclLinks::exchange(std::span<const DeviceSend> sends, std::span<const Devi
   settle("sending and receiving", result == ncclSuccess ? ended : result);
 }
 
-void NcclLinks::all_reduce(float* data, std::size_t count, DeviceStream stream) {
+void NcclTransport::all_reduce(float* data, std::size_t count, DeviceStream stream) {
   check();
   if (count == 0) return;
   settle("all-reduce", ncclAllReduce(data, data, count, ncclFloat32, ncclSum, comm_, stream));

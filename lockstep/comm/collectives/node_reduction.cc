@@ -1,4 +1,4 @@
-#include "lockstep/comm/collectives/node_exchange.h"
+#include "lockstep/comm/collectives/node_reduction.h"
 
 #include <algorithm>
 #include <limits>
@@ -14,7 +14,7 @@ constexpr std::size_t kRowWindow = 2;  // segments of a row in memory
 // Combines a segment as soon as it has come from everybody.
 class Combiner final : public TransferObserver {
  public:
-  Combiner(const NodeExchange& exchange, Transport& transport, Scratch& scratch);
+  Combiner(const NodeReduction& reduction, Transport& transport, Scratch& scratch);
 
   std::span<Transfer> transfers() { return transfers_; }
   std::size_t first_non_finite() const { return first_non_finite_; }
@@ -30,10 +30,10 @@ class Combiner final : public TransferObserver {
   void combine(std::size_t segment);
   // Bytes of a message with `rows` rows up to the end of a segment.
   std::size_t message_end(std::size_t rows, std::size_t row_bytes, std::size_t segment) const {
-    return rows * std::min(row_bytes, (segment + 1) * exchange_.segment_bytes);
+    return rows * std::min(row_bytes, (segment + 1) * reduction_.segment_bytes);
   }
 
-  const NodeExchange& exchange_;
+  const NodeReduction& reduction_;
   const int rank_;
   const std::size_t element_;
   const Range own_;
@@ -51,20 +51,20 @@ class Combiner final : public TransferObserver {
   std::vector<const void*> inputs_;
 };
 
-Combiner::Combiner(const NodeExchange& exchange, Transport& transport, Scratch& scratch)
-    : exchange_(exchange),
+Combiner::Combiner(const NodeReduction& reduction, Transport& transport, Scratch& scratch)
+    : reduction_(reduction),
       rank_(transport.rank()),
-      element_(size_of(exchange.type)),
-      own_(exchange.pieces[index_of(rank_)]),
+      element_(size_of(reduction.type)),
+      own_(reduction.chunks[index_of(rank_)]),
       own_bytes_(own_.size() * element_) {
   const int n = transport.world_size();
-  const std::size_t segment_bytes = exchange.segment_bytes;
+  const std::size_t segment_bytes = reduction.segment_bytes;
   segments_ = (own_bytes_ + segment_bytes - 1) / segment_bytes;
 
   std::size_t recv_rows = 0;
   for (int r = 0; r < n; ++r) {
     recv_begin_.push_back(recv_rows);
-    if (r != rank_) recv_rows += exchange.inputs->rows_of[index_of(r)];
+    if (r != rank_) recv_rows += reduction.inputs->rows_of[index_of(r)];
   }
   // The window of a small message is no larger than the message.
   const std::size_t window_bytes =
@@ -72,16 +72,16 @@ Combiner::Combiner(const NodeExchange& exchange, Transport& transport, Scratch& 
   std::byte* memory = scratch.get(recv_rows * window_bytes);
   for (std::size_t i = 0; i < recv_rows; ++i) recv_rows_.push_back(memory + i * window_bytes);
 
-  send_rows_.reserve(exchange.rows.size() * static_cast<std::size_t>(n));
+  send_rows_.reserve(reduction.rows.size() * static_cast<std::size_t>(n));
   for (int i = 1; i < n; ++i) {
     const int peer = (rank_ + i) % n;
-    const Range theirs = exchange.pieces[index_of(peer)];
+    const Range theirs = reduction.chunks[index_of(peer)];
     const std::size_t begin = send_rows_.size();
-    for (const std::byte* row : exchange.rows) {
+    for (const std::byte* row : reduction.rows) {
       send_rows_.push_back(const_cast<std::byte*>(row) + theirs.begin * element_);
       const std::byte* sent = send_rows_.back();
       sends_first_ |=
-          exchange.out < sent + theirs.size() * element_ && sent < exchange.out + own_bytes_;
+          reduction.out < sent + theirs.size() * element_ && sent < reduction.out + own_bytes_;
     }
     Transfer send;
     send.peer = peer;
@@ -94,7 +94,7 @@ Combiner::Combiner(const NodeExchange& exchange, Transport& transport, Scratch& 
     Transfer recv;
     recv.peer = peer;
     recv.direction = Direction::kRecv;
-    const std::size_t rows = exchange.inputs->rows_of[index_of(peer)];
+    const std::size_t rows = reduction.inputs->rows_of[index_of(peer)];
     recv.layout = {std::span(recv_rows_).subspan(recv_begin_[index_of(peer)], rows), own_bytes_,
                    segment_bytes, kRowWindow};
     recv.limit = message_end(rows, own_bytes_, kRowWindow - 1);
@@ -110,21 +110,22 @@ bool Combiner::ready(std::size_t segment) const {
 }
 
 void Combiner::combine(std::size_t segment) {
-  const std::size_t begin = segment * exchange_.segment_bytes;
-  const std::size_t bytes = std::min(exchange_.segment_bytes, own_bytes_ - begin);
-  const std::size_t place = (segment % kRowWindow) * exchange_.segment_bytes;
+  const std::size_t begin = segment * reduction_.segment_bytes;
+  const std::size_t bytes = std::min(reduction_.segment_bytes, own_bytes_ - begin);
+  const std::size_t place = (segment % kRowWindow) * reduction_.segment_bytes;
   inputs_.clear();
-  for (const TreeInputs::Source& source : exchange_.inputs->sources) {
+  for (const TreeInputs::Source& source : reduction_.inputs->sources) {
     inputs_.push_back(source.rank == rank_
-                          ? exchange_.rows[source.row] + own_.begin * element_ + begin
+                          ? reduction_.rows[source.row] + own_.begin * element_ + begin
                           : recv_rows_[recv_begin_[index_of(source.rank)] + source.row] + place);
   }
-  void* const out = exchange_.out + begin;
+  void* const out = reduction_.out + begin;
   const std::size_t count = bytes / element_;
-  reduce_tree({exchange_.op, exchange_.type, exchange_.inputs->program, exchange_.inputs->leaves},
-              inputs_, {&out, 1}, count);
-  if (exchange_.check_finite) {
-    const std::size_t found = find_non_finite(exchange_.type, out, count);
+  reduce_tree(
+      {reduction_.op, reduction_.type, reduction_.inputs->program, reduction_.inputs->leaves},
+      inputs_, {&out, 1}, count);
+  if (reduction_.check_finite) {
+    const std::size_t found = find_non_finite(reduction_.type, out, count);
     if (found < count) first_non_finite_ = std::min(first_non_finite_, begin / element_ + found);
   }
   for (Transfer& t : transfers_) {
@@ -135,26 +136,8 @@ void Combiner::combine(std::size_t segment) {
 
 }  // namespace
 
-TreeInputs TreeInputs::ranks(int world_size) {
-  return nodes(even_owners(index_of(world_size), world_size), world_size);
-}
-
-TreeInputs TreeInputs::nodes(const LeafOwners& owners, int world_size) {
-  TreeInputs inputs;
-  inputs.rows_of.assign(static_cast<std::size_t>(world_size), 0);
-  const std::vector<Range> all = maximal_nodes(owners);
-  for (const Range& node : all) {
-    const int owner = owners[node.begin];
-    inputs.sources.push_back({owner, inputs.rows_of[index_of(owner)]++});
-  }
-  inputs.most_rows = *std::max_element(inputs.rows_of.begin(), inputs.rows_of.end());
-  inputs.program = combine_program(all, owners.size());
-  inputs.leaves = static_cast<int>(owners.size());
-  return inputs;
-}
-
-std::optional<std::size_t> NodeExchange::run(Transport& transport, Scratch& scratch,
-                                             const MeshFrame& stamp, Deadline deadline) const {
+std::optional<std::size_t> NodeReduction::run(Transport& transport, Scratch& scratch,
+                                              const MeshFrame& stamp, Deadline deadline) const {
   Combiner combiner(*this, transport, scratch);
   transport.run(combiner.transfers(), stamp, &combiner, deadline);
   combiner.combine_ready();  // when nobody had anything to send to this rank

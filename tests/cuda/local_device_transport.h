@@ -13,11 +13,11 @@
 #include "lockstep/base/deadline.h"
 #include "lockstep/base/error.h"
 #include "lockstep/comm/nccl/combine.h"
-#include "lockstep/comm/nccl/device_links.h"
+#include "lockstep/comm/nccl/device_transport.h"
 
 namespace lockstep {
 
-// Where the ranks of LocalDeviceLinks meet.
+// Where the ranks of LocalDeviceTransport meet.
 class LocalDeviceHub {
  public:
   // A send: what it may be read after, and, once it is received, what its sender has to wait for.
@@ -56,7 +56,7 @@ class LocalDeviceHub {
   }
   void check() {
     const std::lock_guard lock(mutex_);
-    if (aborted_) throw Error(ErrorCode::kAborted, "the test's links were aborted");
+    if (aborted_) throw Error(ErrorCode::kAborted, "the test's transport was aborted");
   }
   void abort() noexcept {
     const std::lock_guard lock(mutex_);
@@ -80,7 +80,7 @@ class LocalDeviceHub {
     if (!changed_.wait_until(lock, until, [&] { return aborted_ || ready(); })) {
       throw Error(ErrorCode::kTimeout, "a rank of the test did not come");
     }
-    if (aborted_) throw Error(ErrorCode::kAborted, "the test's links were aborted");
+    if (aborted_) throw Error(ErrorCode::kAborted, "the test's transport was aborted");
   }
 
   std::mutex mutex_;
@@ -89,11 +89,11 @@ class LocalDeviceHub {
   bool aborted_ = false;                                          // guarded by mutex_
 };
 
-// Links between threads that share one GPU, each with a stream of its own, which NCCL does not do.
-// Only events order the streams, as they do between real GPUs.
-class LocalDeviceLinks final : public DeviceLinks {
+// A transport between threads that share one GPU, each with a stream of its own, which NCCL does
+// not do. Only events order the streams, as they do between real GPUs.
+class LocalDeviceTransport final : public DeviceTransport {
  public:
-  LocalDeviceLinks(std::shared_ptr<LocalDeviceHub> hub, int rank)
+  LocalDeviceTransport(std::shared_ptr<LocalDeviceHub> hub, int rank)
       : hub_(std::move(hub)), rank_(rank) {}
 
   int rank() const override { return rank_; }

@@ -3,7 +3,7 @@
 #include <cstddef>
 #include <span>
 
-#include "lockstep/comm/nccl/device_exchange.h"
+#include "lockstep/comm/nccl/device_reducer.h"
 
 namespace lockstep {
 
@@ -22,10 +22,10 @@ struct DeviceRecv {
 
 // What moves floats between the GPUs of a group, enqueued on a stream. All ranks make matching
 // calls in the same order. After a failure every call throws it again. One thread at a time, on
-// whose current GPU the links were made.
-class DeviceLinks {
+// whose current GPU the transport was made.
+class DeviceTransport {
  public:
-  virtual ~DeviceLinks() = default;
+  virtual ~DeviceTransport() = default;
 
   virtual int rank() const = 0;
   virtual int world_size() const = 0;
@@ -37,7 +37,7 @@ class DeviceLinks {
   // data = the sum of everybody's data, in an order of its own.
   virtual void all_reduce(float* data, std::size_t count, DeviceStream stream) = 0;
 
-  // As in DeviceExchange.
+  // As in DeviceReducer.
   virtual void check() = 0;
   virtual void abort() noexcept = 0;
 };

@@ -5,10 +5,10 @@
 #include <algorithm>
 #include <numeric>
 
-#include "exchange_cases.h"
 #include "gpu_cases.h"
-#include "local_device_links.h"
-#include "lockstep/comm/nccl/cuda_exchange.h"
+#include "local_device_transport.h"
+#include "lockstep/comm/nccl/cuda_reducer.h"
+#include "reducer_cases.h"
 #include "tests/support/ranks.h"
 
 namespace lockstep {
@@ -31,14 +31,14 @@ LeafOwners dealt_owners(std::uint32_t lanes, int world_size) {
 struct Case {
   int world_size = 1;
   std::size_t count = 0;
-  DeviceExchangeOptions options;
-  std::vector<Range> pieces;  // reduced one after another
+  DeviceReducerOptions options;
+  std::vector<Range> ranges;  // reduced one after another
   std::size_t round = kSmallRound;
   bool gathers = false;  // all_gather at the end
 
   std::string name() const {
-    return fmt::format("{} ranks, {} lanes, {} elements, {} pieces, rounds of {}", world_size,
-                       options.owners.size(), count, pieces.size(), round);
+    return fmt::format("{} ranks, {} lanes, {} elements, {} ranges, rounds of {}", world_size,
+                       options.owners.size(), count, ranges.size(), round);
   }
 };
 
@@ -77,9 +77,10 @@ Ran run(const Case& test) {
       partials.push_back(arrays.back().data());
       upload(partial, partials.back());
     }
-    CudaExchange exchange(std::make_unique<LocalDeviceLinks>(hub, rank), test.options, test.round);
-    for (const Range piece : test.pieces) exchange.reduce(partials, piece, stream.get());
-    if (test.gathers) exchange.all_gather(partials[0], stream.get());
+    CudaReducer reducer(std::make_unique<LocalDeviceTransport>(hub, rank), test.options,
+                        test.round);
+    for (const Range range : test.ranges) reducer.reduce(partials, range, stream.get());
+    if (test.gathers) reducer.all_gather(partials[0], stream.get());
     check_cuda(cudaStreamSynchronize(stream.get()), "waiting for a stream");
     for (const float* partial : partials) {
       ran.after[static_cast<std::size_t>(rank)].push_back(download(partial, test.count));
@@ -92,23 +93,23 @@ Ran run(const Case& test) {
   return ran;
 }
 
-// Elements `piece` of rank `rank`'s first partial are those of `sum`.
-void expect_sum(const Case& test, const Ran& ran, std::size_t rank, Range piece,
+// Elements `range` of rank `rank`'s first partial are those of `sum`.
+void expect_sum(const Case& test, const Ran& ran, std::size_t rank, Range range,
                 const std::vector<float>& sum) {
   ASSERT_FALSE(ran.after[rank].empty()) << test.name();
   const auto got = bits(ran.after[rank][0]);
   const auto expected = bits(sum);
-  for (std::size_t i = piece.begin; i < piece.end; ++i) {
+  for (std::size_t i = range.begin; i < range.end; ++i) {
     ASSERT_EQ(got[i], expected[i]) << test.name() << ": rank " << rank << ", element " << i;
   }
 }
 
-// Nothing but the pieces of the first partial has changed.
+// Nothing but the ranges of the first partial has changed.
 void expect_rest(const Case& test, const Ran& ran, std::size_t rank) {
   ASSERT_EQ(ran.after[rank].size(), ran.before[rank].size()) << test.name();
   std::vector<bool> reduced(test.count);
-  for (const Range& piece : test.pieces) {
-    std::fill_n(reduced.begin() + static_cast<std::ptrdiff_t>(piece.begin), piece.size(), true);
+  for (const Range& range : test.ranges) {
+    std::fill_n(reduced.begin() + static_cast<std::ptrdiff_t>(range.begin), range.size(), true);
   }
   for (std::size_t row = 0; row < ran.after[rank].size(); ++row) {
     const auto before = bits(ran.before[rank][row]);
@@ -125,17 +126,17 @@ void expect_tree_everywhere(const Case& test) {
   const Ran ran = run(test);
   const std::vector<float> sum = tree_of(ran.leaves);
   for (std::size_t rank = 0; rank < ran.after.size(); ++rank) {
-    for (const Range& piece : test.pieces) expect_sum(test, ran, rank, piece, sum);
+    for (const Range& range : test.ranges) expect_sum(test, ran, rank, range, sum);
     expect_rest(test, ran, rank);
   }
 }
 
-TEST(CudaExchange, GivesTheTreeOverLanesAtEveryWorldSize) {
+TEST(CudaReducer, GivesTheTreeOverLanesAtEveryWorldSize) {
   LOCKSTEP_NEEDS_GPU();
   for (const int world_size : {1, 2, 3, 4, 5, 8}) {
     for (const std::uint32_t lanes : {8U, 13U, 32U, 61U}) {
       for (const std::size_t count : {1U, 3U, 5U, 64U, 1003U}) {
-        Case test{.world_size = world_size, .count = count, .options = {}, .pieces = {{0, count}}};
+        Case test{.world_size = world_size, .count = count, .options = {}, .ranges = {{0, count}}};
         test.options.owners = even_owners(lanes, world_size);
         test.options.elements = lanes == 13 ? count : 0;
         expect_tree_everywhere(test);
@@ -144,43 +145,43 @@ TEST(CudaExchange, GivesTheTreeOverLanesAtEveryWorldSize) {
   }
 }
 
-TEST(CudaExchange, TakesLanesThatAreDealtOut) {
+TEST(CudaReducer, TakesLanesThatAreDealtOut) {
   LOCKSTEP_NEEDS_GPU();
   for (const int world_size : {2, 3, 8}) {
-    Case test{.world_size = world_size, .count = 777, .options = {}, .pieces = {{0, 777}}};
+    Case test{.world_size = world_size, .count = 777, .options = {}, .ranges = {{0, 777}}};
     test.options.owners = dealt_owners(61, world_size);
     ASSERT_GT(owned_nodes(test.options.owners, 0).size(), 5U);
     expect_tree_everywhere(test);
   }
 }
 
-TEST(CudaExchange, ReducesPiecesWhereverTheyLie) {
+TEST(CudaReducer, ReducesPiecesWhereverTheyLie) {
   LOCKSTEP_NEEDS_GPU();
-  for (const std::size_t round : {kSmallRound, CudaExchange::kRoundElements}) {
+  for (const std::size_t round : {kSmallRound, CudaReducer::kRoundElements}) {
     for (const std::size_t elements : {0U, 2000U}) {
-      Case test{.world_size = 3, .count = 2000, .options = {}, .pieces = {}, .round = round};
+      Case test{.world_size = 3, .count = 2000, .options = {}, .ranges = {}, .round = round};
       test.options.owners = even_owners(10, 3);
       test.options.elements = elements;
-      test.pieces = {{1003, 1503}, {3, 20}, {20, 21}, {21, 21}, {1503, 2000}, {100, 612}};
+      test.ranges = {{1003, 1503}, {3, 20}, {20, 21}, {21, 21}, {1503, 2000}, {100, 612}};
       expect_tree_everywhere(test);
     }
   }
 }
 
-TEST(CudaExchange, HandlesManyRanksWithSeveralNodesEach) {
+TEST(CudaReducer, HandlesManyRanksWithSeveralNodesEach) {
   LOCKSTEP_NEEDS_GPU();
-  Case test{.world_size = 64, .count = 500, .options = {}, .pieces = {{0, 500}}, .round = 4096};
+  Case test{.world_size = 64, .count = 500, .options = {}, .ranges = {{0, 500}}, .round = 4096};
   test.options.owners = even_owners(150, 64);
   ASSERT_GT(maximal_nodes(test.options.owners).size(), 100U);
   expect_tree_everywhere(test);
 }
 
-TEST(CudaExchange, CutsLargePiecesIntoRounds) {
+TEST(CudaReducer, CutsLargePiecesIntoRounds) {
   LOCKSTEP_NEEDS_GPU();
   constexpr std::size_t kCount = 300007;
-  Case test{.world_size = 4, .count = kCount, .options = {}, .pieces = {}, .round = 1 << 14};
+  Case test{.world_size = 4, .count = kCount, .options = {}, .ranges = {}, .round = 1 << 14};
   test.options.owners = even_owners(6, 4);
-  test.pieces = {{kCount / 2, kCount}, {0, kCount / 2}};
+  test.ranges = {{kCount / 2, kCount}, {0, kCount / 2}};
   expect_tree_everywhere(test);
 }
 
@@ -197,15 +198,15 @@ std::vector<std::size_t> odd_shards(std::size_t count, int world_size) {
   return shards;
 }
 
-TEST(CudaExchange, GivesEachRankItsShardAndGathersThem) {
+TEST(CudaReducer, GivesEachRankItsShardAndGathersThem) {
   LOCKSTEP_NEEDS_GPU();
   for (const int world_size : {1, 2, 3, 5, 8}) {
     for (const bool gathers : {false, true}) {
       constexpr std::size_t kCount = 1500;
-      Case test{.world_size = world_size, .count = kCount, .options = {}, .pieces = {}};
+      Case test{.world_size = world_size, .count = kCount, .options = {}, .ranges = {}};
       test.options.owners = even_owners(13, world_size);
       test.options.shards = odd_shards(kCount, world_size);
-      test.pieces = {{700, 1500}, {0, 301}, {301, 700}};  // together all
+      test.ranges = {{700, 1500}, {0, 301}, {301, 700}};  // together all
       test.gathers = gathers;
       const Ran ran = run(test);
       const std::vector<float> sum = tree_of(ran.leaves);
@@ -220,32 +221,33 @@ TEST(CudaExchange, GivesEachRankItsShardAndGathersThem) {
   }
 }
 
-TEST(CudaExchange, NativelyAddsOwnPartialsFirst) {
+TEST(CudaReducer, NativelyAddsOwnPartialsFirst) {
   LOCKSTEP_NEEDS_GPU();
   for (const int world_size : {1, 2, 3, 5}) {
     for (const bool sharded : {false, true}) {
-      Case test{.world_size = world_size, .count = 1003, .options = {}, .pieces = {{5, 905}}};
+      Case test{.world_size = world_size, .count = 1003, .options = {}, .ranges = {{5, 905}}};
       test.options.owners = even_owners(13, world_size);
       test.options.native = true;
       if (sharded) test.options.shards = odd_shards(test.count, world_size);
       const Ran ran = run(test);
-      std::vector<std::vector<float>> sums;  // of each rank; the test's links add them in order
+      std::vector<std::vector<float>>
+          sums;  // of each rank; the test's transport adds them in order
       for (const auto& partials : ran.before) sums.push_back(chain_of(partials));
       for (std::size_t rank = 0; rank < ran.after.size(); ++rank) {
-        expect_sum(test, ran, rank, test.pieces[0], chain_of(sums));
+        expect_sum(test, ran, rank, test.ranges[0], chain_of(sums));
         expect_rest(test, ran, rank);
       }
     }
   }
 }
 
-TEST(CudaExchange, RefusesWhatDoesNotFit) {
+TEST(CudaReducer, RefusesWhatDoesNotFit) {
   LOCKSTEP_NEEDS_GPU();
-  const auto make = [](const DeviceExchangeOptions& options, int world_size = 2) {
+  const auto make = [](const DeviceReducerOptions& options, int world_size = 2) {
     const auto hub = std::make_shared<LocalDeviceHub>(world_size);
-    return std::make_unique<CudaExchange>(std::make_unique<LocalDeviceLinks>(hub, 0), options);
+    return std::make_unique<CudaReducer>(std::make_unique<LocalDeviceTransport>(hub, 0), options);
   };
-  const auto refusal = [&](const DeviceExchangeOptions& options) {
+  const auto refusal = [&](const DeviceReducerOptions& options) {
     const Error error = error_of([&] { make(options); });
     EXPECT_EQ(error.code(), ErrorCode::kInvalidArgument);
     return std::string(error.what());
@@ -257,22 +259,22 @@ TEST(CudaExchange, RefusesWhatDoesNotFit) {
               HasSubstr("the shards have 3 elements, the vector 4"));
   EXPECT_THAT(refusal({.owners = dealt_owners(5000, 2)}), HasSubstr("5000 partial sums"));
 
-  const auto exchange = make({.owners = {0, 1}, .elements = 8});
+  const auto reducer = make({.owners = {0, 1}, .elements = 8});
   const std::vector<float*> none;
   EXPECT_THAT(error_of([&] {
-                exchange->reduce(none, {0, 8}, nullptr);
+                reducer->reduce(none, {0, 8}, nullptr);
               }).what(),
               HasSubstr("rank 0 owns 1 nodes, but brings 0"));
   const std::vector<float*> one{nullptr};
   EXPECT_THAT(error_of([&] {
-                exchange->reduce(one, {4, 9}, nullptr);
+                reducer->reduce(one, {4, 9}, nullptr);
               }).what(),
               HasSubstr("5 elements from 4 on, of a vector of 8"));
-  EXPECT_THAT(error_of([&] { exchange->all_gather(nullptr, nullptr); }).what(),
+  EXPECT_THAT(error_of([&] { reducer->all_gather(nullptr, nullptr); }).what(),
               HasSubstr("no shards"));
-  exchange->abort();
-  EXPECT_EQ(error_of([&] { exchange->check(); }).code(), ErrorCode::kAborted);
-  EXPECT_EQ(error_of([&] { exchange->reduce(one, {0, 8}, nullptr); }).code(), ErrorCode::kAborted);
+  reducer->abort();
+  EXPECT_EQ(error_of([&] { reducer->check(); }).code(), ErrorCode::kAborted);
+  EXPECT_EQ(error_of([&] { reducer->reduce(one, {0, 8}, nullptr); }).code(), ErrorCode::kAborted);
 }
 
 }  // namespace

@@ -1,0 +1,31 @@
+#pragma once
+
+#include <optional>
+#include <span>
+
+#include "lockstep/comm/scratch.h"
+#include "lockstep/comm/transport/transport.h"
+#include "lockstep/comm/tree_inputs.h"
+
+namespace lockstep {
+
+// The round of a reduction in which every rank sends chunk r of its rows to rank r, and combines
+// its own chunk of everybody's rows along the canonical tree, segment by segment as they arrive.
+// The temporary memory is two segments per row received: a rank that is far ahead waits rather than
+// fill the memory of one that is behind.
+struct NodeReduction {
+  DataType type = DataType::kF32;
+  ReduceOp op = ReduceOp::kSum;
+  const TreeInputs* inputs = nullptr;
+  std::span<const std::byte* const> rows;  // of this rank
+  std::span<const Range> chunks;           // per rank, in elements
+  std::byte* out = nullptr;                // this rank's chunk; may lie in a row, at its place
+  std::size_t segment_bytes = 0;
+  bool check_finite = false;
+
+  // Returns the first element of its own chunk that is not finite, if asked to look for it.
+  std::optional<std::size_t> run(Transport& transport, Scratch& scratch, const MeshFrame& stamp,
+                                 Deadline deadline) const;
+};
+
+}  // namespace lockstep
