@@ -2,6 +2,14 @@
 include(CMakePackageConfigHelpers)
 set(package_dir ${CMAKE_INSTALL_LIBDIR}/cmake/lockstep)
 
+# lockstep.h and what it includes; tests/process/install.sh compiles each of them alone.
+set(public_headers
+  lockstep.h
+  base/canonical_tree.h base/deadline.h base/error.h base/hash/blake3.h base/random.h base/range.h base/version.h
+  comm/buffer.h comm/call.h comm/communicator.h comm/types.h comm/work.h)
+list(TRANSFORM public_headers PREPEND ${CMAKE_SOURCE_DIR}/lockstep/)
+target_sources(lockstep_all INTERFACE FILE_SET HEADERS BASE_DIRS ${CMAKE_SOURCE_DIR} FILES ${public_headers})
+
 install(TARGETS lockstep)
 install(TARGETS ${LOCKSTEP_LIBRARIES} lockstep_all EXPORT lockstep-targets
   FILE_SET HEADERS DESTINATION ${CMAKE_INSTALL_INCLUDEDIR})
