@@ -12,12 +12,12 @@ if [ ${#changed[@]} = 0 ]; then
 fi
 clang-format --dry-run -Werror "${changed[@]}"
 
-# Headers are seen through the files that include them.
-cmake --preset clang >/dev/null
+# Each file by itself. Headers are seen through the files that include them.
+cmake --preset clang -B build/lint -DLOCKSTEP_UNITY=OFF -DCMAKE_DISABLE_PRECOMPILE_HEADERS=ON >/dev/null
 mapfile -t sources < <(printf '%s\n' "${changed[@]}" | grep '\.cc$' | while read -r file; do
-  if grep -qF "/$file\"" build/clang/compile_commands.json; then echo "$file"; fi
+  if grep -qF "/$file\"" build/lint/compile_commands.json; then echo "$file"; fi
 done)
 if [ ${#sources[@]} != 0 ]; then
-  clang-tidy --quiet -p build/clang "${sources[@]}"
+  clang-tidy --quiet -p build/lint "${sources[@]}"
 fi
 echo "lint: ${#changed[@]} files are in order"
