@@ -35,7 +35,7 @@ std::array<std::byte, 32> key_of(const std::string& token) {
   return key;
 }
 
-std::string quoted(std::string_view text) { return fmt::format("'{}'", text); }
+std::string in_quotes(std::string_view text) { return fmt::format("'{}'", text); }
 
 }  // namespace
 
@@ -128,7 +128,8 @@ std::optional<Error> Handshake::compare_hellos() const {
                  fmt::format("another {}: the connecting side has {}, the listening side {}", what,
                              theirs, ours));
   };
-  if (client.job != listener.job) return differ("job", quoted(client.job), quoted(listener.job));
+  if (client.job != listener.job)
+    return differ("job", in_quotes(client.job), in_quotes(listener.job));
   if (client.generation != listener.generation) {
     return differ("generation", client.generation, listener.generation);
   }
