@@ -9,7 +9,7 @@
 namespace lockstep {
 namespace {
 
-constexpr std::size_t kRowWindow = 2;  // segments of a row in memory
+constexpr std::size_t kPartialWindow = 2;  // segments of a partial in memory
 
 // Combines a segment as soon as it has come from everybody.
 class Combiner final : public TransferObserver {
@@ -28,9 +28,9 @@ class Combiner final : public TransferObserver {
  private:
   bool ready(std::size_t segment) const;
   void combine(std::size_t segment);
-  // Bytes of a message with `rows` rows up to the end of a segment.
-  std::size_t message_end(std::size_t rows, std::size_t row_bytes, std::size_t segment) const {
-    return rows * std::min(row_bytes, (segment + 1) * reduction_.segment_bytes);
+  // Bytes of a message with so many partials up to the end of a segment.
+  std::size_t message_end(std::size_t partials, std::size_t bytes, std::size_t segment) const {
+    return partials * std::min(bytes, (segment + 1) * reduction_.segment_bytes);
   }
 
   const NodeReduction& reduction_;
@@ -44,9 +44,9 @@ class Combiner final : public TransferObserver {
   bool sends_first_ = false;
   std::size_t first_non_finite_ = std::numeric_limits<std::size_t>::max();
 
-  std::vector<std::byte*> send_rows_;
-  std::vector<std::byte*> recv_rows_;
-  std::vector<std::size_t> recv_begin_;  // of each rank's rows in recv_rows_
+  std::vector<std::byte*> send_partials_;
+  std::vector<std::byte*> recv_partials_;
+  std::vector<std::size_t> recv_begin_;  // of each rank's partials in recv_partials_
   std::vector<Transfer> transfers_;
   std::vector<const void*> inputs_;
 };
@@ -61,43 +61,44 @@ Combiner::Combiner(const NodeReduction& reduction, Transport& transport, Scratch
   const std::size_t segment_bytes = reduction.segment_bytes;
   segments_ = (own_bytes_ + segment_bytes - 1) / segment_bytes;
 
-  std::size_t recv_rows = 0;
+  std::size_t recv_partials = 0;
   for (int r = 0; r < n; ++r) {
-    recv_begin_.push_back(recv_rows);
-    if (r != rank_) recv_rows += reduction.inputs->rows_of[index_of(r)];
+    recv_begin_.push_back(recv_partials);
+    if (r != rank_) recv_partials += reduction.inputs->partials_of[index_of(r)];
   }
   // The window of a small message is no larger than the message.
   const std::size_t window_bytes =
-      std::min(kRowWindow * segment_bytes, (own_bytes_ + 63) / 64 * 64);
-  std::byte* memory = scratch.get(recv_rows * window_bytes);
-  for (std::size_t i = 0; i < recv_rows; ++i) recv_rows_.push_back(memory + i * window_bytes);
+      std::min(kPartialWindow * segment_bytes, (own_bytes_ + 63) / 64 * 64);
+  std::byte* memory = scratch.get(recv_partials * window_bytes);
+  for (std::size_t i = 0; i < recv_partials; ++i)
+    recv_partials_.push_back(memory + i * window_bytes);
 
-  send_rows_.reserve(reduction.rows.size() * static_cast<std::size_t>(n));
+  send_partials_.reserve(reduction.partials.size() * static_cast<std::size_t>(n));
   for (int i = 1; i < n; ++i) {
     const int peer = (rank_ + i) % n;
     const Range theirs = reduction.chunks[index_of(peer)];
-    const std::size_t begin = send_rows_.size();
-    for (const std::byte* row : reduction.rows) {
-      send_rows_.push_back(const_cast<std::byte*>(row) + theirs.begin * element_);
-      const std::byte* sent = send_rows_.back();
+    const std::size_t begin = send_partials_.size();
+    for (const std::byte* partial : reduction.partials) {
+      send_partials_.push_back(const_cast<std::byte*>(partial) + theirs.begin * element_);
+      const std::byte* sent = send_partials_.back();
       sends_first_ |=
           reduction.out < sent + theirs.size() * element_ && sent < reduction.out + own_bytes_;
     }
     Transfer send;
     send.peer = peer;
     send.direction = Direction::kSend;
-    send.layout = {std::span(send_rows_).subspan(begin), theirs.size() * element_, segment_bytes,
-                   0};
+    send.layout = {std::span(send_partials_).subspan(begin), theirs.size() * element_,
+                   segment_bytes, 0};
     send.limit = send.layout.bytes();
     transfers_.push_back(send);
 
     Transfer recv;
     recv.peer = peer;
     recv.direction = Direction::kRecv;
-    const std::size_t rows = reduction.inputs->rows_of[index_of(peer)];
-    recv.layout = {std::span(recv_rows_).subspan(recv_begin_[index_of(peer)], rows), own_bytes_,
-                   segment_bytes, kRowWindow};
-    recv.limit = message_end(rows, own_bytes_, kRowWindow - 1);
+    const std::size_t partials = reduction.inputs->partials_of[index_of(peer)];
+    recv.layout = {std::span(recv_partials_).subspan(recv_begin_[index_of(peer)], partials),
+                   own_bytes_, segment_bytes, kPartialWindow};
+    recv.limit = message_end(partials, own_bytes_, kPartialWindow - 1);
     transfers_.push_back(recv);
   }
 }
@@ -112,12 +113,13 @@ bool Combiner::ready(std::size_t segment) const {
 void Combiner::combine(std::size_t segment) {
   const std::size_t begin = segment * reduction_.segment_bytes;
   const std::size_t bytes = std::min(reduction_.segment_bytes, own_bytes_ - begin);
-  const std::size_t place = (segment % kRowWindow) * reduction_.segment_bytes;
+  const std::size_t place = (segment % kPartialWindow) * reduction_.segment_bytes;
   inputs_.clear();
   for (const TreeInputs::Source& source : reduction_.inputs->sources) {
     inputs_.push_back(source.rank == rank_
-                          ? reduction_.rows[source.row] + own_.begin * element_ + begin
-                          : recv_rows_[recv_begin_[index_of(source.rank)] + source.row] + place);
+                          ? reduction_.partials[source.partial] + own_.begin * element_ + begin
+                          : recv_partials_[recv_begin_[index_of(source.rank)] + source.partial] +
+                                place);
   }
   void* const out = reduction_.out + begin;
   const std::size_t count = bytes / element_;
@@ -130,7 +132,7 @@ void Combiner::combine(std::size_t segment) {
   }
   for (Transfer& t : transfers_) {
     if (t.direction == Direction::kSend) continue;
-    t.limit = message_end(t.layout.rows.size(), own_bytes_, segment + kRowWindow);
+    t.limit = message_end(t.layout.rows.size(), own_bytes_, segment + kPartialWindow);
   }
 }
 

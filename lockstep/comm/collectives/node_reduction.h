@@ -9,17 +9,17 @@
 
 namespace lockstep {
 
-// The round of a reduction in which every rank sends chunk r of its rows to rank r, and combines
-// its own chunk of everybody's rows along the canonical tree, segment by segment as they arrive.
-// The temporary memory is two segments per row received: a rank that is far ahead waits rather than
-// fill the memory of one that is behind.
+// The round of a reduction in which every rank sends chunk r of its partials to rank r, and
+// combines its own chunk of everybody's partials along the canonical tree, segment by segment as
+// they arrive. The temporary memory is two segments per partial received: a rank that is far ahead
+// waits rather than fill the memory of one that is behind.
 struct NodeReduction {
   DataType type = DataType::kF32;
   ReduceOp op = ReduceOp::kSum;
   const TreeInputs* inputs = nullptr;
-  std::span<const std::byte* const> rows;  // of this rank
-  std::span<const Range> chunks;           // per rank, in elements
-  std::byte* out = nullptr;                // this rank's chunk; may lie in a row, at its place
+  std::span<const std::byte* const> partials;  // of this rank
+  std::span<const Range> chunks;               // per rank, in elements
+  std::byte* out = nullptr;  // this rank's chunk; may lie in a partial, at its place
   std::size_t segment_bytes = 0;
   bool check_finite = false;
 

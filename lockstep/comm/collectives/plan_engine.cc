@@ -78,14 +78,14 @@ void PlanEngine::run_plan(const Running& running, const Plan& plan, BufferView d
 
 std::optional<std::size_t> PlanEngine::reduce_own_chunk(const Running& running,
                                                         const TreeInputs& inputs,
-                                                        std::span<const std::byte* const> rows,
+                                                        std::span<const std::byte* const> partials,
                                                         std::span<const Range> chunks,
                                                         std::byte* out) {
   NodeReduction reduction;
   reduction.type = running.type();
   reduction.op = running.call.op;
   reduction.inputs = &inputs;
-  reduction.rows = rows;
+  reduction.partials = partials;
   reduction.chunks = chunks;
   reduction.out = out;
   reduction.segment_bytes = segment_bytes();
@@ -102,16 +102,16 @@ void PlanEngine::gather_chunks(const Running& running, std::span<const Range> ch
 
 Outcome PlanEngine::all_reduce(const Running& running) {
   const BufferView data = running.call.out;
-  const std::byte* row = data.data();
+  const std::byte* partial = data.data();
   switch (running.algorithm()) {
     case Algorithm::kPair: {
       const std::vector<Range> chunks(static_cast<std::size_t>(world_size()), {0, data.count()});
-      return {reduce_own_chunk(running, ranks_, {&row, 1}, chunks, data.data())};
+      return {reduce_own_chunk(running, ranks_, {&partial, 1}, chunks, data.data())};
     }
     case Algorithm::kDirect: {
       const std::vector<Range> chunks = chunks_of({}, data.count(), world_size());
       const Range own = chunks[index_of(rank())];
-      reduce_own_chunk(running, ranks_, {&row, 1}, chunks, data.slice(own).data());
+      reduce_own_chunk(running, ranks_, {&partial, 1}, chunks, data.slice(own).data());
       gather_chunks(running, chunks, data);
       return outcome_of(running.call, rank());
     }
@@ -130,8 +130,8 @@ Outcome PlanEngine::reduce_scatter(const Running& running) {
   const std::vector<Range> chunks = chunks_of(call.counts, call.total, world_size());
   const Range own = chunks[index_of(rank())];
   if (running.algorithm() == Algorithm::kDirect) {
-    const std::byte* row = call.in.data();
-    return {reduce_own_chunk(running, ranks_, {&row, 1}, chunks, call.out.data())};
+    const std::byte* partial = call.in.data();
+    return {reduce_own_chunk(running, ranks_, {&partial, 1}, chunks, call.out.data())};
   }
   const BufferView work(temporary_.get(call.in.bytes()), call.in.count(), call.in.type());
   copy_bytes(work.data(), call.in.data(), call.in.bytes());
@@ -150,9 +150,9 @@ Outcome PlanEngine::reduce(const Running& running) {
   if (running.algorithm() == Algorithm::kDirect) {
     const std::vector<Range> chunks = chunks_of({}, call.total, world_size());
     const Range own = chunks[index_of(rank())];
-    const std::byte* row = call.in.data();
+    const std::byte* partial = call.in.data();
     std::byte* own_out = at_root ? call.out.slice(own).data() : work.data();
-    reduce_own_chunk(running, ranks_, {&row, 1}, chunks, own_out);
+    reduce_own_chunk(running, ranks_, {&partial, 1}, chunks, own_out);
     const BufferView parts = at_root ? call.out : work.slice({0, own.size()});
     run_plan(running, plan_gather(rank(), chunks, call.root), parts);
     return outcome_of(call, rank());
@@ -172,12 +172,12 @@ Outcome PlanEngine::reduce_nodes(const Running& running) {
   const TreeInputs inputs = TreeInputs::nodes(call.owners, world_size());
   const std::vector<Range> chunks = chunks_of(call.counts, call.total, world_size());
   const Range own = chunks[index_of(rank())];
-  std::vector<const std::byte*> rows;
-  for (const ConstBufferView& partial : call.partials) rows.push_back(partial.data());
+  std::vector<const std::byte*> partials;
+  for (const ConstBufferView& partial : call.partials) partials.push_back(partial.data());
   if (call.collective == Collective::kReduceScatterNodes) {
-    return {reduce_own_chunk(running, inputs, rows, chunks, call.out.data())};
+    return {reduce_own_chunk(running, inputs, partials, chunks, call.out.data())};
   }
-  reduce_own_chunk(running, inputs, rows, chunks, call.out.slice(own).data());
+  reduce_own_chunk(running, inputs, partials, chunks, call.out.slice(own).data());
   gather_chunks(running, chunks, call.out);
   return outcome_of(call, rank());
 }

@@ -44,9 +44,10 @@ class PlanEngine final : public Engine {
   void all_to_all(const Running& running);
   void barrier(const Running& running);
 
-  // Combines this rank's chunk of everybody's rows into `out`; where it is not finite, if asked.
+  // Combines this rank's chunk of everybody's partials into `out`; where it is not finite, if
+  // asked.
   std::optional<std::size_t> reduce_own_chunk(const Running& running, const TreeInputs& inputs,
-                                              std::span<const std::byte* const> rows,
+                                              std::span<const std::byte* const> partials,
                                               std::span<const Range> chunks, std::byte* out);
   void gather_chunks(const Running& running, std::span<const Range> chunks, BufferView data);
   void run_plan(const Running& running, const Plan& plan, BufferView data);

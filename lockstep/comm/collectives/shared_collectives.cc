@@ -14,12 +14,12 @@ constexpr std::uint64_t kNone = std::numeric_limits<std::uint64_t>::max();
 constexpr std::size_t kEntryData = sizeof(Board::Entry::data);
 // Above this, reading everything that everybody brings costs more than a second round.
 constexpr std::size_t kSmallTotal = 64 * 1024;
-// A stage is cut into a share for every rank and row, of at least a cache line; and an entry has
-// room for the addresses of the rows, of 2 ranks at least.
+// A stage is cut into a share for every rank and partial, of at least a cache line; and an entry
+// has room for the addresses of the partials, of 2 ranks at least.
 constexpr std::size_t kMostShares = std::min(Board::kStageBytes / 64, 2 * (kEntryData / 8 - 1));
 
 // What an entry holds when the data is too large for it: where to find the result vector, then the
-// rows (SharedSpace::publish), kNone for memory that others cannot see.
+// partials (SharedSpace::publish), kNone for memory that others cannot see.
 std::uint64_t* note_in(Board::Entry& entry) { return reinterpret_cast<std::uint64_t*>(entry.data); }
 
 }  // namespace
@@ -38,19 +38,19 @@ bool SharedCollectives::supports(Collective collective) {
 
 bool SharedCollectives::supports(const Call& call, int world_size) {
   if (!supports(call.collective)) return false;
-  const auto fits = [&](std::size_t most_rows) {
-    return most_rows * static_cast<std::size_t>(world_size) <= kMostShares;
+  const auto fits = [&](std::size_t most_partials) {
+    return most_partials * static_cast<std::size_t>(world_size) <= kMostShares;
   };
   if (call.owners.empty()) return fits(1);
-  // No rank has more rows than there are lanes; to count them takes long.
-  return fits(call.owners.size()) || fits(TreeInputs::nodes(call.owners, world_size).most_rows);
+  // No rank has more partials than there are lanes; to count them takes long.
+  return fits(call.owners.size()) || fits(TreeInputs::nodes(call.owners, world_size).most_partials);
 }
 
 Outcome SharedCollectives::run(const Call& call, const MeshFrame& stamp, Deadline deadline) {
   sync_.begin(stamp, deadline);
   describe_task(call);
   first_non_finite_ = kNone;
-  std::size_t brought = task_.inputs->most_rows * task_.count * task_.element;
+  std::size_t brought = task_.inputs->most_partials * task_.count * task_.element;
   if (!task_.reduce) {
     cut_chunks(call);
     brought = 0;
@@ -80,7 +80,7 @@ void SharedCollectives::describe_task(const Call& call) {
   task.op = call.op;
   task.out = call.out.data();
   task.check_finite = call.options.check_finite;
-  task.rows.assign(1, call.in.data());
+  task.partials.assign(1, call.in.data());
   switch (call.collective) {
     case Collective::kAllReduce:
     case Collective::kReduceNodes: break;
@@ -101,8 +101,8 @@ void SharedCollectives::describe_task(const Call& call) {
   if (call.owners.empty()) return;
   nodes_ = TreeInputs::nodes(call.owners, world_size_);
   task.inputs = &nodes_;
-  task.rows.clear();
-  for (const ConstBufferView& partial : call.partials) task.rows.push_back(partial.data());
+  task.partials.clear();
+  for (const ConstBufferView& partial : call.partials) task.partials.push_back(partial.data());
 }
 
 void SharedCollectives::cut_chunks(const Call& call) {
@@ -135,11 +135,11 @@ void SharedCollectives::note_non_finite(const void* data, std::size_t begin, std
 void SharedCollectives::run_small() {
   const Task& task = task_;
   const std::size_t vector_bytes = task.count * task.element;
-  const std::size_t row_bytes = task.reduce ? vector_bytes : chunk(rank_).size() * task.element;
+  const std::size_t partial_bytes = task.reduce ? vector_bytes : chunk(rank_).size() * task.element;
   std::byte* at = sync_.entry(rank_).data;
-  for (const std::byte* row : task.rows) {
-    copy_bytes(at, row, row_bytes);
-    at += row_bytes;
+  for (const std::byte* partial : task.partials) {
+    copy_bytes(at, partial, partial_bytes);
+    at += partial_bytes;
   }
   sync_.gather_entries();
 
@@ -147,10 +147,10 @@ void SharedCollectives::run_small() {
     const Range wanted = task.gather ? Range{0, task.count} : chunk(rank_);
     inputs_.clear();
     for (const TreeInputs::Source& source : task.inputs->sources) {
-      const std::byte* row = source.rank == rank_
-                                 ? task.rows[source.row]
-                                 : sync_.entry(source.rank).data + source.row * vector_bytes;
-      inputs_.push_back(row + wanted.begin * task.element);
+      const std::byte* partial =
+          source.rank == rank_ ? task.partials[source.partial]
+                               : sync_.entry(source.rank).data + source.partial * vector_bytes;
+      inputs_.push_back(partial + wanted.begin * task.element);
     }
     void* const out = task.out;
     combine_range({&out, 1}, 0, wanted.size());
@@ -167,19 +167,20 @@ void SharedCollectives::run_small() {
 bool SharedCollectives::show_windows() {
   const Task& task = task_;
   const std::size_t vector_bytes = task.count * task.element;
-  const std::size_t row_bytes = task.reduce ? vector_bytes : chunk(rank_).size() * task.element;
-  LOCKSTEP_CHECK((task.inputs->most_rows + 1) * sizeof(std::uint64_t) <= kEntryData);
+  const std::size_t partial_bytes = task.reduce ? vector_bytes : chunk(rank_).size() * task.element;
+  LOCKSTEP_CHECK((task.inputs->most_partials + 1) * sizeof(std::uint64_t) <= kEntryData);
   std::uint64_t* note = note_in(sync_.entry(rank_));
   // Others store a reduction's result; what is only gathered is fetched by its receiver.
   const bool shows_out = task.reduce && task.gathers(rank_);
   note[0] = shows_out ? space_.publish(task.out, vector_bytes).value_or(kNone) : 0;
-  for (std::size_t i = 0; i < task.rows.size(); ++i) {
-    note[i + 1] = row_bytes == 0 ? 0 : space_.publish(task.rows[i], row_bytes).value_or(kNone);
+  for (std::size_t i = 0; i < task.partials.size(); ++i) {
+    note[i + 1] =
+        partial_bytes == 0 ? 0 : space_.publish(task.partials[i], partial_bytes).value_or(kNone);
   }
   sync_.gather_entries();
   for (int r = 0; r < world_size_; ++r) {
     const std::uint64_t* theirs = note_in(sync_.entry(r));
-    const std::size_t words = task.inputs->rows_of[index_of(r)] + 1;
+    const std::size_t words = task.inputs->partials_of[index_of(r)] + 1;
     if (std::find(theirs, theirs + words, kNone) != theirs + words) return false;
   }
   return true;
@@ -195,7 +196,7 @@ void SharedCollectives::run_window() {
   if (task.reduce) {
     inputs_.clear();
     for (const TreeInputs::Source& source : task.inputs->sources) {
-      inputs_.push_back(shown(source.rank, source.row + 1) + offset);
+      inputs_.push_back(shown(source.rank, source.partial + 1) + offset);
     }
     outputs_.clear();
     if (!task.gather) outputs_.push_back(task.out);
@@ -208,8 +209,8 @@ void SharedCollectives::run_window() {
     for (int i = 0; i < world_size_; ++i) {
       const int r = (rank_ + i) % world_size_;
       if (chunk(r).size() == 0) continue;
-      copy_bytes(task.out + chunk(r).begin * task.element, r == rank_ ? task.rows[0] : shown(r, 1),
-                 chunk(r).size() * task.element);
+      copy_bytes(task.out + chunk(r).begin * task.element,
+                 r == rank_ ? task.partials[0] : shown(r, 1), chunk(r).size() * task.element);
     }
     if (task.check_finite) note_non_finite(task.out, 0, task.count);
   }
@@ -226,16 +227,17 @@ Range SharedCollectives::segment_of(int rank, std::size_t segment, std::size_t r
   return common_part({begin, begin + segment}, whole);
 }
 
-// Lays out what the others need of this rank's rows: for every rank, for every row, one segment.
-void SharedCollectives::stage_rows(std::size_t parity, std::size_t segment, std::size_t round) {
+// Lays out what the others need of this rank's partials: for every rank, for every partial, one
+// segment.
+void SharedCollectives::stage_partials(std::size_t parity, std::size_t segment, std::size_t round) {
   const Task& task = task_;
   for (int r = 0; r < world_size_; ++r) {
     if (r == rank_) continue;
-    const Range part = segment_of(r, segment, round);
-    for (std::size_t row = 0; row < task.rows.size(); ++row) {
-      const std::size_t place = index_of(r) * task.inputs->most_rows + row;
+    const Range some = segment_of(r, segment, round);
+    for (std::size_t partial = 0; partial < task.partials.size(); ++partial) {
+      const std::size_t place = index_of(r) * task.inputs->most_partials + partial;
       copy_bytes(own_.stage_in[parity] + place * segment * task.element,
-                 task.rows[row] + part.begin * task.element, part.size() * task.element);
+                 task.partials[partial] + some.begin * task.element, some.size() * task.element);
     }
   }
 }
@@ -245,7 +247,7 @@ void SharedCollectives::stage_rows(std::size_t parity, std::size_t segment, std:
 void SharedCollectives::run_staged() {
   const Task& task = task_;
   const std::size_t shares =
-      task.reduce ? static_cast<std::size_t>(world_size_) * task.inputs->most_rows : 1;
+      task.reduce ? static_cast<std::size_t>(world_size_) * task.inputs->most_partials : 1;
   const std::size_t segment = Board::kStageBytes / shares / 64 * 64 / task.element;
   LOCKSTEP_CHECK(segment > 0);
   std::size_t rounds = 1;
@@ -258,15 +260,16 @@ void SharedCollectives::run_staged() {
     const std::size_t within = own.begin - chunk(rank_).begin;
     if (turn > 2) sync_.await(&Board::finished, turn - 2);
     if (task.reduce) {
-      stage_rows(parity, segment, round);
+      stage_partials(parity, segment, round);
       sync_.signal(&Board::staged, turn);
       sync_.await(&Board::staged, turn);
       inputs_.clear();
       for (const TreeInputs::Source& source : task.inputs->sources) {
-        const std::size_t place = index_of(rank_) * task.inputs->most_rows + source.row;
-        inputs_.push_back(source.rank == rank_ ? task.rows[source.row] + own.begin * task.element
-                                               : sync_.board(source.rank).stage_in[parity] +
-                                                     place * segment * task.element);
+        const std::size_t place = index_of(rank_) * task.inputs->most_partials + source.partial;
+        inputs_.push_back(source.rank == rank_
+                              ? task.partials[source.partial] + own.begin * task.element
+                              : sync_.board(source.rank).stage_in[parity] +
+                                    place * segment * task.element);
       }
       outputs_.clear();
       if (!task.gather) outputs_.push_back(task.out + within * task.element);
@@ -276,7 +279,7 @@ void SharedCollectives::run_staged() {
     } else {
       sync_.signal(&Board::staged, turn);
       sync_.await(&Board::staged, turn - 1);
-      const std::byte* from = task.rows[0] + within * task.element;
+      const std::byte* from = task.partials[0] + within * task.element;
       copy_bytes(own_.stage_out[parity], from, own.size() * task.element);
       if (task.gathers(rank_)) {
         copy_bytes(task.out + own.begin * task.element, from, own.size() * task.element);
@@ -289,9 +292,9 @@ void SharedCollectives::run_staged() {
     sync_.await(&Board::finished, turn);
     for (int i = 1; i < world_size_; ++i) {
       const int r = (rank_ + i) % world_size_;
-      const Range part = segment_of(r, segment, round);
-      copy_bytes(task.out + part.begin * task.element, sync_.board(r).stage_out[parity],
-                 part.size() * task.element);
+      const Range some = segment_of(r, segment, round);
+      copy_bytes(task.out + some.begin * task.element, sync_.board(r).stage_out[parity],
+                 some.size() * task.element);
     }
   }
   if (!task.reduce && task.check_finite && task.gathers(rank_)) {

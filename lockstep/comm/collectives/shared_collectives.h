@@ -37,7 +37,7 @@ class SharedCollectives {
     std::size_t count = 0;      // elements of the whole vector
     std::vector<Range> chunks;  // unless it is small and whole on every rank
     // reduce: the vectors this rank brings, whole; otherwise its own chunk.
-    std::vector<const std::byte*> rows;
+    std::vector<const std::byte*> partials;
     const TreeInputs* inputs = nullptr;
     ReduceOp op = ReduceOp::kSum;
     std::byte* out = nullptr;  // the whole vector when this rank gathers, else its own chunk
@@ -52,7 +52,7 @@ class SharedCollectives {
   void run_small();
   void run_window();
   void run_staged();
-  void stage_rows(std::size_t parity, std::size_t segment, std::size_t round);
+  void stage_partials(std::size_t parity, std::size_t segment, std::size_t round);
   void combine_range(std::span<void* const> outputs, std::size_t begin, std::size_t count);
   void note_non_finite(const void* data, std::size_t begin, std::size_t count);
   Outcome outcome(bool in_parts) const;

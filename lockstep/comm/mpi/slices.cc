@@ -23,13 +23,13 @@ void MpiSlices::take_round(std::size_t round, std::size_t slice, Scratch& scratc
   int place = 0;
   for (const Range& chunk : chunks_) {
     const std::size_t begin = chunk.begin + round * slice;
-    const Range part = common_part({begin, begin + slice}, chunk);
-    if (fill && part.size() > 0) {
+    const Range some = common_part({begin, begin + slice}, chunk);
+    if (fill && some.size() > 0) {
       std::memcpy(data_ + static_cast<std::size_t>(place) * element_,
-                  vector_ + part.begin * element_, part.size() * element_);
+                  vector_ + some.begin * element_, some.size() * element_);
     }
-    taken_.push_back(part);
-    counts_.push_back(static_cast<int>(part.size()));
+    taken_.push_back(some);
+    counts_.push_back(static_cast<int>(some.size()));
     displacements_.push_back(place);
     place += counts_.back();
   }

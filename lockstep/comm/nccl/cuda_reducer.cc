@@ -66,30 +66,30 @@ CudaReducer::CudaReducer(std::unique_ptr<DeviceTransport> transport,
     }
     elements_ = total;
   }
-  const std::size_t own_rows = inputs_.rows_of[index_of(rank_)];
-  for (std::size_t row = 0; row < own_rows; ++row) {
+  const std::size_t own_partials = inputs_.partials_of[index_of(rank_)];
+  for (std::size_t partial = 0; partial < own_partials; ++partial) {
     own_program_.push_back({.push = true});
-    if (row > 0) own_program_.push_back({.push = false});
+    if (partial > 0) own_program_.push_back({.push = false});
   }
   if (native_ || world_size_ == 1) return;
 
-  std::size_t rows = 0;
+  std::size_t partials = 0;
   for (int rank = 0; rank < world_size_; ++rank) {
-    scratch_begin_.push_back(rows);
-    if (rank != rank_) rows += inputs_.rows_of[index_of(rank)];
+    scratch_begin_.push_back(partials);
+    if (rank != rank_) partials += inputs_.partials_of[index_of(rank)];
   }
   const std::size_t share = round_elements / static_cast<std::size_t>(world_size_);
   round_ = std::max(kQuad, share / kQuad * kQuad);
-  row_ = round_;
+  longest_ = round_;
   if (elements_ != 0) {
     const std::size_t longest = chunks_of({0, elements_})[index_of(rank_)].size();
-    row_ = std::min(row_, (longest + kQuad - 1) / kQuad * kQuad);
+    longest_ = std::min(longest_, (longest + kQuad - 1) / kQuad * kQuad);
   }
-  scratch_ = DeviceArray<float>(rows * row_, "what other ranks' GPUs send");
+  scratch_ = DeviceArray<float>(partials * longest_, "what other ranks' GPUs send");
 }
 
-float* CudaReducer::scratch_row(int rank, std::size_t row) const {
-  return scratch_.data() + (scratch_begin_[index_of(rank)] + row) * row_;
+float* CudaReducer::scratch_partial(int rank, std::size_t partial) const {
+  return scratch_.data() + (scratch_begin_[index_of(rank)] + partial) * longest_;
 }
 
 std::vector<Range> CudaReducer::chunks_of(Range range) const {
@@ -108,9 +108,9 @@ std::vector<Range> CudaReducer::chunks_of(Range range) const {
 
 void CudaReducer::reduce(std::span<float* const> partials, Range range, DeviceStream stream) {
   transport_->check();
-  const std::size_t own_rows = inputs_.rows_of[index_of(rank_)];
-  if (partials.size() != own_rows) {
-    refuse(fmt::format("rank {} owns {} nodes, but brings {} partial sums", rank_, own_rows,
+  const std::size_t own_partials = inputs_.partials_of[index_of(rank_)];
+  if (partials.size() != own_partials) {
+    refuse(fmt::format("rank {} owns {} nodes, but brings {} partial sums", rank_, own_partials,
                        partials.size()));
   }
   if (elements_ != 0 && (range.begin > range.end || range.end > elements_)) {
@@ -147,18 +147,18 @@ void CudaReducer::run_round(std::span<float* const> partials, const std::vector<
       if (theirs.size() > 0) sends.push_back({to, partial + theirs.begin, theirs.size()});
     }
     const int from = (rank_ + world_size_ - i) % world_size_;
-    for (std::size_t row = 0; row < inputs_.rows_of[index_of(from)]; ++row) {
-      if (own.size() > 0) recvs.push_back({from, scratch_row(from, row), own.size()});
+    for (std::size_t partial = 0; partial < inputs_.partials_of[index_of(from)]; ++partial) {
+      if (own.size() > 0) recvs.push_back({from, scratch_partial(from, partial), own.size()});
     }
   }
   transport_->exchange(sends, recvs, stream);
   if (own.size() == 0) return;
-  std::vector<const float*> rows;
+  std::vector<const float*> inputs;
   for (const TreeInputs::Source& source : inputs_.sources) {
-    rows.push_back(source.rank == rank_ ? partials[source.row] + own.begin
-                                        : scratch_row(source.rank, source.row));
+    inputs.push_back(source.rank == rank_ ? partials[source.partial] + own.begin
+                                          : scratch_partial(source.rank, source.partial));
   }
-  cuda::combine(inputs_.program, rows, partials[0] + own.begin, own.size(), stream);
+  cuda::combine(inputs_.program, inputs, partials[0] + own.begin, own.size(), stream);
 }
 
 void CudaReducer::gather(float* values, const std::vector<Range>& chunks, DeviceStream stream) {
@@ -180,9 +180,9 @@ void CudaReducer::reduce_natively(std::span<float* const> partials, Range range,
                                   DeviceStream stream) {
   if (range.size() == 0) return;
   if (partials.size() > 1) {
-    std::vector<const float*> rows;
-    for (const float* partial : partials) rows.push_back(partial + range.begin);
-    cuda::combine(own_program_, rows, partials[0] + range.begin, range.size(), stream);
+    std::vector<const float*> inputs;
+    for (const float* partial : partials) inputs.push_back(partial + range.begin);
+    cuda::combine(own_program_, inputs, partials[0] + range.begin, range.size(), stream);
   }
   transport_->all_reduce(partials[0] + range.begin, range.size(), stream);
 }

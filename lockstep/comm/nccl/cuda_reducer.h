@@ -11,8 +11,9 @@ namespace lockstep {
 
 // A DeviceReducer over a transport of any kind. A range is cut into *chunks*, one for each rank:
 // even ones, or by the shards. A *round* takes some elements of every rank's chunk: each rank sends
-// its rows' part of another's to that one, and adds everybody's rows of its own along the canonical
-// tree. When all rounds are enqueued, everybody sends its chunk of the sum to everybody.
+// every other rank those elements of its partials, and adds everybody's partials in its own chunk
+// along the canonical tree. When all rounds are enqueued, everybody sends its chunk of the sum to
+// everybody.
 class CudaReducer final : public DeviceReducer {
  public:
   // Bounds what a round receives, and so the scratch memory: about this many elements for each of
@@ -36,7 +37,7 @@ class CudaReducer final : public DeviceReducer {
                  DeviceStream stream);
   void gather(float* values, const std::vector<Range>& chunks, DeviceStream stream);
   void reduce_natively(std::span<float* const> partials, Range range, DeviceStream stream);
-  float* scratch_row(int rank, std::size_t row) const;
+  float* scratch_partial(int rank, std::size_t partial) const;
 
   // Constant after construction.
   const std::unique_ptr<DeviceTransport> transport_;
@@ -46,10 +47,10 @@ class CudaReducer final : public DeviceReducer {
   std::vector<Range> shards_;  // per rank; empty: everybody has all
   std::size_t elements_ = 0;   // 0: not known
   TreeInputs inputs_;
-  std::vector<CombineStep> own_program_;    // adds this rank's rows one after another
-  std::vector<std::size_t> scratch_begin_;  // per rank, its first row in scratch_
+  std::vector<CombineStep> own_program_;    // adds this rank's partials one after another
+  std::vector<std::size_t> scratch_begin_;  // per rank, its first partial in scratch_
   std::size_t round_ = 0;                   // elements of a rank's chunk
-  std::size_t row_ = 0;                     // elements of a row of scratch_, at most round_
+  std::size_t longest_ = 0;                 // elements of a partial in scratch_, at most round_
 
   DeviceArray<float> scratch_;  // of the stream
 };
