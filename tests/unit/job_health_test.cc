@@ -3,6 +3,8 @@
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
+#include "tests/support/build_kind.h"
+
 namespace lockstep::job_health_test {
 namespace {
 
@@ -208,6 +210,38 @@ TEST_F(JobHealthTest, LeavingAfterTheLastCollectiveIsFine) {
   health.heartbeat(0, {at(18)}, now);
   health.heartbeat(1, {at(19, true, "all_reduce", 7)}, now);  // a group rank 2 was not part of
   EXPECT_FALSE(health.verdict());
+}
+
+TEST_F(JobHealthTest, OfSeveralThatLeftTheFurthestBehindIsNamed) {
+  health.goodbye(1, {at(17, false)}, now);
+  health.goodbye(2, {at(16, false)}, now);
+  health.heartbeat(0, {at(17), at(16, false)}, now);
+  expect_verdict(ErrorCode::kPeerLost, 2, "rank 2 (node2) has left the job after collective 16");
+}
+
+// An event's cost does not grow with the ranks: 16 million comparisons here would take seconds.
+TEST(JobHealthOfMany, FourThousandRanksSpeakAndLeaveInNoTime) {
+  constexpr int kRanks = 4096;
+  JobHealth health(names(kRanks), kTimeout, kStart);
+  std::vector<Progress> progress;
+  for (std::uint64_t sequence = 8; sequence > 0; --sequence)
+    progress.push_back(at(sequence, false));
+  const auto begin = std::chrono::steady_clock::now();
+  auto now = kStart;
+  for (int round = 0; round < 5; ++round) {
+    now += kTimeout / 5;
+    for (int rank = 0; rank < kRanks; ++rank) {
+      health.heartbeat(rank, progress, now);
+      health.tick(now);
+    }
+  }
+  for (int rank = 0; rank < kRanks; ++rank) {
+    health.goodbye(rank, progress, now);
+    health.closed(rank, now);
+    health.tick(now);
+  }
+  EXPECT_FALSE(health.verdict());
+  EXPECT_LT(std::chrono::steady_clock::now() - begin, 1s + test::kSlack);
 }
 
 TEST_F(JobHealthTest, TheSameCollectiveDescribedDifferentlyIsAMismatch) {

@@ -38,10 +38,8 @@ Error aborted_error(const std::string& name, int rank, std::string_view reason) 
 JobHealth::JobHealth(std::vector<std::string> names, Clock::duration timeout, Time now)
     : timeout_(timeout), last_tick_(now) {
   for (std::string& name : names) {
-    RankState state;
-    state.name = std::move(name);
-    state.last_heard = now;
-    ranks_.push_back(std::move(state));
+    heard_.emplace(now, static_cast<int>(ranks_.size()));
+    ranks_.push_back({.name = std::move(name), .last_heard = now, .progress = {}, .suspicion = {}});
   }
 }
 
@@ -50,26 +48,73 @@ void JobHealth::decide(ErrorCode code, std::string message, int rank) {
 }
 
 void JobHealth::hear(int rank, std::vector<Progress> progress, Time now) {
-  ranks_[rank].last_heard = now;
+  erase(rank);
   ranks_[rank].progress = std::move(progress);
+  enter(rank);
+  set_last_heard(rank, now);
   check_mismatch(rank, now);
+}
+
+void JobHealth::set_last_heard(int rank, Time time) {
+  RankState& state = ranks_[rank];
+  if (heard_.erase({state.last_heard, rank}) > 0) heard_.emplace(time, rank);
+  state.last_heard = time;
+}
+
+void JobHealth::enter(int rank) {
+  const RankState& state = ranks_[rank];
+  for (const Progress& at : state.progress) {
+    if (at.sequence > 0) ++calls_[{at.sequence, at.group}][at.description];
+    if (at.inside && !state.departed) waits_[at.group].emplace(at.sequence, rank);
+  }
+}
+
+void JobHealth::erase(int rank) {
+  for (const Progress& at : ranks_[rank].progress) {
+    if (const auto call = calls_.find({at.sequence, at.group}); call != calls_.end()) {
+      const auto described = call->second.find(at.description);
+      if (described != call->second.end() && --described->second == 0) {
+        call->second.erase(described);
+        if (call->second.empty()) calls_.erase(call);
+      }
+    }
+    if (const auto waits = waits_.find(at.group); waits != waits_.end()) {
+      waits->second.erase({at.sequence, rank});
+      if (waits->second.empty()) waits_.erase(waits);
+    }
+  }
+}
+
+void JobHealth::depart(int rank) {
+  RankState& state = ranks_[rank];
+  if (state.departed) return;
+  erase(rank);
+  state.departed = true;
+  enter(rank);
+  heard_.erase({state.last_heard, rank});
+  std::set<std::uint32_t> groups;  // of each the first entry is the newest
+  for (const Progress& at : state.progress) {
+    if (!groups.insert(at.group).second) continue;
+    const auto [entry, added] = departed_.try_emplace(at.group, LastEntered{at.sequence, rank});
+    if (!added && at.sequence < entry->second.sequence) entry->second = {at.sequence, rank};
+  }
 }
 
 void JobHealth::heartbeat(int rank, std::vector<Progress> progress, Time now) {
   hear(rank, std::move(progress), now);
-  check_departed();
+  for (const Progress& at : ranks_[rank].progress) check_waits(at.group);
 }
 
 void JobHealth::goodbye(int rank, std::vector<Progress> progress, Time now) {
   hear(rank, std::move(progress), now);
-  ranks_[rank].departed = true;
-  check_departed();
+  depart(rank);
+  for (const Progress& at : ranks_[rank].progress) check_waits(at.group);
 }
 
 void JobHealth::closed(int rank, Time) {
-  RankState& state = ranks_[rank];
+  const RankState& state = ranks_[rank];
   if (state.departed) return;
-  state.departed = true;
+  depart(rank);
   if (state.suspicion) return;  // it told us why it would go
   decide(ErrorCode::kPeerLost, fmt::format("{} died: its connection closed", state.name), rank);
 }
@@ -145,9 +190,7 @@ void JobHealth::ask_around(Time now) {
 }
 
 bool JobHealth::all_answered() const {
-  return std::ranges::all_of(ranks_, [&](const RankState& state) {
-    return state.departed || state.last_heard > question_->asked;
-  });
+  return heard_.empty() || heard_.begin()->first > question_->asked;
 }
 
 void JobHealth::check_mismatch(int rank, Time now) {
@@ -163,7 +206,8 @@ void JobHealth::check_mismatch(int rank, Time now) {
 }
 
 std::optional<Error> JobHealth::find_mismatch(std::uint32_t group, std::uint64_t sequence) const {
-  if (sequence == 0) return std::nullopt;
+  const auto call = calls_.find({sequence, group});
+  if (call == calls_.end() || call->second.size() < 2) return std::nullopt;
   std::map<std::string_view, std::vector<int>> callers;
   for (int rank = 0; rank < static_cast<int>(ranks_.size()); ++rank) {
     if (const Progress* entry = find_progress(rank, group, sequence)) {
@@ -185,34 +229,24 @@ std::optional<Error> JobHealth::find_mismatch(std::uint32_t group, std::uint64_t
 
 // Where the ranks parted: all that follows is its consequence.
 std::optional<Error> JobHealth::first_mismatch() const {
-  std::set<std::pair<std::uint64_t, std::uint32_t>> places;  // by sequence
-  for (const RankState& state : ranks_) {
-    for (const Progress& at : state.progress) places.emplace(at.sequence, at.group);
-  }
-  for (const auto& [sequence, group] : places) {
-    if (const auto error = find_mismatch(group, sequence)) return error;
+  for (const auto& [place, descriptions] : calls_) {
+    if (const auto error = find_mismatch(place.second, place.first)) return error;
   }
   return std::nullopt;
 }
 
 // A rank inside a collective that somebody left the job without entering waits in vain.
-void JobHealth::check_departed() {
-  for (int gone = 0; gone < static_cast<int>(ranks_.size()); ++gone) {
-    if (!ranks_[gone].departed) continue;
-    for (const RankState& waiting : ranks_) {
-      for (const Progress& at : waiting.progress) {
-        const Progress* last = find_progress(gone, at.group);
-        if (waiting.departed || !at.inside || last == nullptr || last->sequence >= at.sequence) {
-          continue;
-        }
-        decide(ErrorCode::kPeerLost,
-               fmt::format("{} has left the job after collective {}; {} waits for it in {}",
-                           ranks_[gone].name, last->sequence, waiting.name, describe(at)),
-               gone);
-        return;
-      }
-    }
-  }
+void JobHealth::check_waits(std::uint32_t group) {
+  const auto gone = departed_.find(group);
+  const auto waits = waits_.find(group);
+  if (gone == departed_.end() || waits == waits_.end()) return;
+  const auto& [sequence, waiting] = *waits->second.rbegin();
+  if (gone->second.sequence >= sequence) return;
+  decide(ErrorCode::kPeerLost,
+         fmt::format("{} has left the job after collective {}; {} waits for it in {}",
+                     ranks_[gone->second.rank].name, gone->second.sequence, ranks_[waiting].name,
+                     describe(*find_progress(waiting, group, sequence))),
+         gone->second.rank);
 }
 
 void JobHealth::resolve_question() {
@@ -302,22 +336,22 @@ std::string JobHealth::seen_by(int reporter, const Error& error) const {
 }
 
 void JobHealth::tick(Time now) {
-  for (RankState& state : ranks_) {
-    state.last_heard = excuse_own_pause(state.last_heard, last_tick_, now, timeout_);
+  if (now - last_tick_ > timeout_ / 2) {  // it was this process that stood still
+    for (int rank = 0; rank < static_cast<int>(ranks_.size()); ++rank) {
+      set_last_heard(rank, excuse_own_pause(ranks_[rank].last_heard, last_tick_, now, timeout_));
+    }
   }
   last_tick_ = now;
   if (verdict_) return;
 
   if (!accusers_.empty() && now >= grace_ends_) resolve_suspicion();
   if (!verdict_ && question_ && (all_answered() || now >= question_->until)) resolve_question();
-  for (int rank = 0; rank < static_cast<int>(ranks_.size()); ++rank) {
-    const RankState& state = ranks_[rank];
-    if (state.departed || now - state.last_heard < timeout_) continue;
-    decide(ErrorCode::kPeerLost,
-           fmt::format("{} has been silent for {}: stopped or cut off", state.name,
-                       format_duration(timeout_)),
-           rank);
-  }
+  if (heard_.empty() || now - heard_.begin()->first < timeout_) return;
+  const int rank = heard_.begin()->second;
+  decide(ErrorCode::kPeerLost,
+         fmt::format("{} has been silent for {}: stopped or cut off", ranks_[rank].name,
+                     format_duration(timeout_)),
+         rank);
 }
 
 void JobHealth::settle() {
@@ -328,9 +362,7 @@ void JobHealth::settle() {
 JobHealth::Time JobHealth::wake_at() const {
   if (verdict_) return Time::max();
   Time wake = last_tick_ + timeout_ / 5;
-  for (const RankState& state : ranks_) {
-    if (!state.departed) wake = std::min(wake, state.last_heard + timeout_);
-  }
+  if (!heard_.empty()) wake = std::min(wake, heard_.begin()->first + timeout_);
   if (!accusers_.empty()) wake = std::min(wake, grace_ends_);
   if (question_) wake = std::min(wake, question_->until);
   return wake;

@@ -1,7 +1,12 @@
 #pragma once
 
+#include <cstdint>
+#include <functional>
+#include <map>
 #include <optional>
+#include <set>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include "lockstep/base/deadline.h"
@@ -44,7 +49,7 @@ class JobHealth {
  private:
   struct RankState {
     std::string name;
-    Time last_heard;
+    Time last_heard{};
     bool departed = false;
     std::vector<Progress> progress;
     std::optional<Error> suspicion;  // the first rank that it accused, and why
@@ -59,14 +64,25 @@ class JobHealth {
     Error error;
   };
 
+  using Place = std::pair<std::uint64_t, std::uint32_t>;  // sequence number and group
+  struct LastEntered {
+    std::uint64_t sequence;
+    int rank;
+  };
+
   void decide(ErrorCode code, std::string message, int rank);
   void hear(int rank, std::vector<Progress> progress, Time now);
+  void set_last_heard(int rank, Time time);
+  // Notes what the rank's progress says in the indices below, or takes it out of them again.
+  void enter(int rank);
+  void erase(int rank);
+  void depart(int rank);
   void ask_around(Time now);
   bool all_answered() const;
   void check_mismatch(int rank, Time now);
   std::optional<Error> find_mismatch(std::uint32_t group, std::uint64_t sequence) const;
   std::optional<Error> first_mismatch() const;
-  void check_departed();
+  void check_waits(std::uint32_t group);
   void suspect(int reporter, const Error& error, Time now);
   void resolve_suspicion();
   void resolve_question();
@@ -81,6 +97,11 @@ class JobHealth {
 
   const Clock::duration timeout_;
   std::vector<RankState> ranks_;
+  // Indices over the ranks, so that no event costs more the more ranks there are.
+  std::set<std::pair<Time, int>> heard_;                            // those that have not departed
+  std::map<Place, std::map<std::string, int, std::less<>>> calls_;  // how many described it how
+  std::map<std::uint32_t, std::set<std::pair<std::uint64_t, int>>> waits_;  // inside a collective
+  std::map<std::uint32_t, LastEntered> departed_;  // the one that left after the fewest collectives
   Time last_tick_;
   std::vector<int> accusers_;  // in the order of their reports
   Time grace_ends_{};
