@@ -32,11 +32,13 @@ ThreadPool::ThreadPool(int threads) {
   spins_ = threads <= available_cores() ? kSpins : 0;
   try {
     for (int worker = 1; worker < threads; ++worker) {
-      workers_.emplace_back([this, worker] { work(worker); });
+      // execute() keeps what a task throws for run().
+      workers_.emplace_back().start(
+          "a compute thread", [this, worker] { work(worker); }, [](const Error&) {});
     }
-  } catch (const std::system_error& error) {
+  } catch (const Error&) {
     stop();
-    throw_io(fmt::format("starting {} threads", threads), error.code().value());
+    throw;
   }
 }
 
@@ -46,7 +48,7 @@ void ThreadPool::stop() {
   stopping_.store(true);
   wake_.fetch_add(1);
   wake_.notify_all();
-  for (std::thread& worker : workers_) worker.join();
+  for (Thread& worker : workers_) worker.join();
 }
 
 void ThreadPool::run_tasks(std::size_t count, Task task) {

@@ -5,9 +5,10 @@
 #include <cstddef>
 #include <cstdint>
 #include <exception>
-#include <thread>
+#include <list>
 #include <type_traits>
-#include <vector>
+
+#include "lockstep/base/thread.h"
 
 namespace lockstep {
 
@@ -67,7 +68,7 @@ class ThreadPool {
   Task task_ = {};
   std::exception_ptr error_;
   int spins_ = 0;  // constant after construction
-  std::vector<std::thread> workers_;
+  std::list<Thread> workers_;
 };
 
 }  // namespace lockstep

@@ -7,10 +7,10 @@
 #include <deque>
 #include <mutex>
 #include <optional>
-#include <thread>
 
 #include "lockstep/base/index.h"
 #include "lockstep/base/seq_lock.h"
+#include "lockstep/base/thread.h"
 #include "lockstep/comm/call_check.h"
 #include "lockstep/comm/engine.h"
 
@@ -76,7 +76,7 @@ class Communicator::State {
   std::size_t unfinished_ = 0;                  // guarded by queue_mutex_: queued or running
   bool closing_ = false;                        // guarded by queue_mutex_
   std::atomic<bool> started_{false};            // whether thread_ was ever needed
-  std::thread thread_;                          // guarded by queue_mutex_
+  Thread thread_;                               // guarded by queue_mutex_
 };
 
 Communicator::State::~State() {
@@ -88,7 +88,7 @@ Communicator::State::~State() {
     }
   }
   queue_changed_.notify_all();
-  if (thread_.joinable()) thread_.join();
+  thread_.join();
   supervisor().progress_book().remove(this);
 }
 
@@ -113,9 +113,13 @@ Work Communicator::State::start(Call call) {
   pending->call = std::move(call);
   {
     const std::lock_guard lock(queue_mutex_);
+    if (!thread_.started()) {
+      const auto failed = [this](const Error& error) { supervisor().fail_quietly(error); };
+      thread_.start(
+          "the communication thread", [this] { serve(); }, failed);
+    }
     queue_.push_back(pending);
     ++unfinished_;
-    if (!thread_.joinable()) thread_ = std::thread([this] { serve(); });
   }
   started_.store(true, std::memory_order_release);
   queue_changed_.notify_all();
@@ -140,6 +144,9 @@ void Communicator::State::serve() {
       outcome = execute(next->call);
     } catch (const Error& caught) {
       error = caught;
+    } catch (...) {  // of which the job does not know yet
+      supervisor().fail_quietly(caught_error("the communication thread"));
+      error = supervisor().latch().error();
     }
     {
       // Both at once: whoever learns that the work is done may destroy the communicator.

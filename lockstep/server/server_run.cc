@@ -2,7 +2,6 @@
 
 #include <utility>
 
-#include "lockstep/base/signals_blocked.h"
 #include "lockstep/server/server_engine.h"
 
 namespace lockstep {
@@ -50,20 +49,18 @@ ServerRun::ServerRun(const ServerOptions& options) {
 ServerRun::~ServerRun() { finish(Deadline::after({})); }
 
 void ServerRun::start() {
-  const SignalsBlocked blocked;
-  thread_ = std::thread([this] {
-    std::optional<Error> error;
-    try {
-      serve_lanes(*server_, UINT64_MAX);
-    } catch (const Error& caught) {
-      error = caught;
-    }
+  const auto end = [this](std::optional<Error> error) {
     server_.reset();  // closes what it still has
     const std::lock_guard lock(mutex_);
-    error_ = error;
+    error_ = std::move(error);
     done_ = true;
     ended_.notify_all();
-  });
+  };
+  const auto serve = [this, end] {
+    serve_lanes(*server_, UINT64_MAX);
+    end(std::nullopt);
+  };
+  thread_.start("the gradient server's thread", serve, end);
 }
 
 std::optional<Error> ServerRun::finish(Deadline deadline) {
@@ -73,7 +70,7 @@ std::optional<Error> ServerRun::finish(Deadline deadline) {
     stopped = !ended_.wait_until(lock, deadline.time(), [this] { return done_; });
   }
   if (stopped) stop_.set();
-  if (thread_.joinable()) thread_.join();
+  thread_.join();
   if (stopped && error_ && error_->code() == ErrorCode::kAborted) return std::nullopt;
   return error_;
 }

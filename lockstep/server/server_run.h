@@ -5,11 +5,11 @@
 #include <memory>
 #include <mutex>
 #include <optional>
-#include <thread>
 #include <vector>
 
 #include "lockstep/base/event.h"
 #include "lockstep/base/index.h"
+#include "lockstep/base/thread.h"
 #include "lockstep/server/gradient_server.h"
 
 namespace lockstep {
@@ -54,7 +54,7 @@ class ServerRun {
   std::condition_variable ended_;
   bool done_ = false;           // guarded by mutex_
   std::optional<Error> error_;  // guarded by mutex_
-  std::thread thread_;
+  Thread thread_;
 };
 
 }  // namespace lockstep

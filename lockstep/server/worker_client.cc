@@ -70,7 +70,10 @@ WorkerClient::WorkerClient(Socket socket, const WorkerOptions& options)
       last_look_(last_heard_),
       next_alive_(last_heard_) {
   join(options);
-  if (ours_) thread_ = std::thread([this] { pulse(); });
+  // The pulse keeps what goes wrong for the next call.
+  if (ours_)
+    thread_.start(
+        "the heartbeat's thread", [this] { pulse(); }, [](const Error&) {});
 }
 
 WorkerClient::~WorkerClient() {
@@ -79,7 +82,7 @@ WorkerClient::~WorkerClient() {
     stop_ = true;
   }
   stopping_.notify_all();
-  if (thread_.joinable()) thread_.join();
+  thread_.join();
   frames_.socket().close_gently();
 }
 
@@ -126,8 +129,8 @@ void WorkerClient::pulse() {
       queue_alive(now);
       flush();
       if (!frames_.full()) check_limits("its heartbeat", now, now);
-    } catch (const Error& error) {
-      failure_ = error;
+    } catch (...) {
+      failure_ = caught_error("the heartbeat's thread");
     }
   }
 }

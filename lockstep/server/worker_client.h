@@ -6,11 +6,11 @@
 #include <optional>
 #include <span>
 #include <string>
-#include <thread>
 #include <vector>
 
 #include "lockstep/base/canonical_tree.h"
 #include "lockstep/base/deadline.h"
+#include "lockstep/base/thread.h"
 #include "lockstep/net/socket/address.h"
 #include "lockstep/server/frame_socket.h"
 #include "lockstep/server/settings.h"
@@ -150,7 +150,7 @@ class WorkerClient {
   Clock::time_point last_look_;  // at whether it is silent
   Clock::time_point next_alive_;
   std::vector<std::uint32_t> last_sizes_;  // of the last block received
-  std::thread thread_;                     // last: it uses all of the above
+  Thread thread_;                          // last: it uses all of the above
 };
 
 }  // namespace lockstep

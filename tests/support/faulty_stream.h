@@ -5,6 +5,7 @@
 #include <cstddef>
 #include <functional>
 #include <memory>
+#include <new>
 #include <optional>
 #include <thread>
 #include <utility>
@@ -19,9 +20,10 @@ namespace lockstep::test {
 // What shall go wrong on a rank of a local group. Operations are the reads and writes of its
 // streams that move at least a byte, counted from 0.
 struct LocalFaults {
-  std::optional<std::size_t> fail_at;   // this operation throws Error{kIo}
-  std::optional<std::size_t> drop_at;   // from this one on, what it writes never arrives
-  std::optional<std::size_t> delay_at;  // this one waits for `delay` first
+  std::optional<std::size_t> fail_at;     // this operation throws Error{kIo}
+  std::optional<std::size_t> exhaust_at;  // this one throws std::bad_alloc
+  std::optional<std::size_t> drop_at;     // from this one on, what it writes never arrives
+  std::optional<std::size_t> delay_at;    // this one waits for `delay` first
   std::chrono::nanoseconds delay{0};
 };
 
@@ -34,6 +36,7 @@ class FaultPlan {
   bool next() {
     const std::size_t index = count_.fetch_add(1);
     if (faults_.fail_at == index) throw Error(ErrorCode::kIo, "injected failure");
+    if (faults_.exhaust_at == index) throw std::bad_alloc();
     if (faults_.delay_at == index) std::this_thread::sleep_for(faults_.delay);
     return faults_.drop_at && index >= *faults_.drop_at;
   }

@@ -37,5 +37,21 @@ TEST(Communicator, AReportedFailureEndsTheJobUnlessItHasFailedBefore) {
   }
 }
 
+TEST(Communicator, AThreadThatRunsOutOfMemoryTellsAllRanksSo) {
+  test::GroupOptions options{
+      .medium = test::GroupMedium::kLocalMessages, .world_size = 2, .faults = {{}, {}}};
+  options.faults[1].exhaust_at = 0;
+  test::Group group(options);
+  std::vector<float> values[2] = {std::vector<float>(1000), std::vector<float>(1000)};
+  Work works[2];
+  for (const int rank : {0, 1}) {
+    works[rank] = group[rank].start(calls::all_reduce(std::span(values[rank]), ReduceOp::kSum));
+  }
+  for (Work& work : works) {
+    const Error error = error_of([&] { work.wait(Deadline::after(std::chrono::seconds(30))); });
+    EXPECT_THAT(error.what(), HasSubstr("the communication thread failed: std::bad_alloc"));
+  }
+}
+
 }  // namespace
 }  // namespace lockstep::communicator_test

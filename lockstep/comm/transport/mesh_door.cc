@@ -32,7 +32,9 @@ struct MeshDoor::Visitor {
 };
 
 MeshDoor::MeshDoor(JoinedJob& job) : job_(job) {
-  thread_ = std::thread([this] { serve(); });
+  thread_.start(
+      "the mesh's door", [this] { serve(); },
+      [this](const Error& error) { job_.control->fail_quietly(error); });
 }
 
 MeshDoor::~MeshDoor() {

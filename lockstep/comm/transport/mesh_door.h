@@ -4,10 +4,10 @@
 #include <map>
 #include <mutex>
 #include <optional>
-#include <thread>
 #include <vector>
 
 #include "lockstep/base/event.h"
+#include "lockstep/base/thread.h"
 #include "lockstep/net/job/job.h"
 
 namespace lockstep {
@@ -44,7 +44,7 @@ class MeshDoor {
   std::mutex mutex_;
   std::condition_variable arrived_;
   std::map<std::pair<std::uint32_t, int>, Arrival> arrivals_;  // guarded by mutex_
-  std::thread thread_;                                         // last: it uses all of the above
+  Thread thread_;                                              // last: it uses all of the above
 };
 
 }  // namespace lockstep

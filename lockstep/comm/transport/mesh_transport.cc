@@ -135,12 +135,13 @@ void MeshTransport::run(std::span<Transfer> transfers, const MeshFrame& stamp,
   sender_.start([&] { move(sent, full, nullptr, deadline); });
   try {
     move(received, full, observer, deadline);
-  } catch (const Error&) {
-    // The job has failed, so the sender ends too; until then it uses our memory.
+  } catch (...) {
+    // The sender ends with the job; until then it uses our memory.
+    supervisor().fail_quietly(caught_error("receiving"));
     sender_.wait();
     throw;
   }
-  if (const std::optional<Error> error = sender_.wait()) throw *error;
+  if (const std::optional<Error> error = sender_.wait()) supervisor().fail(*error);
 }
 
 void MeshTransport::move(std::span<Active> active, const MeshFrame& stamp,

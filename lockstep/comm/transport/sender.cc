@@ -10,18 +10,23 @@ Sender::~Sender() {
     closing_ = true;
   }
   changed_.notify_all();
-  if (thread_.joinable()) thread_.join();
+  thread_.join();
 }
 
 void Sender::start(std::function<void()> task) {
-  owner_.lock();
+  std::unique_lock owner(owner_);
   {
     const std::lock_guard lock(mutex_);
+    if (!thread_.started()) {
+      // Its tasks' errors are caught one by one; nothing else there throws.
+      thread_.start(
+          "the sending thread", [this] { serve(); }, [](const Error&) {});
+    }
     task_ = std::move(task);
     error_.reset();
-    if (!thread_.joinable()) thread_ = std::thread([this] { serve(); });
   }
   changed_.notify_all();
+  owner.release();  // wait() unlocks it
 }
 
 std::optional<Error> Sender::wait() {
@@ -44,8 +49,8 @@ void Sender::serve() {
     std::optional<Error> error;
     try {
       task_();
-    } catch (const Error& caught) {
-      error = caught;
+    } catch (...) {
+      error = caught_error("the sending thread");
     }
     lock.lock();
     error_ = error;

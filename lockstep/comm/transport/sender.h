@@ -4,9 +4,9 @@
 #include <functional>
 #include <mutex>
 #include <optional>
-#include <thread>
 
 #include "lockstep/base/error.h"
+#include "lockstep/base/thread.h"
 
 namespace lockstep {
 
@@ -19,9 +19,10 @@ class Sender {
   Sender(const Sender&) = delete;
   Sender& operator=(const Sender&) = delete;
 
-  // Waits for its turn where another thread of the owner still has a task under way.
+  // Waits for its turn where another thread of the owner still has a task under way. Throws
+  // Error{kIo} where no thread can be had; then there is nothing to wait for.
   void start(std::function<void()> task);
-  // Until the task has ended; the Error it threw, if it did. The task itself has the deadline.
+  // Until the task has ended; what it threw, as an Error. The task itself has the deadline.
   std::optional<Error> wait();
 
  private:
@@ -33,7 +34,7 @@ class Sender {
   std::function<void()> task_;  // guarded by mutex_; empty when there is none
   std::optional<Error> error_;  // guarded by mutex_
   bool closing_ = false;        // guarded by mutex_
-  std::thread thread_;
+  Thread thread_;
 };
 
 }  // namespace lockstep

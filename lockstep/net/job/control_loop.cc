@@ -6,15 +6,17 @@
 #include <cerrno>
 #include <utility>
 
-#include "lockstep/base/signals_blocked.h"
-
 namespace lockstep {
 
 ControlLoop::ControlLoop(FailureLatch& latch, const ProgressBook& book,
                          std::unique_ptr<Centre> centre)
     : latch_(latch), book_(book), centre_(std::move(centre)) {
-  const SignalsBlocked blocked;
-  thread_ = std::thread([this] { run(); });
+  const auto failed = [this](const Error& error) {
+    latch_.trip(error);
+    end();
+  };
+  thread_.start(
+      "the control thread", [this] { run(); }, failed);
 }
 
 ControlLoop::~ControlLoop() {
@@ -47,17 +49,15 @@ bool ControlLoop::report(const Error& error) {
   return true;
 }
 
-void ControlLoop::run() noexcept {
-  try {
-    while (take_orders()) poll_once();
-    const std::vector<Progress> last = book_.all();
-    if (member_) member_->leave();
-    if (centre_) centre_->leave(last);
-  } catch (const Error& error) {
-    latch_.trip(error);
-  } catch (const std::exception& error) {
-    latch_.trip(Error(ErrorCode::kIo, fmt::format("the control thread failed: {}", error.what())));
-  }
+void ControlLoop::run() {
+  while (take_orders()) poll_once();
+  const std::vector<Progress> last = book_.all();
+  if (member_) member_->leave();
+  if (centre_) centre_->leave(last);
+  end();
+}
+
+void ControlLoop::end() {
   connected_.store(false, std::memory_order_release);
   member_.reset();
   centre_.reset();

@@ -3,10 +3,10 @@
 #include <atomic>
 #include <memory>
 #include <mutex>
-#include <thread>
 #include <vector>
 
 #include "lockstep/base/event.h"
+#include "lockstep/base/thread.h"
 #include "lockstep/net/job/centre.h"
 #include "lockstep/net/job/member.h"
 
@@ -30,7 +30,8 @@ class ControlLoop {
   bool centre_left() const { return centre_left_.load(std::memory_order_acquire); }
 
  private:
-  void run() noexcept;
+  void run();
+  void end();
   void poll_once();
   // Takes over what other threads have handed in; returns whether to go on.
   bool take_orders();
@@ -50,7 +51,7 @@ class ControlLoop {
   std::unique_ptr<Centre> centre_;  // control thread only, as the rest
   std::unique_ptr<Member> member_;
   std::vector<pollfd> entries_;
-  std::thread thread_;
+  Thread thread_;
 };
 
 }  // namespace lockstep

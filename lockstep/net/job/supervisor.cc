@@ -29,4 +29,11 @@ std::vector<Progress> ProgressBook::all() const {
   return progress;
 }
 
+void Supervisor::fail_quietly(const Error& seen) noexcept {
+  try {
+    fail(seen);
+  } catch (...) {  // the latch has it
+  }
+}
+
 }  // namespace lockstep

@@ -47,6 +47,8 @@ class Supervisor {
   // Reports a failure as seen from this rank, waits (briefly, bounded) until the job has agreed on
   // its first cause, trips the latch with that cause and throws it.
   [[noreturn]] virtual void fail(const Error& seen) = 0;
+  // The same for a thread that has no caller to throw to.
+  void fail_quietly(const Error& seen) noexcept;
 
   // Ends the job on every rank at once. Does not block on peers.
   virtual void abort(const std::string& reason) = 0;

@@ -24,7 +24,11 @@ std::string_view to_string(CheckpointPhase phase) {
 }
 
 CheckpointWriter::CheckpointWriter(TrainingState state, Save save)
-    : save_(std::move(save)), state_(std::move(state)), thread_([this] { work(); }) {}
+    : save_(std::move(save)), state_(std::move(state)) {
+  // save() keeps what goes wrong; nothing else there throws.
+  thread_.start(
+      "the checkpoint's thread", [this] { work(); }, [](const Error&) {});
+}
 
 CheckpointWriter::~CheckpointWriter() {
   {
@@ -108,10 +112,8 @@ CheckpointWriter::Outcome CheckpointWriter::save() const {
   Outcome outcome;
   try {
     outcome.bytes = save_(state_);
-  } catch (const Error& error) {
-    outcome.error = error.message();
-  } catch (const std::exception& error) {
-    outcome.error = error.what();
+  } catch (...) {
+    outcome.error = caught_error("the checkpoint's thread").message();
   }
   outcome.seconds = std::chrono::duration<double>(std::chrono::steady_clock::now() - begin).count();
   return outcome;

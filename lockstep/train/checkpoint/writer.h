@@ -7,9 +7,9 @@
 #include <optional>
 #include <string>
 #include <string_view>
-#include <thread>
 
 #include "lockstep/base/deadline.h"
+#include "lockstep/base/thread.h"
 #include "lockstep/train/checkpoint/training_state.h"
 
 namespace lockstep {
@@ -79,7 +79,7 @@ class CheckpointWriter {
   bool stopping_ = false;
   std::optional<Outcome> outcome_;  // not logged yet
 
-  std::thread thread_;
+  Thread thread_;
 };
 
 }  // namespace lockstep
