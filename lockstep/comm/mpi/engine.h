@@ -10,7 +10,6 @@
 namespace lockstep {
 
 // MPI's own collectives, in their non-blocking form, so that deadlines and the latch hold.
-// mpi_engine.cc sees operations through, mpi_collectives.cc says which.
 class MpiEngine final : public Engine {
  public:
   MpiEngine(std::unique_ptr<MpiGroup> group, std::size_t most_elements);
