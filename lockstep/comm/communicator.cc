@@ -33,10 +33,8 @@ class Communicator::State {
   // How many groups have been split from this one, with the one that is being split now.
   std::uint32_t count_child() { return children_.fetch_add(1) + 1; }
 
-  Call completed(Call call) const {
-    complete_call(call, engine_->rank(), engine_->world_size());
-    return call;
-  }
+  // In place: a Call is large beside the shortest collectives.
+  void complete(Call& call) const { complete_call(call, engine_->rank(), engine_->world_size()); }
   Outcome run(const Call& call);
   Work start(Call call);
   std::vector<Progress> progress() const;
@@ -207,12 +205,19 @@ bool Communicator::finite_only() const { return state_->engine().finite_only(); 
 std::chrono::nanoseconds Communicator::patience() const { return 10 * state_->timeout(); }
 
 Algorithm Communicator::algorithm_for(Call call) const {
-  return state_->engine().choose(state_->completed(std::move(call)));
+  state_->complete(call);
+  return state_->engine().choose(call);
 }
 
-Outcome Communicator::run(Call call) { return state_->run(state_->completed(std::move(call))); }
+Outcome Communicator::run(Call call) {
+  state_->complete(call);
+  return state_->run(call);
+}
 
-Work Communicator::start(Call call) { return state_->start(state_->completed(std::move(call))); }
+Work Communicator::start(Call call) {
+  state_->complete(call);
+  return state_->start(std::move(call));
+}
 
 std::unique_ptr<Communicator> Communicator::split(int color, int key) {
   std::vector<std::int32_t> all(2 * index_of(world_size()));
