@@ -65,12 +65,14 @@ int run_generate(const GenerateFlags& options) {
   std::vector<std::int32_t> text(prompt.begin() + static_cast<std::ptrdiff_t>(before),
                                  prompt.end());
 
+  SamplerOptions sampler = options.sampler;
+  sampler.vocab = tokenizer.vocab();
   ThreadPool pool(options.threads > 0 ? options.threads : available_cores());
   const ParameterLayout layout(model.config);
   Decoder decoder(layout, model.parameters.span(), Precision::kF32, pool);
   TextPrinter printer;
   printer.print(tokenizer.decode(text));
-  generate_tokens(decoder, model.config.context, prompt, options.sampler, options.tokens,
+  generate_tokens(decoder, model.config.context, prompt, sampler, options.tokens,
                   tokenizer.end_of_document(), [&](std::int32_t token) {
                     text.push_back(token);
                     printer.print(tokenizer.decode(text));

@@ -23,6 +23,7 @@ double draw(std::uint64_t seed, std::uint64_t position) {
 std::int32_t sample_token(std::span<const float> logits, const SamplerOptions& options,
                           std::uint64_t position) {
   LOCKSTEP_CHECK(!logits.empty());
+  if (options.vocab > 0 && options.vocab < logits.size()) logits = logits.first(options.vocab);
   std::vector<std::int32_t> order(logits.size());
   std::iota(order.begin(), order.end(), 0);
   const auto likelier = [&](std::int32_t a, std::int32_t b) {

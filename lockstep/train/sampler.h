@@ -15,6 +15,7 @@ struct SamplerOptions {
   int top_k = 0;             // draw from this many of the likeliest tokens; 0: from all
   double top_p = 1.0;        // draw from the likeliest tokens that have this probability together
   std::uint64_t seed = 0;
+  std::uint32_t vocab = 0;  // draw from the tokens below it, which have a text; 0: from all
 };
 
 // The token at `position`, drawn from softmax(logits / temperature), which is cut to top_k and then

@@ -44,6 +44,13 @@ TEST(Sampler, TopKAndTopP) {
   EXPECT_EQ(draws({.temperature = 1, .top_p = 0.0}).size(), 1u);
 }
 
+TEST(Sampler, OnlyTokensThatTheTokenizerHas) {
+  const std::vector<float> logits = {1, 2, 9, 8};
+  EXPECT_EQ(sample_token(logits, {.temperature = 0, .vocab = 2}, 0), 1);
+  for (std::uint64_t i = 0; i < 100; ++i) EXPECT_LT(sample_token(logits, {.vocab = 2}, i), 2);
+  EXPECT_EQ(sample_token(logits, {.temperature = 0, .vocab = 9}, 0), 2);
+}
+
 TEST(Sampler, SeedAndPositionDecide) {
   std::vector<std::int32_t> one, again, other;
   for (std::uint64_t i = 0; i < 50; ++i) {
