@@ -13,8 +13,9 @@ namespace {
 
 constexpr const char* kTrainExplanation =
     R"(--data takes text files, token shards (those of `lockstep data`, of llm.c, of nanoGPT), or folders of
-shards; files named val or validation are kept for validation, otherwise one sample in twenty is. Without
---data the model learns the built-in stories. Sizes that are not given are chosen to fit the data.
+either. Files with val, valid or validation in their name (val.txt, my_val.bin) are kept for validation;
+without such a file the last twentieth of the samples is. Without --data the model learns the built-in
+stories. Sizes that are not given are chosen to fit the data.
 
 A step is cut into global-batch / micro-batch lanes, whose gradients are added in one fixed tree. The same
 options and data give the same weights, bit for bit, for any number of threads and workers, over any
@@ -44,6 +45,7 @@ struct TrainFlags {
   TrainOptions run;
   std::vector<std::string> data;
   std::string tokenizer;
+  bool force_tokenizer = false;
   std::string config;
   double bucket_mb = 4;
   double timeout = 30;
@@ -64,18 +66,23 @@ CLI::Option* add_named(CLI::App& command, const std::string& flag, Value& chosen
 
 void add_data_options(CLI::App& command, TrainFlags& options) {
   const char* group = "Data";
-  command.add_option("--data", options.data, "Text files, token shards, or folders of shards")
+  command.add_option("--data", options.data, "Text files, token shards, or folders of either")
       ->option_text("PATH ... [built-in stories]")
       ->group(group);
   command
       .add_option(
           "--tokenizer", options.tokenizer,
           "For text: bytes, sentencepiece (trained on the text), or a SentencePiece .model file")
-      ->option_text("NAME [bytes]")
+      ->option_text("NAME [that of --init, else bytes]")
+      ->group(group);
+  command
+      .add_flag("--force-tokenizer", options.force_tokenizer,
+                "Train the model of --init on the tokens of another tokenizer than its own")
       ->group(group);
   command
       .add_option("--vocab", options.run.vocab,
-                  "Pieces for sentencepiece; otherwise the model's vocabulary")
+                  "Pieces for sentencepiece; for shards without a header the number of tokens "
+                  "there are; otherwise the model's vocabulary, at least the tokenizer's")
       ->check(CLI::Range(1, 1 << 24))
       ->option_text("N")
       ->group(group);
@@ -112,7 +119,8 @@ void add_training_options(CLI::App& command, TrainOptions& options) {
   add("--micro-batch", options.micro_batch, "N [8]",
       "Samples of a lane, which divide the global batch")
       ->check(CLI::Range(1, 1 << 24));
-  add("--lr", options.learning_rate, "RATE [by width]", "Highest learning rate")
+  add("--lr", options.learning_rate, "RATE [by width; with --init a tenth]",
+      "Highest learning rate")
       ->check(CLI::NonNegativeNumber);
   add("--warmup", options.warmup, "N [a twentieth]", "Steps until it is reached")
       ->check(CLI::NonNegativeNumber);
@@ -125,7 +133,8 @@ void add_training_options(CLI::App& command, TrainOptions& options) {
       ->check(CLI::NonNegativeNumber);
   add("--seed", options.seed, "N [0]",
       "Of the first weights, the order of samples and the stories");
-  add("--init", options.init, "DIR [fresh weights]", "Start from the weights of this model");
+  add("--init", options.init, "DIR [fresh weights]",
+      "Start from the weights of this model, with its tokenizer");
 }
 
 void add_checkpoint_options(CLI::App& command, TrainOptions& options) {
@@ -265,10 +274,13 @@ void add_worker_options(CLI::App& command, TrainFlags& given) {
 
 int run_train(TrainFlags& options, const std::vector<std::string>& arguments) {
   TrainOptions& run = options.run;
-  const TokenizerChoice tokenizer = {options.tokenizer, run.vocab};
-  run.data = [&options, tokenizer] {
-    if (!options.data.empty()) return open_data(options.data, tokenizer);
-    return encode_documents(built_in_stories(options.run.seed), tokenizer);
+  TokenizerChoice tokenizer = {options.tokenizer, run.vocab, {}, options.force_tokenizer};
+  if (options.tokenizer == "sentencepiece") run.vocab = 0;  // the text may have fewer pieces
+  run.data = [&options, tokenizer](const std::optional<ModelTokenizer>& start) {
+    TokenizerChoice choice = tokenizer;
+    choice.inherited = start;
+    if (!options.data.empty()) return open_data(options.data, choice);
+    return encode_documents(built_in_stories(options.run.seed), choice);
   };
   run.job.timeout = duration_of(options.timeout);
   run.job.token = token_from(options.token_file);

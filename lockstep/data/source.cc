@@ -1,12 +1,14 @@
 #include "lockstep/data/source.h"
 
 #include <fmt/format.h>
+#include <glob.h>
 
 #include <algorithm>
 #include <cctype>
 #include <filesystem>
 
 #include "lockstep/base/error.h"
+#include "lockstep/base/log.h"
 #include "lockstep/data/shard_builder.h"
 #include "lockstep/files/mapped_file.h"
 
@@ -51,14 +53,61 @@ TokenShard encode_text(const std::string& name, std::span<const std::string_view
   return TokenShard::of(name, tokens, header);
 }
 
-DataSource open_texts(const std::vector<MappedFile>& files, const TokenizerChoice& tokenizer) {
+std::string in_words(const Tokenizer& tokenizer) {
+  if (tokenizer.kind() == TokenizerKind::kBytes) return "bytes";
+  return fmt::format("one of {} pieces", tokenizer.vocab());
+}
+
+bool same_tokenizer(const Tokenizer& a, const Tokenizer& b) {
+  return shard_header_for(a) == shard_header_for(b);
+}
+
+[[noreturn]] void refuse_other(const std::string& what, const ModelTokenizer& start) {
+  refuse(
+      fmt::format("{}, but {} was trained with another tokenizer ({}); --force-tokenizer trains "
+                  "it on other tokens all the same",
+                  what, start.model, in_words(*start.tokenizer)));
+}
+
+// The tokenizer for text: that of the model that training starts from, where there is one.
+std::shared_ptr<const Tokenizer> tokenizer_for(const TokenizerChoice& choice,
+                                               std::span<const std::string_view> texts) {
+  if (!choice.inherited || choice.force) return make_tokenizer(choice, texts);
+  const ModelTokenizer& start = *choice.inherited;
+  if (!start.tokenizer) {
+    if (!choice.name.empty()) return make_tokenizer(choice, texts);
+    refuse(
+        fmt::format("{} was trained on tokens made elsewhere and has no tokenizer: --tokenizer "
+                    "says which one turns text into its tokens",
+                    start.model));
+  }
+  if (choice.name.empty()) return start.tokenizer;
+  const std::string what = fmt::format("--tokenizer {}", choice.name);
+  if (choice.name == "sentencepiece") refuse_other(what + " trains a new one", start);
+  const auto given = make_tokenizer(choice, texts);
+  if (!same_tokenizer(*given, *start.tokenizer)) refuse_other(what, start);
+  return start.tokenizer;
+}
+
+DataSource open_texts(const std::vector<MappedFile>& files, const TokenizerChoice& choice) {
+  std::vector<const MappedFile*> training;
+  std::vector<const MappedFile*> validation;
+  for (const MappedFile& file : files) {
+    (is_for_validation(file.path()) ? validation : training).push_back(&file);
+  }
+  if (training.empty()) std::swap(training, validation);
   std::vector<std::string_view> texts;
-  for (const MappedFile& file : files) texts.push_back(text_of(file));
+  for (const MappedFile* file : training) texts.push_back(text_of(*file));
   DataSource source;
-  source.tokenizer = make_tokenizer(tokenizer, texts);
-  for (std::size_t i = 0; i < files.size(); ++i) {
-    source.training.push_back(
-        encode_text(files[i].path(), std::span(texts).subspan(i, 1), *source.tokenizer, 0));
+  source.tokenizer = tokenizer_for(choice, texts);
+  const auto encode = [&](const MappedFile& file, std::string_view text) {
+    return encode_text(file.path(), std::span(&text, 1), *source.tokenizer, 0);
+  };
+  for (std::size_t i = 0; i < training.size(); ++i) {
+    source.training.push_back(encode(*training[i], texts[i]));
+  }
+  for (const MappedFile* file : validation) {
+    source.validation.push_back(encode(*file, text_of(*file)));
   }
   return source;
 }
@@ -67,9 +116,25 @@ DataSource open_texts(const std::vector<MappedFile>& files, const TokenizerChoic
 std::shared_ptr<const Tokenizer> tokenizer_of(const TokenShard& shard,
                                               const TokenizerChoice& choice) {
   switch (shard.header().tokenizer) {
-    case TokenizerKind::kUnknown: return nullptr;
-    case TokenizerKind::kBytes: return byte_tokenizer();
+    case TokenizerKind::kUnknown:
+      if (!choice.name.empty()) {
+        refuse(
+            fmt::format("--tokenizer {}: {} holds tokens already and does not say which "
+                        "tokenizer made them",
+                        choice.name, shard.name()));
+      }
+      return nullptr;
+    case TokenizerKind::kBytes:
+      if (!choice.name.empty() && choice.name != "bytes") {
+        refuse(fmt::format("--tokenizer {}: the tokens of {} are bytes already", choice.name,
+                           shard.name()));
+      }
+      return byte_tokenizer();
     case TokenizerKind::kSentencePiece: break;
+  }
+  if (choice.name == "bytes") {
+    refuse(
+        fmt::format("--tokenizer bytes: {} holds tokens of SentencePiece already", shard.name()));
   }
   const std::string path =
       choice.name.empty() || choice.name == "sentencepiece"
@@ -102,15 +167,72 @@ DataSource open_shards(const std::vector<std::string>& paths, const TokenizerCho
     for (const TokenShard& shard : *shards) require_alike(first, shard);
   }
   source.tokenizer = tokenizer_of(first, choice);
-  source.vocab = std::max(first.header().vocab, choice.vocab);
-  if (source.vocab == 0) {  // nanoGPT's shards do not say
-    for (const auto* shards : {&source.training, &source.validation}) {
-      for (const TokenShard& shard : *shards) {
-        source.vocab = std::max(source.vocab, shard.largest() + 1);
-      }
-    }
+  if (choice.inherited && !choice.force && source.tokenizer && choice.inherited->tokenizer &&
+      !same_tokenizer(*source.tokenizer, *choice.inherited->tokenizer)) {
+    refuse_other(fmt::format("the tokens of {} are {}", first.name(), in_words(*source.tokenizer)),
+                 *choice.inherited);
   }
+  source.vocab = first.header().vocab;
+  if (source.vocab == 0) {
+    // Any bytes would do for tokens: somebody has to say that they are.
+    if (choice.vocab == 0) {
+      refuse(
+          fmt::format("{} has no header that we know. If it holds nanoGPT's uint16 tokens, give "
+                      "their vocabulary with --vocab (50257 for GPT-2); text files must not end "
+                      "in .bin",
+                      first.name()));
+    }
+    source.vocab = choice.vocab;
+  }
+  if (choice.vocab != 0 && choice.vocab < source.vocab) {
+    refuse(fmt::format("--vocab {}: {} has a vocabulary of {}", choice.vocab, first.name(),
+                       source.vocab));
+  }
+  source.vocab = std::max(source.vocab, choice.vocab);
   return source;
+}
+
+// The text files of a folder, by name.
+std::vector<std::string> texts_in(const std::string& folder) {
+  std::vector<std::string> paths;
+  std::error_code error;
+  for (const auto& entry : std::filesystem::directory_iterator(folder, error)) {
+    if (entry.path().extension() == ".txt") paths.push_back(entry.path());
+  }
+  if (error) throw_io("reading the folder " + folder, error.value());
+  std::ranges::sort(paths);
+  return paths;
+}
+
+// The paths that a path with wildcards stands for; itself where there are none.
+std::vector<std::string> expand(const std::string& path) {
+  if (path == "-" || path == "/dev/stdin") {
+    refuse(
+        "text cannot come from standard input, because every worker and a later --resume read "
+        "it again: write it to a file first");
+  }
+  if (std::filesystem::exists(path) || path.find_first_of("*?[") == std::string::npos) {
+    return {path};
+  }
+  glob_t found{};
+  std::vector<std::string> paths;
+  if (::glob(path.c_str(), 0, nullptr, &found) == 0) {
+    paths.assign(found.gl_pathv, found.gl_pathv + found.gl_pathc);
+  }
+  ::globfree(&found);
+  if (paths.empty()) refuse(fmt::format("{}: there is no such file", path));
+  return paths;
+}
+
+// The files of a folder: shards, or else texts.
+std::vector<std::string> files_of(const std::string& path) {
+  if (!std::filesystem::is_directory(path)) return {path};
+  std::vector<std::string> inside = shards_in(path);
+  if (inside.empty()) inside = texts_in(path);
+  if (inside.empty()) {
+    throw_bad_file(path, "no token shards (.bin files) and no text (.txt files) in this folder");
+  }
+  return inside;
 }
 
 // What follows from the shards and the tokenizer.
@@ -131,13 +253,28 @@ DataSource completed(DataSource source) {
 
 std::shared_ptr<const Tokenizer> make_tokenizer(const TokenizerChoice& choice,
                                                 std::span<const std::string_view> texts) {
-  if (choice.name.empty() || choice.name == "bytes") return byte_tokenizer();
+  std::shared_ptr<const Tokenizer> tokenizer;
   if (choice.name == "sentencepiece") {
     const std::uint32_t pieces = choice.vocab == 0 ? kDefaultPieces : choice.vocab;
-    return sentencepiece_tokenizer(train_sentencepiece(texts, pieces),
-                                   "the model trained on the text");
+    tokenizer = sentencepiece_tokenizer(train_sentencepiece(texts, pieces),
+                                        "the model trained on the text");
+    if (choice.vocab > tokenizer->vocab()) {
+      log(LogLevel::kWarning, "--vocab {}: the text has only {} pieces, and so has the vocabulary",
+          choice.vocab, tokenizer->vocab());
+    }
+    return tokenizer;
   }
-  return sentencepiece_tokenizer(file_contents(choice.name), choice.name);
+  const bool bytes = choice.name.empty() || choice.name == "bytes";
+  if (bytes) {
+    tokenizer = byte_tokenizer();
+  } else {
+    tokenizer = sentencepiece_tokenizer(file_contents(choice.name), choice.name);
+  }
+  if (choice.vocab != 0 && choice.vocab < tokenizer->vocab()) {
+    refuse(fmt::format("--vocab {}: {} a vocabulary of {}", choice.vocab,
+                       bytes ? "bytes have" : choice.name + " has", tokenizer->vocab()));
+  }
+  return tokenizer;
 }
 
 bool is_for_validation(const std::string& path) {
@@ -157,7 +294,7 @@ DataSource encode_documents(const Documents& documents, const TokenizerChoice& t
   const std::vector<std::string_view> texts(documents.texts.begin(), documents.texts.end());
   DataSource source;
   source.name = documents.name;
-  source.tokenizer = make_tokenizer(tokenizer, texts);
+  source.tokenizer = tokenizer_for(tokenizer, texts);
   source.training.push_back(
       encode_text(documents.name, texts, *source.tokenizer, documents.entropy_per_byte));
   return completed(std::move(source));
@@ -167,18 +304,16 @@ DataSource open_data(const std::vector<std::string>& paths, const TokenizerChoic
   if (paths.empty()) refuse("there is no data: no path is given");
   std::vector<std::string> shard_paths;
   std::vector<MappedFile> texts;
-  for (const std::string& path : paths) {
-    if (std::filesystem::is_directory(path)) {
-      const auto inside = shards_in(path);
-      if (inside.empty()) throw_bad_file(path, "no .bin files in this folder");
-      shard_paths.insert(shard_paths.end(), inside.begin(), inside.end());
-      continue;
-    }
-    MappedFile file(path);
-    if (is_shard(file)) {
-      shard_paths.push_back(path);
-    } else {
-      texts.push_back(std::move(file));
+  for (const std::string& given : paths) {
+    for (const std::string& path : expand(given)) {
+      for (const std::string& name : files_of(path)) {
+        MappedFile file(name);
+        if (is_shard(file)) {
+          shard_paths.push_back(name);
+        } else {
+          texts.push_back(std::move(file));
+        }
+      }
     }
   }
   if (!shard_paths.empty() && !texts.empty()) {

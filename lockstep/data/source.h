@@ -2,6 +2,7 @@
 
 #include <cstdint>
 #include <memory>
+#include <optional>
 #include <span>
 #include <string>
 #include <string_view>
@@ -23,14 +24,23 @@ struct DataSource {
   double entropy_per_byte = 0;  // of the source, in bits; 0: not known
 };
 
+// The tokenizer of the model that training starts from.
+struct ModelTokenizer {
+  std::string model;                           // its folder, for people
+  std::shared_ptr<const Tokenizer> tokenizer;  // none: it was trained on tokens made elsewhere
+};
+
 struct TokenizerChoice {
   std::string name = {};    // "bytes", "sentencepiece" (trained on the text), or a .model file
   std::uint32_t vocab = 0;  // pieces to train, or the vocabulary of shards that do not say
+  // Text is encoded with the tokenizer of this model. Another tokenizer is refused unless `force`.
+  std::optional<ModelTokenizer> inherited = {};
+  bool force = false;
 };
 
-// Opens text files, shards and folders of shards; at least one path. Throws Error{kIo} for input
-// that is broken, with file and position, and Error{kInvalidArgument} for what does not go
-// together.
+// Opens text files, shards, and folders of either; at least one path, which may have wildcards.
+// Throws Error{kIo} for input that is broken, with file and position, and Error{kInvalidArgument}
+// for what does not go together.
 DataSource open_data(const std::vector<std::string>& paths, const TokenizerChoice& tokenizer = {});
 
 // Texts in memory, each of them a document.
@@ -41,11 +51,12 @@ struct Documents {
 };
 DataSource encode_documents(const Documents& documents, const TokenizerChoice& tokenizer = {});
 
-// The tokenizer of that name; with no name: bytes. Only one that is trained reads the texts.
+// The tokenizer of that name; with no name: bytes. Only one that is trained reads the texts. Throws
+// Error{kInvalidArgument} for a vocabulary that the tokenizer cannot have.
 std::shared_ptr<const Tokenizer> make_tokenizer(const TokenizerChoice& choice,
                                                 std::span<const std::string_view> texts);
 
-// Whether a file's name says that it is for validation: val.bin, fineweb_val_000000.bin.
+// Whether a file's name says that it is for validation: val.txt, fineweb_val_000000.bin.
 bool is_for_validation(const std::string& path);
 
 }  // namespace lockstep

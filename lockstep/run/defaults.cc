@@ -41,7 +41,9 @@ std::int64_t fitting_steps(std::uint64_t parameters, std::uint64_t tokens_per_st
       std::max<std::uint64_t>(200, 10 * parameters / std::max<std::uint64_t>(tokens_per_step, 1)));
 }
 
-double fitting_learning_rate(int hidden) { return 0.256 / hidden; }
+double fitting_learning_rate(int hidden, bool trained) {
+  return (trained ? 0.0256 : 0.256) / hidden;
+}
 
 std::uint64_t validation_samples(std::uint64_t samples) {
   return std::min(std::max<std::uint64_t>(samples / 20, 1), samples / 2);

@@ -13,8 +13,9 @@ ModelConfig fitting_model(std::uint64_t tokens);
 // So many steps that a model of `parameters` sees ten tokens for each of them; at least 200.
 std::int64_t fitting_steps(std::uint64_t parameters, std::uint64_t tokens_per_step);
 
-// The wider the model, the smaller its steps.
-double fitting_learning_rate(int hidden);
+// The wider the model, the smaller its steps. Weights that are trained already get a tenth: larger
+// steps would undo what they have learnt.
+double fitting_learning_rate(int hidden, bool trained);
 
 // Samples that are kept for validation: one in twenty, at least one, at most half.
 std::uint64_t validation_samples(std::uint64_t samples);

@@ -19,8 +19,9 @@ namespace lockstep {
 
 // What a training run is to do. What is not given is chosen when the data is known.
 struct TrainOptions {
-  // Opens the data. Every worker calls it once, on a thread of its own, and must get the same.
-  std::function<DataSource()> data;
+  // Opens the data, for the model that training starts from if there is one. Every worker calls it
+  // once, on a thread of its own, and must get the same.
+  std::function<DataSource(const std::optional<ModelTokenizer>& start)> data;
   std::string out;
   std::string init;
   std::optional<std::int64_t> steps;

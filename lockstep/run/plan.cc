@@ -109,7 +109,8 @@ TrainerOptions trainer_options(const TrainOptions& options, const ModelConfig& m
   schedule.steps =
       options.steps.value_or(fitting_steps(ParameterLayout(model).size(), tokens_per_step));
   schedule.decay = options.decay;
-  schedule.peak = options.learning_rate.value_or(fitting_learning_rate(model.hidden));
+  const bool trained = !options.init.empty();
+  schedule.peak = options.learning_rate.value_or(fitting_learning_rate(model.hidden, trained));
   schedule.floor = schedule.peak / 10;
   schedule.warmup = options.warmup.value_or(schedule.steps / 20);
   result.reducer = options.reducer;
@@ -141,9 +142,13 @@ TrainPlan make_train_plan(const TrainOptions& options, const RunState* resumed) 
   if (!gpu && !supports(options.precision)) {
     refuse(fmt::format("this processor has no products in {}", to_string(options.precision)));
   }
-  DataSource data = options.data();
   std::optional<SavedModel> init;
-  if (!options.init.empty()) init = load_model(options.init);
+  std::optional<ModelTokenizer> start;
+  if (!options.init.empty()) {
+    init = load_model(options.init);
+    start = {options.init, init->tokenizer};
+  }
+  DataSource data = options.data(start);
   if (resumed != nullptr) init.emplace().config = resumed->settings.model;
   TrainerOptions how = trainer_options(options, choose_model(options, data, init));
   if (resumed != nullptr) {

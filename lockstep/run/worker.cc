@@ -44,6 +44,16 @@ void announce(const TrainPlan& plan, Trainer& trainer, int threads) {
       to_string(plan.how.precision), plan.gpu ? gpu_name() : fmt::format("{} threads", threads));
 }
 
+// What --init decides that nobody has asked for.
+void announce_start(const TrainOptions& options, const TrainPlan& plan) {
+  if (options.init.empty()) return;
+  const bool own_tokenizer = plan.data.tokenizer && plan.data.tokenizer == plan.init->tokenizer;
+  const std::string rate =
+      fmt::format("; --lr {:.2g}, a tenth of what fresh weights get", plan.how.schedule.peak);
+  log(LogLevel::kInfo, "start: the weights{} of {}{}", own_tokenizer ? " and the tokenizer" : "",
+      options.init, options.learning_rate ? "" : rate);
+}
+
 void announce_workers(Trainer& trainer) {
   const int workers = trainer.communicator().world_size();
   if (workers == 1) return;
@@ -252,6 +262,7 @@ int work(const TrainOptions& options, Job& job) {
   }
   if (rank == 0) {
     announce(plan, trainer, pool.threads());
+    announce_start(options, plan);
     announce_workers(trainer);
   }
   plan.init.reset();

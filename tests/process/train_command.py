@@ -95,6 +95,10 @@ class Training(Case):
         weights = self.train("--data", self.text, "--steps", 3, "--out", out)
         self.assertEqual(self.train("--data", self.text, "--steps", 0, "--init", out), weights)
         self.assertIn("--hidden 64", self.fails(2, "train", "--data", self.text, "--init", out, "--hidden", 64))
+        # Smaller steps by default than for fresh weights.
+        run = lockstep("train", *TINY, "--data", self.text, "--steps", 1, "--init", out, "--log", "json")
+        self.assertIn(f"start: the weights and the tokenizer of {out}; --lr 0.0008, a tenth", run.stderr)
+        self.assertAlmostEqual(json.loads(run.stdout.splitlines()[0])["lr"], 0.0008)
 
     def test_halts_on_what_is_not_finite(self):
         out = self.folder / "model"
@@ -148,7 +152,7 @@ class Broken(Case):
         bare = self.folder / "bare"
         bare.mkdir()
         self.assertIn("none.txt: No such file", self.fails(1, "train", "--data", self.folder / "none.txt"))
-        self.assertIn("no .bin files", self.fails(1, "train", "--data", bare))
+        self.assertIn("no token shards (.bin files) and no text", self.fails(1, "train", "--data", bare))
         self.assertIn("token 4 has id 999, but the vocabulary has 500",
                       self.fails(1, "data", "--check", "--vocab", 500, self.write("ids.bin", shard)))
         for command in (["data", "--out", self.folder / "o"], ["train", "--data"]):
@@ -260,6 +264,18 @@ class Data(Case):
         # A given model, on text directly: the same tokens, the same bits.
         direct = self.train("--data", self.text, "--tokenizer", out / "tokenizer.model", "--steps", 3)
         self.assertEqual(self.train("--data", out, "--steps", 3), direct)
+        # More pieces than the text has: the model has as many as there are, and its tokens have a text.
+        many = self.folder / "many"
+        run = lockstep("train", *TINY, "--data", self.text, "--tokenizer", "sentencepiece", "--vocab", 100000, "--steps", 1, "--out", many)
+        self.assertRegex(run.stderr, r"--vocab 100000: the text has only \d+ pieces")
+        self.assertLess(json.loads((many / "config.json").read_text())["vocab_size"], 2000)
+        self.assertEqual(lockstep("generate", many, "--tokens", 20, "--temperature", 5).returncode, 0)
+        # A model's tokenizer goes with it.
+        again = lockstep("train", *TINY, "--data", self.text, "--init", model, "--steps", 1, "--out", self.folder / "again")
+        self.assertEqual(again.returncode, 0, again.stderr)
+        self.assertEqual((self.folder / "again" / "tokenizer.model").read_bytes(), (model / "tokenizer.model").read_bytes())
+        self.assertIn("was trained with another tokenizer",
+                      self.fails(2, "train", *TINY, "--data", self.text, "--init", model, "--tokenizer", "bytes"))
         self.assertIn("text.txt: not a SentencePiece model", self.fails(1, "train", "--data", self.text, "--tokenizer", self.text))
 
 

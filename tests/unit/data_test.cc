@@ -170,11 +170,112 @@ TEST(OpenData, ValidationByName) {
   TemporaryFolder folder;
   write(folder.path() + "/train.bin", "aabbcc");
   write(folder.path() + "/val.bin", "dd");
-  const DataSource source = open_data({folder.path()});
+  const DataSource source = open_data({folder.path()}, {.vocab = 0x6464 + 1});
   EXPECT_EQ(source.training[0].size(), 3u);
   EXPECT_EQ(source.validation[0].size(), 1u);
-  EXPECT_EQ(source.vocab, 0x6464u + 1);  // the largest that is there
+  EXPECT_EQ(source.vocab, 0x6464u + 1);
   EXPECT_EQ(source.tokenizer, nullptr);
+}
+
+TEST(OpenData, TextIsKeptForValidationByNameToo) {
+  TemporaryFolder folder;
+  const std::string train = write(folder.path() + "/train.txt", "learn this\n");
+  const std::string val = write(folder.path() + "/val.txt", "and try it on this\n");
+  for (const auto& paths : {std::vector{train, val}, std::vector{folder.path()},
+                            std::vector{folder.path() + "/*.txt"}}) {
+    const DataSource source = open_data(paths);
+    ASSERT_EQ(source.training.size(), 1u);
+    ASSERT_EQ(source.validation.size(), 1u);
+    EXPECT_EQ(source.training[0].name(), train);
+    EXPECT_EQ(source.validation[0].name(), val);
+  }
+  EXPECT_EQ(open_data({val}).training.size(), 1u);  // there is nothing else to train on
+  EXPECT_THAT(message_of([&] { open_data({folder.path() + "/*.md"}); }),
+              HasSubstr("*.md: there is no such file"));
+  EXPECT_THAT(message_of([] { open_data({"-"}); }), HasSubstr("standard input"));
+}
+
+TEST(OpenData, BytesWithoutAHeaderAreNoTokensUnlessSomebodySaysSo) {
+  TemporaryFolder folder;
+  const std::string path = write(folder.path() + "/some.bin", "abcdef");
+  EXPECT_THAT(message_of([&] { open_data({path}); }), HasSubstr("has no header that we know"));
+  EXPECT_EQ(open_data({path}, {.vocab = 50000}).vocab, 50000u);
+  EXPECT_THAT(message_of([&] { open_data({path}, {.name = "bytes", .vocab = 50000}); }),
+              HasSubstr("holds tokens already"));
+}
+
+TEST(OpenData, AVocabularyThatTheTokensCannotHaveIsRefused) {
+  TemporaryFolder folder;
+  const std::string text = write(folder.path() + "/text.txt", "some text\n");
+  EXPECT_THAT(message_of([&] { open_data({text}, {.vocab = 100}); }),
+              HasSubstr("--vocab 100: bytes have a vocabulary of 256"));
+  const std::string shards = folder.path() + "/shards";
+  const auto tokenizer = byte_tokenizer();
+  ShardBuilder builder({.folder = shards}, *tokenizer);
+  builder.add_document("a document", {});
+  builder.finish();
+  EXPECT_THAT(message_of([&] { open_data({shards}, {.vocab = 100}); }),
+              HasSubstr("has a vocabulary of 256"));
+  EXPECT_EQ(open_data({shards}, {.vocab = 512}).vocab, 512u);
+  EXPECT_THAT(message_of([&] { open_data({shards}, {.name = "sentencepiece"}); }),
+              HasSubstr("are bytes already"));
+}
+
+// A tokenizer of bytes that is not byte_tokenizer().
+class Letters final : public Tokenizer {
+ public:
+  TokenizerKind kind() const override { return TokenizerKind::kSentencePiece; }
+  std::uint32_t vocab() const override { return 300; }
+  std::optional<std::int32_t> end_of_document() const override { return 299; }
+  void encode(std::string_view text, std::vector<std::int32_t>& tokens) const override {
+    for (const char c : text) tokens.push_back(c - 'a');
+  }
+  std::string decode(std::span<const std::int32_t>) const override { return {}; }
+  std::string_view model() const override { return "letters"; }
+};
+
+TEST(OpenData, TextIsEncodedWithTheTokenizerOfTheModelThatTrainingStartsFrom) {
+  TemporaryFolder folder;
+  const std::string text = write(folder.path() + "/text.txt", "abc");
+  const auto letters = std::make_shared<Letters>();
+  const ModelTokenizer start = {"some-model", letters};
+  const DataSource source = open_data({text}, {.inherited = start});
+  EXPECT_EQ(source.tokenizer, letters);
+  std::vector<std::int32_t> tokens(4);
+  source.training[0].copy(0, 300, tokens);
+  EXPECT_THAT(tokens, ElementsAre(0, 1, 2, 299));
+  EXPECT_THAT(message_of([&] { open_data({text}, {.name = "bytes", .inherited = start}); }),
+              HasSubstr("some-model was trained with another tokenizer (one of 300 pieces)"));
+  EXPECT_THAT(message_of([&] { open_data({text}, {.name = "sentencepiece", .inherited = start}); }),
+              HasSubstr("trains a new one, but some-model"));
+  EXPECT_EQ(open_data({text}, {.name = "bytes", .inherited = start, .force = true}).vocab, 256u);
+  const ModelTokenizer bytes = {"some-model", byte_tokenizer()};
+  EXPECT_EQ(open_data({text}, {.name = "bytes", .inherited = bytes}).vocab, 256u);
+  const ModelTokenizer none = {"some-model", nullptr};
+  EXPECT_THAT(message_of([&] { open_data({text}, {.inherited = none}); }),
+              HasSubstr("has no tokenizer: --tokenizer says which"));
+  EXPECT_EQ(open_data({text}, {.name = "bytes", .inherited = none}).vocab, 256u);
+
+  const std::string shards = folder.path() + "/shards";
+  const auto tokenizer = byte_tokenizer();
+  ShardBuilder builder({.folder = shards}, *tokenizer);
+  builder.add_document("abc", {});
+  builder.finish();
+  EXPECT_THAT(message_of([&] { open_data({shards}, {.inherited = start}); }),
+              HasSubstr("are bytes, but some-model was trained with another tokenizer"));
+  EXPECT_EQ(open_data({shards}, {.inherited = bytes}).vocab, 256u);
+}
+
+TEST(OpenData, FewerPiecesThanAskedForAreTheVocabulary) {
+  if (!has_sentencepiece()) GTEST_SKIP() << "built without SentencePiece";
+  std::string text;
+  for (int i = 0; i < 100; ++i) text += "a small fox sat under a small tree\n";
+  ::testing::internal::CaptureStderr();
+  const auto tokenizer =
+      make_tokenizer({"sentencepiece", 100'000}, std::vector<std::string_view>{text});
+  EXPECT_THAT(::testing::internal::GetCapturedStderr(),
+              HasSubstr(std::to_string(tokenizer->vocab()) + " pieces"));
+  EXPECT_LT(tokenizer->vocab(), 1000u);
 }
 
 TEST(OpenData, NoPath) {

@@ -217,6 +217,7 @@ TEST(Defaults, FitTheData) {
   EXPECT_EQ(validation_samples(1), 0u);
   EXPECT_EQ(validation_samples(1000), 50u);
   EXPECT_EQ(fitting_steps(1, 1000), 200);
+  EXPECT_DOUBLE_EQ(fitting_learning_rate(64, true), fitting_learning_rate(64, false) / 10);
 }
 
 }  // namespace
