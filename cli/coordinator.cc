@@ -10,7 +10,6 @@
 #include "lockstep/base/log.h"
 #include "lockstep/base/text.h"
 #include "lockstep/server/gradient_server.h"
-#include "lockstep/server/server_run.h"
 
 namespace lockstep::cli {
 namespace {
@@ -26,8 +25,9 @@ Try it in three terminals:
 The average is taken in a fixed tree over the workers, so its bits do not depend on who came first.
 'mean' treats all workers alike; 'weighted' counts a worker by its samples. In mode 'vector' a step
 is one gradient vector with loss and counts, in 'blocks' the blocks from last to first, then lm_head,
-final_norm and embedding, in 'lanes' partial sums over lanes. The synthetic job has as many lanes as
---total-samples says, and needs --steps there: workers that train say themselves when they are done.
+final_norm and embedding, in 'lanes' partial sums over lanes. Without --steps, mode 'lanes' serves
+ranks of 'lockstep train --transport server', which go when they are done. The synthetic job needs
+--steps there, and has as many lanes as --total-samples says.
 
 The first NaN or infinity, or a message that does not belong, halts the job: every worker is told
 the same reason, which names the worker at fault, and the exit code is 3. A worker that dies, stops
@@ -60,7 +60,7 @@ class Progress {
  public:
   using Clock = std::chrono::steady_clock;
 
-  explicit Progress(std::optional<std::uint64_t> steps) : steps_(steps) {}
+  explicit Progress(std::uint64_t steps) : steps_(steps) {}
 
   void add(const RoundResult& result) {
     elements_ += result.gradients.size();
@@ -73,11 +73,18 @@ class Progress {
     elements_ += last.head.offset + last.head.count;
     text_ = fmt::format("  {} lanes", last.head.lanes);
   }
+  // Of ranks, whose sums are no steps.
+  void add_sum(const LaneStep::Piece& piece) {
+    elements_ += piece.head.count;
+    if (!clock_.due()) return;
+    fmt::print("sum {}  {} lanes  {} elements so far\n", piece.head.step + 1, piece.head.lanes,
+               elements_);
+    std::fflush(stdout);
+  }
   void end_step(std::uint64_t step) {
     if (clock_.due() || step + 1 == steps_) {
       const std::chrono::duration<double, std::milli> time = Clock::now() - start_;
-      const std::string of = steps_ ? fmt::format("/{}", *steps_) : "";
-      fmt::print("step {}{}{}  {} elements in {:.1f} ms\n", step + 1, of, text_, elements_,
+      fmt::print("step {}/{}{}  {} elements in {:.1f} ms\n", step + 1, steps_, text_, elements_,
                  time.count());
       std::fflush(stdout);
     }
@@ -86,7 +93,7 @@ class Progress {
   }
 
  private:
-  const std::optional<std::uint64_t> steps_;
+  const std::uint64_t steps_;
   ProgressClock clock_;
   std::uint64_t elements_ = 0;
   Clock::time_point start_ = Clock::now();
@@ -109,38 +116,39 @@ void reduce_blocks(GradientServer& server, std::uint64_t step, Progress& progres
   }
 }
 
-void run_steps(GradientServer& server, const CoordinatorFlags& options) {
-  server.wait_for_workers();
-  const Mode mode = options.server.settings.mode;
-  // In lane mode workers that train tell when they are done; the synthetic job never is.
-  const bool open_ended = mode == Mode::kLanes && !options.local;
-  const std::optional<std::uint64_t> given =
-      options.steps || open_ended ? options.steps : kDefaultSteps;
-  fmt::print("all {} workers are here; {}, mode {}, average {}\n", options.server.workers,
-             given ? fmt::format("{} steps", *given) : "steps until they are done", to_string(mode),
-             to_string(options.server.settings.average));
-  std::fflush(stdout);
-  Progress progress(given);
-  std::uint64_t steps = given.value_or(UINT64_MAX);
-  if (mode == Mode::kLanes) {
-    steps = serve_lanes(server, steps, [&](std::uint64_t step, const LaneStep::Piece& last) {
-      progress.add(last);
-      progress.end_step(step);
-    });
-  } else {
-    for (std::uint64_t step = 0; step < steps; ++step) {
-      server.send_shards(step);
-      if (mode == Mode::kVector) {
-        const RoundResult result = server.reduce({RoundKind::kVector, step, {}, 0});
-        server.broadcast(result);
-        progress.add(result);
-      } else {
-        reduce_blocks(server, step, progress);
-      }
-      progress.end_step(step);
+void run_step(GradientServer& server, Mode mode, std::uint64_t step, Progress& progress) {
+  server.send_shards(step);
+  switch (mode) {
+    case Mode::kVector: {
+      const RoundResult result = server.reduce({RoundKind::kVector, step, {}, 0});
+      server.broadcast(result);
+      progress.add(result);
+      break;
     }
-    server.shutdown();
+    case Mode::kBlocks: reduce_blocks(server, step, progress); break;
+    case Mode::kLanes: progress.add(server.reduce_lanes(step)); break;
   }
+  progress.end_step(step);
+}
+
+void serve(GradientServer& server, const CoordinatorFlags& options) {
+  const ServerSettings& settings = options.server.settings;
+  server.wait_for_workers();
+  const std::uint64_t steps = options.steps.value_or(kDefaultSteps);
+  fmt::print("all {} workers are here; {}, mode {}, average {}\n", options.server.workers,
+             settings.serves_ranks() ? "until they are done" : fmt::format("{} steps", steps),
+             to_string(settings.mode), to_string(settings.average));
+  std::fflush(stdout);
+  Progress progress(steps);
+  if (settings.serves_ranks()) {
+    server.serve_ranks([&](const LaneStep::Piece& piece) { progress.add_sum(piece); });
+    fmt::print("done: all {} workers have left\n", options.server.workers);
+    return;
+  }
+  for (std::uint64_t step = 0; step < steps; ++step) {
+    run_step(server, settings.mode, step, progress);
+  }
+  server.shutdown();
   fmt::print("done: {} steps with {} workers\n", steps, options.server.workers);
 }
 
@@ -175,7 +183,7 @@ void run_local_workers(const CoordinatorFlags& options) {
   std::exception_ptr failure;
   try {
     star.server->set_notice(print_notice);
-    run_steps(*star.server, options);
+    serve(*star.server, options);
   } catch (const Error&) {
     failure = std::current_exception();
   }
@@ -192,15 +200,18 @@ void run_served(const CoordinatorFlags& options) {
   std::fflush(stdout);
   GradientServer server(std::move(listener), options.server);
   server.set_notice(print_notice);
-  run_steps(server, options);
+  serve(server, options);
 }
 
 int run_coordinator(CoordinatorFlags& options) {
   options.server.settings.timeout = duration_of(options.timeout);
   options.server.token = token_from(options.token_file);
-  const bool lanes = options.server.settings.mode == Mode::kLanes;
-  if (lanes && (options.server.settings.total_samples < 1 ||
-                options.server.settings.total_samples > (1U << 20))) {
+  ServerSettings& settings = options.server.settings;
+  // Ranks deal out their lanes themselves and say when they are done.
+  const bool lanes = settings.mode == Mode::kLanes;
+  if (lanes && !options.steps && !options.local) {
+    settings.total_samples = 0;
+  } else if (lanes && (settings.total_samples < 1 || settings.total_samples > (1U << 20))) {
     throw Error(ErrorCode::kInvalidArgument,
                 "--mode lanes needs --total-samples from 1 to 1048576");
   }
@@ -237,8 +248,8 @@ void add_coordinator(CLI::App& app, Action& action) {
       ->option_text("N [1]");
   command
       .add_option("--steps", options->steps,
-                  "Steps to run, numbered from 0; in mode lanes: at most so many")
-      ->option_text("N [100; lanes: until the workers are done]");
+                  "Steps to run, numbered from 0; in mode lanes: of the synthetic job")
+      ->option_text("N [100; lanes: serve ranks]");
   command
       .add_option("--total-samples", settings.total_samples,
                   "Samples of a step, dealt out to the workers")

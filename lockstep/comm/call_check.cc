@@ -206,4 +206,21 @@ std::string describe(const MeshFrame& stamp) {
   return text;
 }
 
+Error frame_mismatch(const MeshFrame& got, const std::string& sender, int rank,
+                     const MeshFrame& expected, const std::string& receiver) {
+  MeshFrame same_size = got;
+  same_size.payload = expected.payload;
+  if (same_size == expected) {
+    return Error(ErrorCode::kSizeMismatch,
+                 fmt::format("{} sent {} bytes where {} expected {}, in {}", sender, got.payload,
+                             receiver, expected.payload, describe(expected)),
+                 rank);
+  }
+  return Error(
+      ErrorCode::kCollectiveMismatch,
+      fmt::format("{} is in collective {}: {}; {} is in collective {}: {}", sender, got.sequence,
+                  describe(got), receiver, expected.sequence, describe(expected)),
+      rank);
+}
+
 }  // namespace lockstep

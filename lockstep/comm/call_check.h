@@ -2,6 +2,7 @@
 
 #include <string>
 
+#include "lockstep/base/error.h"
 #include "lockstep/comm/call.h"
 #include "lockstep/wire/mesh_frame.h"
 
@@ -18,5 +19,10 @@ void complete_call(Call& call, int rank, int world_size);
 MeshFrame stamp_of(const Call& call);
 // "all_reduce sum f32 x 1000 (direct), step 3, bucket 2"
 std::string describe(const MeshFrame& stamp);
+// Why a frame that came is not the one that was expected: Error{kSizeMismatch} if they differ in
+// their payload alone, else Error{kCollectiveMismatch}. `sender` and `receiver` are names; the
+// error blames the rank `rank`, the sender's.
+Error frame_mismatch(const MeshFrame& got, const std::string& sender, int rank,
+                     const MeshFrame& expected, const std::string& receiver);
 
 }  // namespace lockstep

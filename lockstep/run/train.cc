@@ -56,8 +56,6 @@ int start_workers(const TrainOptions& options, int workers,
 
   ServerOptions server;
   server.workers = workers;
-  server.settings.mode = Mode::kLanes;
-  server.settings.total_samples = static_cast<std::uint64_t>(workers);
   server.settings.timeout = options.job.timeout;
   server.token = options.job.token;
   ServerRun run(

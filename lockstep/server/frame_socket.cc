@@ -120,7 +120,7 @@ std::size_t FrameSocket::fill(std::size_t most) {
 
 bool FrameSocket::awaits_more() const {
   const std::uint64_t here = end_ - begin_;
-  if (head_) return here < elements_left_ * sizeof(float) + foot_bytes(*head_);
+  if (head_) return here < elements_left_ * element() + foot_bytes(*head_);
   if (here < kFrameStartBytes) return here > 0;
   const auto frame = decode_frame_start(raw().first<kFrameStartBytes>());
   return frame && here - kLengthBytes < frame->length;
@@ -141,7 +141,7 @@ std::optional<FrameStart> FrameSocket::start() const {
            fmt::format("sent what is no message: tag {:#04x}",
                        std::to_integer<unsigned>(raw()[kLengthBytes])));
   }
-  const std::uint32_t most = is_gradient(start->tag) ? most_ : kMaxSmallFrame;
+  const std::uint32_t most = is_bulk(start->tag) ? most_ : kMaxSmallFrame;
   if (start->length > most) {
     refuse(ErrorCode::kMessageTooLarge, fmt::format("announced a {} of {} bytes; {} are allowed",
                                                     to_string(start->tag), start->length, most));
@@ -151,7 +151,7 @@ std::optional<FrameStart> FrameSocket::start() const {
 
 std::optional<SmallMessage> FrameSocket::take_small() {
   const auto frame = start();
-  LOCKSTEP_CHECK(frame && !is_gradient(frame->tag));
+  LOCKSTEP_CHECK(frame && !is_bulk(frame->tag));
   if (raw().size() - kLengthBytes < frame->length) return std::nullopt;
   auto message = decode_small(raw().subspan(kLengthBytes, frame->length));
   if (!message) {
@@ -162,9 +162,9 @@ std::optional<SmallMessage> FrameSocket::take_small() {
   return message;
 }
 
-bool FrameSocket::open_gradient() {
+bool FrameSocket::open_bulk() {
   const auto frame = start();
-  LOCKSTEP_CHECK(frame && is_gradient(frame->tag));
+  LOCKSTEP_CHECK(frame && is_bulk(frame->tag));
   HeadResult result = decode_head(raw().subspan(kLengthBytes), frame->length);
   if (result.state == HeadResult::State::kIncomplete) return false;
   if (result.state == HeadResult::State::kMalformed) {
@@ -179,17 +179,17 @@ bool FrameSocket::open_gradient() {
 
 std::size_t FrameSocket::elements_here() const {
   return static_cast<std::size_t>(
-      std::min<std::uint64_t>(elements_left_, (end_ - begin_) / sizeof(float)));
+      std::min<std::uint64_t>(elements_left_, (end_ - begin_) / element()));
 }
 
 void FrameSocket::consume_elements(std::size_t count) {
   LOCKSTEP_CHECK(count <= elements_left_);
-  consume(count * sizeof(float));
+  consume(count * element());
   elements_left_ -= count;
 }
 
-std::size_t FrameSocket::read_elements(std::span<float> to, std::size_t& done) {
-  const auto bytes = std::as_writable_bytes(to).subspan(done);
+std::size_t FrameSocket::read_elements(std::span<std::byte> to, std::size_t& done) {
+  const auto bytes = to.subspan(done);
   const std::size_t buffered = std::min(bytes.size(), end_ - begin_);
   if (buffered > 0) {
     std::memcpy(bytes.data(), elements(), buffered);
@@ -197,17 +197,17 @@ std::size_t FrameSocket::read_elements(std::span<float> to, std::size_t& done) {
   }
   const std::size_t direct = receive(bytes.subspan(buffered));
   done += buffered + direct;
-  elements_left_ = to.size() - done / sizeof(float);
+  elements_left_ = to.size() / element() - done / element();
   return direct;
 }
 
-std::optional<GradientFoot> FrameSocket::foot_at(std::size_t offset) const {
+std::optional<BulkFoot> FrameSocket::foot_at(std::size_t offset) const {
   const std::size_t size = foot_bytes(*head_);
   if (raw().size() < offset + size) return std::nullopt;
   return decode_foot(*head_, raw().subspan(offset, size));
 }
 
-std::optional<GradientFoot> FrameSocket::take_foot() {
+std::optional<BulkFoot> FrameSocket::take_foot() {
   LOCKSTEP_CHECK(head_ && elements_left_ == 0);
   auto foot = foot_at(0);
   if (!foot) return std::nullopt;
@@ -216,8 +216,8 @@ std::optional<GradientFoot> FrameSocket::take_foot() {
   return foot;
 }
 
-std::optional<GradientFoot> FrameSocket::peek_foot() const {
-  return foot_at(static_cast<std::size_t>(elements_left_) * sizeof(float));
+std::optional<BulkFoot> FrameSocket::peek_foot() const {
+  return foot_at(static_cast<std::size_t>(elements_left_) * element());
 }
 
 void FrameSocket::refuse(ErrorCode code, const std::string& what) const {

@@ -17,7 +17,7 @@ namespace lockstep {
 // fits the second-level cache.
 inline constexpr std::size_t kTurnBytes = 256 * 1024;
 
-// Frames of the gradient protocol over a socket, for an event loop: never waits. Gradients are
+// Frames of the gradient protocol over a socket, for an event loop: never waits. Bulk messages are
 // never held whole; what arrives goes through a window, from which it is taken piece by piece.
 // Used by one thread at a time.
 //
@@ -68,25 +68,26 @@ class FrameSocket {
   std::span<const std::byte> raw() const { return {bytes_.get() + begin_, end_ - begin_}; }
   void consume(std::size_t bytes);
 
-  // The frame at the front, as soon as its first bytes are there. Not while a gradient is open.
+  // The frame at the front, as soon as its first bytes are there. Not while a bulk message is open.
   std::optional<FrameStart> start() const;
   // All of a small message, once it is there; start() tells that it is one.
   std::optional<SmallMessage> take_small();
-  // The head of a gradient, once it is there: opens it. Until take_foot() it is what comes next.
-  bool open_gradient();
-  bool gradient_is_open() const { return head_.has_value(); }
-  const GradientHead& head() const { return *head_; }
-  // Elements of the open gradient: those still to be taken, and those of them that are here.
+  // The head of a bulk message, once it is there: opens it. Until take_foot() it is what comes
+  // next.
+  bool open_bulk();
+  bool bulk_is_open() const { return head_.has_value(); }
+  const BulkHead& head() const { return *head_; }
+  // Elements of the open message: those still to be taken, and those of them that are here.
   std::uint64_t elements_left() const { return elements_left_; }
   std::size_t elements_here() const;
   const std::byte* elements() const { return bytes_.get() + begin_; }
   void consume_elements(std::size_t count);
   // Takes elements, past the window where it is empty; returns how many bytes. `done` counts them.
-  std::size_t read_elements(std::span<float> to, std::size_t& done);
-  // The foot, once all before it is taken: closes the gradient.
-  std::optional<GradientFoot> take_foot();
+  std::size_t read_elements(std::span<std::byte> to, std::size_t& done);
+  // The foot, once all before it is taken: closes the message.
+  std::optional<BulkFoot> take_foot();
   // The same while the elements are still in the window, if all are; closes nothing.
-  std::optional<GradientFoot> peek_foot() const;
+  std::optional<BulkFoot> peek_foot() const;
 
  private:
   struct Free {
@@ -96,8 +97,9 @@ class FrameSocket {
 
   std::size_t receive(std::span<std::byte> to);
   void make_room();
-  std::optional<GradientFoot> foot_at(std::size_t offset) const;
+  std::optional<BulkFoot> foot_at(std::size_t offset) const;
   [[noreturn]] void refuse(ErrorCode code, const std::string& what) const;
+  std::size_t element() const { return element_bytes(head_->tag); }
 
   Socket socket_;
   std::uint32_t most_;
@@ -112,7 +114,7 @@ class FrameSocket {
   std::size_t begin_ = 0;
   std::size_t end_ = 0;
   std::optional<Error> ended_;
-  std::optional<GradientHead> head_;
+  std::optional<BulkHead> head_;
   std::uint64_t elements_left_ = 0;
 };
 

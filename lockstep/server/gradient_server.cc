@@ -52,7 +52,7 @@ WireTag average_tag(RoundKind kind) {
   return {};
 }
 
-// Bytes of sums that a worker has not taken yet; with more, no new piece is begun.
+// Bytes that a worker has not taken yet; with more, no new piece is begun and nothing passed on.
 constexpr std::size_t kMostQueued = std::size_t{4} << 20;
 // Of a partial sum, and of its tail.
 constexpr std::size_t kMostPieceBytes = std::size_t{4} << 20;
@@ -138,14 +138,14 @@ RoundResult GradientServer::reduce(const RoundKey& key) {
 }
 
 void GradientServer::broadcast(const RoundResult& result) {
-  GradientHead head;
+  BulkHead head;
   head.tag = average_tag(result.key.kind);
   head.step = result.key.step;
   head.block_idx = result.key.block.value_or(0);
   head.component = result.key.component;
   head.component_sizes = result.component_sizes;
   head.count = result.gradients.size();
-  GradientFoot foot;
+  BulkFoot foot;
   foot.loss = result.loss;
   queue_all(
       {encode_head(head), std::as_bytes(result.gradients), encode_foot(head, foot), result.keep});
@@ -158,6 +158,18 @@ LaneStep::Piece GradientServer::reduce_lanes(std::uint64_t step) {
   run([this] { return lanes_->done(); });
   lanes_.reset();
   return std::move(*std::exchange(last_piece_, std::nullopt));
+}
+
+void GradientServer::serve_ranks(const std::function<void(const LaneStep::Piece&)>& after) {
+  LOCKSTEP_CHECK(options_.settings.serves_ranks());
+  wait_for_workers();
+  lanes_.emplace(names());
+  after_piece_ = after;
+  run([this] {
+    return std::ranges::all_of(connections_, [](const auto& each) { return !each || each->left; });
+  });
+  finished_ = true;
+  take_leave(std::min(options_.settings.timeout, kLeavePatience));
 }
 
 void GradientServer::drain() {
@@ -283,8 +295,11 @@ void GradientServer::welcome(std::vector<Lobby::Candidate> candidates, Clock::ti
       notice_(fmt::format("{} joined: {} GPUs, backend {}{}", membership_.name(worker),
                           card.gpu_count, card.backend, card.ours ? "" : ", original protocol"));
     }
-    connections_[index_of(worker)].emplace(
-        Connection{std::move(frames), candidate.ours, {}, {}, false});
+    connections_[index_of(worker)].emplace(Connection{.frames = std::move(frames),
+                                                      .ours = candidate.ours,
+                                                      .totals = {},
+                                                      .incoming = {},
+                                                      .passing = {}});
   }
 }
 
@@ -317,7 +332,7 @@ void GradientServer::judge(Clock::time_point now) {
   for_each_connection([&](int worker, Connection& each) {
     const bool expected = each.ours || each.frames.awaits_more() || each.frames.wants_to_send();
     membership_.watch(worker, expected && !each.frames.full(), now);
-    const bool all_here = each.frames.gradient_is_open() && each.frames.peek_foot();
+    const bool all_here = each.frames.bulk_is_open() && each.frames.peek_foot();
     if (all_here || each.frames.full()) membership_.excuse(worker, now);
     if (each.frames.ended()) lose(worker, departure(worker));
   });
@@ -341,7 +356,7 @@ Error GradientServer::departure(int worker) const {
 
 void GradientServer::lose(int worker, const Error& error) {
   auto& each = connections_[index_of(worker)];
-  if (finished_ && !each->frames.wants_to_send()) {
+  if ((finished_ || each->left) && !each->frames.wants_to_send()) {
     membership_.watch(worker, false, Clock::now());
     return each.reset();
   }
@@ -404,8 +419,11 @@ void GradientServer::process_all() {
 void GradientServer::process(int worker) {
   while (true) {
     bool moved = false;
-    if (!connection(worker).frames.gradient_is_open()) {
+    const FrameSocket& frames = connection(worker).frames;
+    if (!frames.bulk_is_open()) {
       moved = process_between(worker);
+    } else if (frames.head().tag == WireTag::kBytes) {
+      moved = process_bytes(worker);
     } else if (round_) {
       moved = process_round(worker);
     } else if (lanes_) {
@@ -419,15 +437,18 @@ bool GradientServer::process_between(int worker) {
   FrameSocket& frames = connection(worker).frames;
   const auto start = frames.start();
   if (!start) return false;
-  if (!is_gradient(start->tag)) {
+  if (!is_bulk(start->tag)) {
     const auto message = frames.take_small();
     if (message) handle(worker, *message);
     return message.has_value();
   }
+  if (start->tag == WireTag::kBytes && options_.settings.serves_ranks()) {
+    return membership_.complete() && frames.open_bulk();
+  }
   // A gradient that nobody has asked for yet waits, and with it what follows.
   if (round_ ? round_->begun(worker) : !lanes_ || lanes_->done()) return false;
   if (round_) round_->check_tag(worker, start->tag);
-  return frames.open_gradient();
+  return frames.open_bulk();
 }
 
 void GradientServer::handle(int worker, const SmallMessage& message) {
@@ -437,10 +458,17 @@ void GradientServer::handle(int worker, const SmallMessage& message) {
     each.totals = *totals;
     return;
   }
+  if (std::holds_alternative<Shutdown>(message) && options_.settings.serves_ranks()) {
+    each.left = true;
+    membership_.brought(worker);
+    return;
+  }
   if (const auto* halted = std::get_if<Halt>(&message); halted && each.ours) {
-    // All workers have found it together and say it alike.
-    if (halted->error.code == ErrorCode::kCollectiveMismatch) {
-      throw Error(halted->error.code, halted->error.message, worker);
+    // It saw what another rank did.
+    const WireError& error = halted->error;
+    if (error.code == ErrorCode::kCollectiveMismatch || error.code == ErrorCode::kSizeMismatch) {
+      const bool known = error.rank >= 0 && error.rank < membership_.size();
+      throw Error(error.code, error.message, known ? error.rank : worker);
     }
     throw Error(ErrorCode::kAborted,
                 fmt::format("{} gave up: {}: {}", membership_.name(worker),
@@ -456,7 +484,7 @@ void GradientServer::handle(int worker, const SmallMessage& message) {
 
 void GradientServer::begin_round(int worker) {
   Connection& each = connection(worker);
-  const GradientHead& head = each.frames.head();
+  const BulkHead& head = each.frames.head();
   round_->begin(worker, head);
   if (head.tag == WireTag::kGradientPayload && each.totals) {
     const Totals totals = *std::exchange(each.totals, std::nullopt);
@@ -472,7 +500,7 @@ void GradientServer::begin_round(int worker) {
   // the room, because a window counts as full at half; memory that is not used costs nothing.
   if (round_->waits_for_totals(worker)) {
     each.frames.set_window(2 * (static_cast<std::size_t>(head.count) * sizeof(float) +
-                                foot_bytes(head) + kMaxGradientHead));
+                                foot_bytes(head) + kMaxBulkHead));
   }
 }
 
@@ -517,7 +545,7 @@ bool GradientServer::advance_round() {
 bool GradientServer::process_lanes(int worker) {
   Connection& each = connection(worker);
   FrameSocket& frames = each.frames;
-  const GradientHead& head = frames.head();
+  const BulkHead& head = frames.head();
   if (!each.accepted) {
     const auto behind = [&](const auto& other) {
       return other && other->frames.queued_bytes() > kMostQueued;
@@ -531,8 +559,10 @@ bool GradientServer::process_lanes(int worker) {
                               kMostPieceBytes, kMostTailBytes),
                   worker);
     }
-    const bool first = !lanes_->begun();
+    const bool first =
+        options_.settings.serves_ranks() ? !lanes_->piece_is_open() : !lanes_->begun();
     if (!lanes_->offer(worker, head)) return false;
+    check_all_stay();
     // Until somebody brings something all may be computing, for as long as they like.
     if (first) owe_all(fmt::format("its lanes of step {}", head.step));
     each.accepted = true;
@@ -548,7 +578,7 @@ bool GradientServer::process_lanes(int worker) {
     frames.consume_elements(count);
   }
   if (frames.elements_left() > 0) return false;
-  const GradientHead whole = head;
+  const BulkHead whole = head;
   auto foot = frames.take_foot();
   if (!foot) return false;
   each.accepted = false;
@@ -565,13 +595,74 @@ void GradientServer::finish_piece() {
   piece_finished_ = true;
   const auto sum = std::make_shared<LaneValue>(piece->sum);
   queue_all({encode_head(piece->head), std::as_bytes(std::span(sum->data)),
-             encode_foot(piece->head, GradientFoot{0, 0, 0, sum->tail}), sum});
-  if (lanes_->done()) {
-    for_each_connection([this](int worker, Connection&) { membership_.brought(worker); });
-    last_piece_ = std::move(piece);
-  } else {
-    owe_all("its lanes of the next piece");
+             encode_foot(piece->head, BulkFoot{0, 0, 0, sum->tail}), sum});
+  if (!lanes_->done() && !options_.settings.serves_ranks()) {
+    return owe_all("its lanes of the next piece");
   }
+  for_each_connection([this](int worker, Connection&) { membership_.brought(worker); });
+  if (after_piece_) after_piece_(*piece);
+  if (lanes_->done()) last_piece_ = std::move(piece);
+}
+
+// Ranks call their collectives together: whoever has left will be missed.
+void GradientServer::check_all_stay() const {
+  if (!options_.settings.serves_ranks()) return;
+  for (int worker = 0; worker < membership_.size(); ++worker) {
+    const auto& each = connections_[index_of(worker)];
+    if (each && !each->left) continue;
+    throw Error(ErrorCode::kPeerLost,
+                fmt::format("{} has left the job; the others go on", membership_.name(worker)),
+                worker);
+  }
+}
+
+void GradientServer::check_bytes(int worker, const BulkHead& head) const {
+  const auto size = static_cast<std::uint32_t>(membership_.size());
+  const auto self = static_cast<std::uint32_t>(worker);
+  std::string wrong;
+  if (head.from != self) {
+    wrong = fmt::format("in the name of {}", head.from);
+  } else if (head.to != kEveryOther && (head.to >= size || head.to == self)) {
+    wrong = fmt::format("for {} of {}", head.to, size);
+  }
+  if (!wrong.empty()) {
+    throw Error(ErrorCode::kInvalidRank,
+                fmt::format("{} sent Bytes {}", membership_.name(worker), wrong), worker);
+  }
+  if (head.count > kBytesPiece) {
+    throw Error(ErrorCode::kMessageTooLarge,
+                fmt::format("{} sent {} bytes at once; {} are allowed", membership_.name(worker),
+                            head.count, kBytesPiece),
+                worker);
+  }
+}
+
+bool GradientServer::process_bytes(int worker) {
+  Connection& each = connection(worker);
+  FrameSocket& frames = each.frames;
+  const BulkHead head = frames.head();
+  if (!each.accepted) {
+    check_bytes(worker, head);
+    check_all_stay();
+    bool room = true;
+    for_each_receiver(head, [&](Connection& receiver) {
+      room = room && receiver.frames.queued_bytes() <= kMostQueued;
+    });
+    if (!room) return false;
+    each.accepted = true;
+    each.passing = std::make_shared<std::vector<std::byte>>();
+    each.passing->reserve(static_cast<std::size_t>(head.count));
+  }
+  const std::size_t count = frames.elements_here();
+  each.passing->insert(each.passing->end(), frames.elements(), frames.elements() + count);
+  frames.consume_elements(count);
+  if (frames.elements_left() > 0) return false;
+  frames.take_foot();
+  each.accepted = false;
+  const auto bytes = std::exchange(each.passing, nullptr);
+  const FrameSocket::Outgoing whole{encode_head(head), *bytes, {}, bytes};
+  for_each_receiver(head, [&](Connection& receiver) { receiver.frames.queue(whole); });
+  return true;
 }
 
 LocalStar make_local_star(const ServerOptions& options) {

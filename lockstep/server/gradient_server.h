@@ -93,6 +93,9 @@ class GradientServer {
   // Collects the partial sums of a step and sends every piece's sum back as soon as it is there.
   // Returns the last piece, which has the tail.
   LaneStep::Piece reduce_lanes(std::uint64_t step);
+  // Serves ranks (ServerSettings::serves_ranks) until all have left: adds up their sums and passes
+  // on their bytes. `after` is called with every piece of a sum.
+  void serve_ranks(const std::function<void(const LaneStep::Piece&)>& after = {});
   // Tells all workers that the job is done, sends what is left and waits until they have gone.
   void shutdown();
   // Ends the job: all workers are told the cause. Does nothing once it has ended.
@@ -105,7 +108,9 @@ class GradientServer {
     bool ours = false;             // it speaks our protocol, not the original one
     std::optional<Totals> totals;  // of the gradient that follows
     LaneValue incoming;            // of the open PartialSum
-    bool accepted = false;         // the open PartialSum belongs to the open piece
+    std::shared_ptr<std::vector<std::byte>> passing;  // of the open Bytes
+    bool accepted = false;  // the open message has its place: the open piece, its receivers' queues
+    bool left = false;      // this rank is done
   };
 
   // Serves until `done`; an error ends the job.
@@ -128,6 +133,9 @@ class GradientServer {
   bool process_between(int worker);
   bool process_round(int worker);
   bool process_lanes(int worker);
+  bool process_bytes(int worker);
+  void check_bytes(int worker, const BulkHead& head) const;
+  void check_all_stay() const;
   void handle(int worker, const SmallMessage& message);
   void begin_round(int worker);
   bool take_output();
@@ -140,6 +148,14 @@ class GradientServer {
   bool anyone_sending() const;
   std::vector<std::string> names() const;
   Connection& connection(int worker) { return *connections_[index_of(worker)]; }
+  // Those to whom a Bytes message goes.
+  template <typename Body>
+  void for_each_receiver(const BulkHead& head, Body&& body) {
+    for_each_connection([&](int worker, Connection& each) {
+      const auto rank = static_cast<std::uint32_t>(worker);
+      if (head.to == kEveryOther ? rank != head.from : rank == head.to) body(each);
+    });
+  }
   template <typename Body>
   void for_each_connection(Body&& body) {
     for (int worker = 0; worker < membership_.size(); ++worker) {
@@ -159,6 +175,7 @@ class GradientServer {
   std::shared_ptr<Payload> output_;  // of the round
   std::optional<LaneStep> lanes_;
   std::optional<LaneStep::Piece> last_piece_;
+  std::function<void(const LaneStep::Piece&)> after_piece_;
   bool piece_finished_ = false;  // since frames were last looked at
   std::vector<pollfd> entries_;
   std::vector<const std::byte*> inputs_;

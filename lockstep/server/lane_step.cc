@@ -13,7 +13,7 @@
 namespace lockstep {
 namespace {
 
-std::string node_name(const GradientHead& head) {
+std::string node_name(const BulkHead& head) {
   return fmt::format("lanes [{}, {}) of {} at step {}", head.lane_begin, head.lane_end, head.lanes,
                      head.step);
 }
@@ -21,39 +21,54 @@ std::string node_name(const GradientHead& head) {
 }  // namespace
 
 LaneStep::LaneStep(std::uint64_t step, std::vector<std::string> names)
-    : step_(step), names_(std::move(names)), waiting_at_(names_.size()) {}
+    : only_step_(step), names_(std::move(names)), waiting_at_(names_.size()) {}
+
+LaneStep::LaneStep(std::vector<std::string> names)
+    : names_(std::move(names)), waiting_at_(names_.size()) {}
 
 void LaneStep::fail(ErrorCode code, int worker, const std::string& what) const {
   throw Error(code, fmt::format("{} {}", names_[index_of(worker)], what), worker);
 }
 
-bool LaneStep::offer(int worker, const GradientHead& head) {
+// Ranks may be ahead of the open piece, but not behind it: its opener has brought all before it.
+void LaneStep::check_step(int worker, const BulkHead& head) const {
+  const std::optional<std::uint64_t> expected = only_step_ ? only_step_
+                                                : open_    ? std::optional(open_->head.step)
+                                                           : std::nullopt;
+  if (!expected || (only_step_ ? head.step == *expected : head.step >= *expected)) return;
+  fail(ErrorCode::kStepMismatch, worker,
+       fmt::format("sent a PartialSum of step {}; step {} is expected", head.step, *expected));
+}
+
+bool LaneStep::offer(int worker, const BulkHead& head) {
   if (head.tag != WireTag::kPartialSum) {
+    const std::string step = only_step_ ? fmt::format(" of step {}", *only_step_) : "";
     fail(ErrorCode::kUnexpectedMessage, worker,
-         fmt::format("sent a {}; a {} of step {} is expected", to_string(head.tag),
-                     to_string(WireTag::kPartialSum), step_));
+         fmt::format("sent a {}; a {}{} is expected", to_string(head.tag),
+                     to_string(WireTag::kPartialSum), step));
   }
-  if (head.step != step_) {
-    fail(ErrorCode::kStepMismatch, worker,
-         fmt::format("sent a PartialSum of step {}; step {} is expected", head.step, step_));
-  }
+  check_step(worker, head);
   if (!open_) open_.emplace(Open{head, worker, LaneTree(head.lanes)});
-  const GradientHead& first = open_->head;
+  const BulkHead& first = open_->head;
   const std::string& opener = names_[index_of(open_->opener)];
-  if (head.lanes != first.lanes) {
+  if (head.step == first.step && head.call != first.call) {
+    fail(ErrorCode::kCollectiveMismatch, worker,
+         fmt::format("is in another collective than {}", opener));
+  }
+  if (head.step == first.step && head.lanes != first.lanes) {
     fail(ErrorCode::kSizeMismatch, worker,
-         fmt::format("counts {} lanes at step {}, but {} counts {}", head.lanes, step_, opener,
+         fmt::format("counts {} lanes at step {}, but {} counts {}", head.lanes, head.step, opener,
                      first.lanes));
   }
-  if (head.offset != first.offset) {
-    waiting_at_[index_of(worker)] = head.offset;
+  if (head.step != first.step || head.offset != first.offset) {
+    waiting_at_[index_of(worker)] = Place{head.step, head.offset};
     return false;
   }
   if (head.count != first.count || head.tail_count != first.tail_count) {
     fail(ErrorCode::kSizeMismatch, worker,
          fmt::format("sent {} elements and a tail of {} from element {} on at step {}, but {} sent "
                      "{} and {}",
-                     head.count, head.tail_count, head.offset, step_, opener, first.count,
+                     head.count, head.tail_count, head.offset, head.step, opener, first.count,
                      first.tail_count));
   }
   waiting_at_[index_of(worker)].reset();
@@ -61,7 +76,7 @@ bool LaneStep::offer(int worker, const GradientHead& head) {
   return true;
 }
 
-void LaneStep::check_finite(int worker, const GradientHead& head, const LaneValue& value) const {
+void LaneStep::check_finite(int worker, const BulkHead& head, const LaneValue& value) const {
   const std::size_t at = find_non_finite(DataType::kF32, value.data.data(), value.data.size());
   if (at < value.data.size()) {
     fail(ErrorCode::kNonFinite, worker,
@@ -76,7 +91,7 @@ void LaneStep::check_finite(int worker, const GradientHead& head, const LaneValu
   }
 }
 
-void LaneStep::add(int worker, const GradientHead& head, LaneValue value) {
+void LaneStep::add(int worker, const BulkHead& head, LaneValue value) {
   LOCKSTEP_CHECK(open_);
   check_finite(worker, head, value);
   switch (open_->tree.add({head.lane_begin, head.lane_end}, std::move(value))) {
@@ -91,12 +106,14 @@ void LaneStep::add(int worker, const GradientHead& head, LaneValue value) {
 }
 
 void LaneStep::check_stuck() const {
-  if (!std::ranges::all_of(waiting_at_, [](const auto& offset) { return offset.has_value(); })) {
+  if (!std::ranges::all_of(waiting_at_, [](const auto& place) { return place.has_value(); })) {
     return;
   }
   std::vector<std::string> positions;
   for (std::size_t i = 0; i < names_.size(); ++i) {
-    if (waiting_at_[i]) positions.push_back(fmt::format("{} at {}", names_[i], *waiting_at_[i]));
+    if (waiting_at_[i]) {
+      positions.push_back(fmt::format("{} at {}", names_[i], waiting_at_[i]->offset));
+    }
   }
   throw Error(ErrorCode::kSizeMismatch,
               fmt::format("{} can never come: all workers went on to another piece ({})", missing(),
@@ -107,25 +124,25 @@ std::optional<LaneStep::Piece> LaneStep::take_finished() {
   if (!open_ || !open_->tree.complete()) return std::nullopt;
   Piece piece{open_->head, open_->tree.take()};
   piece.head.tag = WireTag::kRawSum;
-  done_ = piece.head.tail_count > 0;
+  done_ = only_step_ && piece.head.tail_count > 0;
   open_.reset();
   waiting_at_.assign(names_.size(), std::nullopt);
   const std::size_t at =
       find_non_finite(DataType::kF32, piece.sum.data.data(), piece.sum.data.size());
   if (at < piece.sum.data.size()) {
     throw Error(ErrorCode::kNonFinite,
-                fmt::format("the sum over all lanes of step {} overflows to {}: element {}", step_,
-                            piece.sum.data[at], piece.head.offset + at));
+                fmt::format("the sum over all lanes of step {} overflows to {}: element {}",
+                            piece.head.step, piece.sum.data[at], piece.head.offset + at));
   }
   return piece;
 }
 
 std::string LaneStep::missing() const {
-  if (!open_) return fmt::format("a PartialSum of step {}", step_);
+  if (!open_) return "a PartialSum";
   const auto gap = open_->tree.first_gap();
   if (!gap) return "nothing";
-  return fmt::format("lanes [{}, {}) of step {}, elements from {} on", gap->begin, gap->end, step_,
-                     open_->head.offset);
+  return fmt::format("lanes [{}, {}) of step {}, elements from {} on", gap->begin, gap->end,
+                     open_->head.step, open_->head.offset);
 }
 
 }  // namespace lockstep

@@ -74,7 +74,7 @@ void AverageRound::check_tag(int worker, WireTag tag) const {
                    to_string(tag_of(key_.kind)), describe(key_)));
 }
 
-void AverageRound::begin(int worker, const GradientHead& head) {
+void AverageRound::begin(int worker, const BulkHead& head) {
   check_tag(worker, head.tag);
   if (head.step != key_.step) {
     fail(ErrorCode::kStepMismatch, worker,
@@ -98,7 +98,7 @@ void AverageRound::begin(int worker, const GradientHead& head) {
   workers_[index_of(worker)].begun = true;
 }
 
-void AverageRound::check_block(int worker, const GradientHead& head) {
+void AverageRound::check_block(int worker, const BulkHead& head) {
   if (head.block_idx >= head.num_blocks) {
     fail(ErrorCode::kBlockMismatch, worker,
          fmt::format("sent block {} of {} blocks", head.block_idx, head.num_blocks));
@@ -119,7 +119,7 @@ void AverageRound::check_block(int worker, const GradientHead& head) {
   }
 }
 
-void AverageRound::compare_with_first(int worker, const GradientHead& head) {
+void AverageRound::compare_with_first(int worker, const BulkHead& head) {
   const std::string& other = workers_[index_of(first_)].name;
   if (head.count != first_head_.count) {
     fail(ErrorCode::kSizeMismatch, worker,
@@ -201,7 +201,7 @@ std::string AverageRound::element_name(std::uint64_t index) const {
   return fmt::format("element {}", index);
 }
 
-void AverageRound::end(int worker, const GradientFoot& foot) {
+void AverageRound::end(int worker, const BulkFoot& foot) {
   Worker& each = workers_[index_of(worker)];
   LOCKSTEP_CHECK(each.begun && !each.ended && done_ == *count_);
   if (key_.kind == RoundKind::kVector) {

@@ -56,7 +56,7 @@ class AverageRound {
   void check_tag(int worker, WireTag tag) const;
 
   // The fields ahead of a worker's elements.
-  void begin(int worker, const GradientHead& head);
+  void begin(int worker, const BulkHead& head);
   // The numbers of a vector's foot, known before the foot itself. Only once, and only after
   // begin().
   void set_totals(int worker, float loss, std::uint64_t correct, std::uint64_t total);
@@ -71,7 +71,7 @@ class AverageRound {
   // The next `count` elements of every worker.
   void advance(std::span<const std::byte* const> inputs, std::size_t count);
   // Behind a worker's last element.
-  void end(int worker, const GradientFoot& foot);
+  void end(int worker, const BulkFoot& foot);
 
   bool begun(int worker) const { return workers_[index_of(worker)].begun; }
   bool ended(int worker) const { return workers_[index_of(worker)].ended; }
@@ -94,8 +94,8 @@ class AverageRound {
   };
 
   [[noreturn]] void fail(ErrorCode code, int worker, const std::string& what) const;
-  void check_block(int worker, const GradientHead& head);
-  void compare_with_first(int worker, const GradientHead& head);
+  void check_block(int worker, const BulkHead& head);
+  void compare_with_first(int worker, const BulkHead& head);
   std::string element_name(std::uint64_t index) const;
   void prepare();
 
@@ -104,7 +104,7 @@ class AverageRound {
   std::vector<Worker> workers_;
   std::optional<std::uint64_t> count_;
   int first_ = -1;  // who has begun first
-  GradientHead first_head_;
+  BulkHead first_head_;
   float* output_ = nullptr;
   std::optional<Averager> averager_;
   std::uint64_t done_ = 0;

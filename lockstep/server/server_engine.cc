@@ -5,27 +5,19 @@
 #include <algorithm>
 #include <array>
 #include <cstring>
+#include <functional>
 
 #include "lockstep/base/check.h"
-#include "lockstep/base/hash/blake3.h"
 #include "lockstep/base/index.h"
 #include "lockstep/comm/call_check.h"
 #include "lockstep/comm/kernels/kernels.h"
 #include "lockstep/comm/kernels/outcome.h"
+#include "lockstep/comm/tree_inputs.h"
 #include "lockstep/net/job/job_health.h"
 #include "lockstep/server/membership.h"
 
 namespace lockstep {
 namespace {
-
-// Where RoundControl has its other numbers.
-constexpr std::size_t kCount = 1;  // how many ranks brought theirs
-constexpr std::size_t kWords = 2;  // then three words of a digest, each with its square
-// Sums over 4096 ranks of squares of such words are exact in f64.
-constexpr std::uint32_t kWordMask = (1U << 19) - 1;
-
-// Bytes of one rank that travel in one round, two to an element.
-constexpr std::size_t kSpreadBytes = 16 * 2 * kLanePiece;
 
 // How a worker introduces itself to the others.
 struct Introduction {
@@ -33,24 +25,7 @@ struct Introduction {
   std::array<char, 124> name;
 };
 
-// 16 bits as a whole number, which sums of one keep exact.
-void pack(const std::byte* bytes, std::size_t size, std::span<float> values) {
-  for (std::size_t i = 0; i < values.size(); ++i) {
-    unsigned word = std::to_integer<unsigned>(bytes[2 * i]);
-    if (2 * i + 1 < size) word |= std::to_integer<unsigned>(bytes[2 * i + 1]) << 8;
-    values[i] = static_cast<float>(word);
-  }
-}
-
-void unpack(std::span<const float> values, std::byte* bytes, std::size_t size) {
-  for (std::size_t i = 0; i < values.size(); ++i) {
-    const auto word = static_cast<unsigned>(values[i]);
-    bytes[2 * i] = static_cast<std::byte>(word & 0xff);
-    if (2 * i + 1 < size) bytes[2 * i + 1] = static_cast<std::byte>(word >> 8);
-  }
-}
-
-// What is not a call of the user's: joining, comparing calls, leaving.
+// What is not a call of the user's: joining and leaving.
 MeshFrame own_stamp() { return {}; }
 
 // The server has numbers of its own; so that its messages tell the rank, too.
@@ -67,10 +42,14 @@ std::unique_ptr<Communicator> make_communicator(std::unique_ptr<WorkerClient> cl
   return std::make_unique<Communicator>(std::move(engine), timeout);
 }
 
-// A round's tail has at most so many numbers, those of its control among them.
-constexpr std::size_t kMostNumbers = 2048 - RoundControl::kNumbers;
-// Partials are combined in strips of so many bytes: one piece on the wire.
-constexpr std::size_t kStripBytes = 2 * kLanePiece;
+// A sum's tail has at most so many numbers.
+constexpr std::size_t kMostNumbers = 2048;
+// Partials are combined in strips of so many bytes.
+constexpr std::size_t kStripBytes = 4 * kBytesPiece;
+// Bytes of calls by which a rank may be ahead of others that do not wait for it; they keep them.
+constexpr std::size_t kMostAhead = std::size_t{16} << 20;
+// What a call without any bytes counts.
+constexpr std::size_t kEmptyCall = 1024;
 
 bool adds(ReduceOp op) { return op == ReduceOp::kSum || op == ReduceOp::kMean; }
 
@@ -112,36 +91,12 @@ void ServerSupervisor::abort(const std::string& reason) {
   if (latch_.trip(cause)) client_.abort(cause);
 }
 
-RoundControl::RoundControl(const MeshFrame& stamp, bool last) {
-  numbers_[kLast] = last ? 1 : 0;
-  numbers_[kCount] = 1;
-  const Blake3Hash hash = blake3(encode(stamp));
-  for (std::size_t i = kWords; i < kNumbers; i += 2) {
-    std::uint32_t word = 0;
-    for (std::size_t byte = 0; byte < 4; ++byte) {
-      word = word << 8 | std::to_integer<std::uint32_t>(hash[2 * i + byte]);
-    }
-    const double value = word & kWordMask;
-    numbers_[i] = value;
-    numbers_[i + 1] = value * value;
-  }
-}
-
-// Equal sums and equal sums of squares mean that no rank's word is another one.
-bool RoundControl::agrees(std::span<const double> sums) const {
-  LOCKSTEP_CHECK(sums.size() >= kNumbers);
-  for (std::size_t i = kWords; i < kNumbers; ++i) {
-    if (sums[i] != sums[kCount] * numbers_[i]) return false;
-  }
-  return true;
-}
-
 ServerEngine::ServerEngine(std::unique_ptr<WorkerClient> client, const StarOptions& options)
     : client_(std::move(client)), supervisor_(*client_) {
   const auto& settings = client_->settings();
-  if (!settings || settings->mode != Mode::kLanes) {
+  if (!settings || !settings->serves_ranks()) {
     throw Error(ErrorCode::kInvalidArgument,
-                fmt::format("{} does not run in mode lanes, which collectives need",
+                fmt::format("{} does not serve ranks: start it with --mode lanes, without --steps",
                             client_->coordinator()));
   }
   if (options.world_size > 0 && options.world_size != world_size()) {
@@ -166,24 +121,33 @@ void ServerEngine::introduce(const StarOptions& options) {
   std::string name = options.worker.node_id;
   if (const auto address = client_->own_address()) name += ", " + to_string(*address);
   std::copy_n(name.data(), std::min(name.size(), own.name.size() - 1), own.name.data());
-  std::vector<std::int32_t> wanted;
-  std::vector<std::string> texts;
+  std::vector<Introduction> cards(n, own);
+  std::vector<BytesIn> in;
+  for (std::size_t i = 0; i < n; ++i) {
+    const auto peer = static_cast<int>(i);
+    if (peer != worker) in.push_back({peer, std::as_writable_bytes(std::span(&cards[i], 1))});
+  }
+  const BytesOut out{kEveryOther, std::as_bytes(std::span(&own, 1))};
   guarded(own_stamp(), Deadline::after((kOverdueFactor + 1) * timeout()), [&] {
-    const RoundControl control(own_stamp(), false);
+    client_->enter(own_stamp());
+    client_->move_bytes({&out, n > 1 ? 1U : 0U}, in);
+    std::vector<std::int32_t> wanted;
     for (std::size_t i = 0; i < n; ++i) {
-      Introduction card = own;
-      spread(control, static_cast<int>(i), reinterpret_cast<std::byte*>(&card), sizeof card);
-      card.name.back() = '\0';
-      wanted.push_back(card.rank);
-      texts.emplace_back(card.name.data());
-      names_[i] = fmt::format("worker {} ({})", i, texts[i]);
+      cards[i].name.back() = '\0';
+      wanted.push_back(cards[i].rank);
+      names_[i] = fmt::format("worker {} ({})", i, cards[i].name.data());
     }
     assign_ranks(wanted);
   });
+  std::vector<std::string> by_worker;
+  worker_of_rank_.resize(n);
   for (std::size_t i = 0; i < n; ++i) {
-    names_[index_of(rank_of_worker_[i])] =
-        fmt::format("rank {} ({})", rank_of_worker_[i], texts[i]);
+    const int rank = rank_of_worker_[i];
+    worker_of_rank_[index_of(rank)] = static_cast<int>(i);
+    by_worker.push_back(fmt::format("rank {} ({})", rank, cards[i].name.data()));
+    names_[index_of(rank)] = by_worker.back();
   }
+  client_->set_names(by_worker);
   rank_ = rank_of_worker_[index_of(worker)];
   supervisor_.set_name(name_of(rank_), rank_);
 }
@@ -247,9 +211,12 @@ Error ServerEngine::in_ranks(const Error& error, const MeshFrame& stamp) const {
   const int worker = error.rank();
   const int rank = worker >= 0 && worker < world_size() ? rank_of_worker_[index_of(worker)] : -1;
   std::string text(error.message());
-  if (error.code() == ErrorCode::kSizeMismatch || error.code() == ErrorCode::kTimeout) {
-    text += fmt::format("; {} is in collective {}: {}", name_of(rank_), stamp.sequence,
-                        describe(stamp));
+  const std::string own = describe(stamp);
+  const bool unclear = error.code() == ErrorCode::kSizeMismatch ||
+                       error.code() == ErrorCode::kTimeout ||
+                       error.code() == ErrorCode::kCollectiveMismatch;
+  if (unclear && text.find(own) == std::string::npos) {
+    text += fmt::format("; {} is in collective {}: {}", name_of(rank_), stamp.sequence, own);
   }
   return Error(error.code(), text, rank);
 }
@@ -260,23 +227,20 @@ Outcome ServerEngine::run(const Call& call, const MeshFrame& stamp, Deadline dea
   const bool usual =
       !call.options.deadline && deadline.remaining() < 2 * kOverdueFactor * timeout();
   const Deadline limit = usual ? Deadline::at(deadline.time() + timeout()) : deadline;
-  Running running{call, stamp, RoundControl(stamp, false)};
   guarded(stamp, limit, [&] {
+    client_->enter(stamp);
     switch (call.collective) {
-      case Collective::kBarrier: agree(running); break;
+      case Collective::kBarrier: meet(); break;
       case Collective::kAllReduce:
       case Collective::kReduceScatter:
-      case Collective::kReduce: reduce_ranks(running); break;
+      case Collective::kReduce: reduce_ranks(call); break;
       case Collective::kReduceNodes:
-      case Collective::kReduceScatterNodes: reduce_nodes(running); break;
-      case Collective::kBroadcast:
-        agree(running);
-        spread(running.control, call.root, call.out.data(), call.out.bytes());
-        break;
+      case Collective::kReduceScatterNodes: reduce_nodes(call); break;
+      case Collective::kBroadcast: broadcast(call); break;
       case Collective::kAllGather:
-      case Collective::kGather: gather(running); break;
-      case Collective::kScatter: scatter(running); break;
-      case Collective::kAllToAll: all_to_all(running); break;
+      case Collective::kGather: gather(call); break;
+      case Collective::kScatter: scatter(call); break;
+      case Collective::kAllToAll: all_to_all(call); break;
       case Collective::kPointToPoint: LOCKSTEP_CHECK(false);  // complete_call refuses it
     }
   });
@@ -284,137 +248,70 @@ Outcome ServerEngine::run(const Call& call, const MeshFrame& stamp, Deadline dea
 }
 
 void ServerEngine::leave(Deadline deadline) {
-  guarded(own_stamp(), deadline, [&] {
-    const auto me = static_cast<std::uint32_t>(rank_);
-    const LanePartial partial{{me, me + 1}, {}, {}};
-    round(RoundControl(own_stamp(), true), static_cast<std::uint32_t>(world_size()), {&partial, 1},
-          0, {});
-    if (client_->next_shard()) {
-      throw Error(ErrorCode::kUnexpectedMessage,
-                  fmt::format("{} goes on after the last round", client_->coordinator()));
-    }
-  });
+  guarded(own_stamp(), deadline, [&] { client_->leave(); });
   left_ = true;
 }
 
-std::vector<double> ServerEngine::round(const RoundControl& control, std::uint32_t lanes,
-                                        std::span<const LanePartial> partials, std::size_t numbers,
-                                        std::span<float> sum) {
-  const auto shard = client_->next_shard();
-  if (!shard) {
-    throw Error(ErrorCode::kChannelClosed, fmt::format("{} ended the job after {} rounds",
-                                                       client_->coordinator(), next_step_));
-  }
-  if (shard->step != next_step_) {
-    throw Error(ErrorCode::kStepMismatch,
-                fmt::format("{} is at round {}, this rank at {}", client_->coordinator(),
-                            shard->step, next_step_));
-  }
-  std::vector<LanePartial> sent;
-  for (const LanePartial& partial : partials) {
-    LOCKSTEP_CHECK(partial.tail.size() == numbers);
-    LanePartial lane{partial.node, partial.data, std::vector<double>(RoundControl::kNumbers)};
-    if (sent.empty()) std::ranges::copy(control.numbers(), lane.tail.begin());
-    lane.tail.insert(lane.tail.end(), partial.tail.begin(), partial.tail.end());
-    sent.push_back(std::move(lane));
-  }
-  return client_->reduce_lanes(next_step_++, 0, lanes, sent, RoundControl::kNumbers + numbers, sum);
+std::vector<double> ServerEngine::add_up(std::size_t lanes, std::span<const LanePartial> partials,
+                                         std::size_t numbers, std::span<float> sum) {
+  ahead_ = 0;
+  return client_->reduce_lanes(next_step_++, 0, static_cast<std::uint32_t>(lanes), partials,
+                               numbers, sum);
 }
 
-void ServerEngine::agree(const Running& running) {
-  const auto me = static_cast<std::uint32_t>(rank_);
+void ServerEngine::meet() {
+  const auto me = index_of(rank_);
   const LanePartial partial{{me, me + 1}, {}, {}};
-  check_agreement(running, round(running.control, static_cast<std::uint32_t>(world_size()),
-                                 {&partial, 1}, 0, {}));
+  add_up(index_of(world_size()), {&partial, 1}, 0, {});
 }
 
-void ServerEngine::check_agreement(const Running& running, std::span<const double> sums) {
-  if (!running.control.agrees(sums)) explain_difference(running);
+void ServerEngine::count_ahead(std::size_t bytes) {
+  ahead_ += bytes + kEmptyCall;
+  if (ahead_ > kMostAhead) meet();
 }
 
-// All ranks come here together, so they can tell each other.
-void ServerEngine::explain_difference(const Running& running) {
-  const RoundControl control(own_stamp(), false);
-  const MeshFrameBytes own = encode(running.stamp);
-  std::vector<MeshFrameBytes> all;
-  for (int rank = 0; rank < world_size(); ++rank) {
-    all.push_back(own);
-    spread(control, rank, all.back().data(), own.size());
-  }
-  const auto other = std::ranges::find_if(all, [&](const auto& stamp) { return stamp != all[0]; });
-  LOCKSTEP_CHECK(other != all.end());
-  const auto says = [&](std::size_t rank) {
-    const auto stamp = decode_mesh_frame(std::span(all[rank]));
-    LOCKSTEP_CHECK(stamp);
-    return fmt::format("{} is in collective {}: {}", names_[rank], stamp->sequence,
-                       describe(*stamp));
-  };
-  const auto rank = static_cast<std::size_t>(other - all.begin());
-  supervisor_.fail(Error(ErrorCode::kCollectiveMismatch, fmt::format("{}; {}", says(rank), says(0)),
-                         static_cast<int>(rank)));
-}
-
-void ServerEngine::spread(const RoundControl& control, int from, std::byte* bytes,
-                          std::size_t size) {
-  for (std::size_t begin = 0; begin < size; begin += kSpreadBytes) {
-    const std::size_t some = std::min(kSpreadBytes, size - begin);
-    values_.resize((some + 1) / 2);
-    std::vector<LanePartial> partials;
-    if (from == rank_) {
-      pack(bytes + begin, some, values_);
-      partials.push_back({{0, 1}, values_, {}});
-    }
-    round(control, 1, partials, 0, values_);
-    if (from != rank_ && bytes != nullptr) unpack(values_, bytes + begin, some);
-  }
-}
-
-void ServerEngine::reduce_nodes(const Running& running) {
-  const Call& call = running.call;
+void ServerEngine::reduce_nodes(const Call& call) {
+  const DataType type = call.out.type();
   const bool scatters = call.collective == Collective::kReduceScatterNodes;
-  const Range chunk = scatters ? chunks_of(call.counts, call.total, world_size())[index_of(rank_)]
-                               : Range{0, call.total};
-  const bool fast =
-      adds(call.op) && (running.type() == DataType::kF32 || running.type() == DataType::kF64);
-  if (!fast) {
-    agree(running);
+  const std::vector<Range> wanted =
+      scatters ? chunks_of(call.counts, call.total, world_size())
+               : std::vector<Range>(index_of(world_size()), Range{0, call.total});
+  // A rank that brings nothing is not compared with the others, and they do not wait for it.
+  if (!everybody_owns_a_lane(call.owners, world_size())) meet();
+  if (!adds(call.op) || (type != DataType::kF32 && type != DataType::kF64)) {
     std::vector<const std::byte*> partials;
     for (const ConstBufferView& partial : call.partials) partials.push_back(partial.data());
-    return reduce_partials(running, call.owners, partials, chunk, call.out.data());
+    return reduce_here(call, call.owners, partials, wanted);
   }
-  // A rank that brings nothing to the sum can bring no stamp with it either.
-  if (!everybody_owns_a_lane(call.owners, world_size())) agree(running);
-  std::byte* const sum = scatters ? scratch_.get(call.total * running.element()) : call.out.data();
-  if (running.type() == DataType::kF32) {
-    sum_nodes_f32(running, {reinterpret_cast<float*>(sum), call.total});
+  const std::size_t element = size_of(type);
+  std::byte* const sum = scatters ? scratch_.get(call.total * element) : call.out.data();
+  if (type == DataType::kF32) {
+    sum_nodes_f32(call, {reinterpret_cast<float*>(sum), call.total});
   } else {
-    sum_nodes_f64(running, {reinterpret_cast<double*>(sum), call.total});
+    sum_nodes_f64(call, {reinterpret_cast<double*>(sum), call.total});
   }
-  if (scatters)
-    copy_bytes(call.out.data(), sum + chunk.begin * running.element(), call.out.bytes());
+  if (scatters) {
+    copy_bytes(call.out.data(), sum + wanted[index_of(rank_)].begin * element, call.out.bytes());
+  }
   if (call.op == ReduceOp::kMean) {
-    finish_mean(running.type(), call.out.data(), call.out.count(),
-                static_cast<int>(call.owners.size()));
+    finish_mean(type, call.out.data(), call.out.count(), static_cast<int>(call.owners.size()));
   }
 }
 
-void ServerEngine::sum_nodes_f32(const Running& running, std::span<float> sum) {
-  const Call& call = running.call;
+void ServerEngine::sum_nodes_f32(const Call& call, std::span<float> sum) {
   const std::vector<Range> nodes = owned_nodes(call.owners, rank_);
   std::vector<LanePartial> partials;
   for (std::size_t i = 0; i < nodes.size(); ++i) {
     const auto* data = reinterpret_cast<const float*>(call.partials[i].data());
     partials.push_back({nodes[i], {data, call.total}, {}});
   }
-  check_agreement(running, round(running.control, static_cast<std::uint32_t>(call.owners.size()),
-                                 partials, 0, sum));
+  add_up(call.owners.size(), partials, 0, sum);
 }
 
-void ServerEngine::sum_nodes_f64(const Running& running, std::span<double> sum) {
-  const Call& call = running.call;
+void ServerEngine::sum_nodes_f64(const Call& call, std::span<double> sum) {
   const std::vector<Range> nodes = owned_nodes(call.owners, rank_);
   std::size_t begin = 0;
-  do {  // no numbers at all are a round, too
+  do {  // no numbers at all are a sum, too
     const std::size_t count = std::min(kMostNumbers, sum.size() - begin);
     std::vector<LanePartial> partials;
     for (std::size_t i = 0; i < nodes.size(); ++i) {
@@ -423,129 +320,154 @@ void ServerEngine::sum_nodes_f64(const Running& running, std::span<double> sum) 
       if (count > 0) std::memcpy(partial.tail.data(), some.data(), some.bytes());
       partials.push_back(std::move(partial));
     }
-    const std::vector<double> sums =
-        round(running.control, static_cast<std::uint32_t>(call.owners.size()), partials, count, {});
-    check_agreement(running, sums);
-    std::copy_n(sums.begin() + RoundControl::kNumbers, count,
-                sum.begin() + static_cast<std::ptrdiff_t>(begin));
+    const std::vector<double> sums = add_up(call.owners.size(), partials, count, {});
+    std::ranges::copy(sums, sum.begin() + static_cast<std::ptrdiff_t>(begin));
     begin += count;
   } while (begin < sum.size());
 }
 
-void ServerEngine::reduce_partials(const Running& running, const LeafOwners& owners,
-                                   std::span<const std::byte* const> partials, Range chunk,
-                                   std::byte* out) {
-  const std::vector<Range> nodes = maximal_nodes(owners);
-  const std::vector<CombineStep> program = combine_program(nodes, owners.size());
-  const std::size_t element = running.element();
+void ServerEngine::reduce_here(const Call& call, const LeafOwners& owners,
+                               std::span<const std::byte* const> partials,
+                               const std::vector<Range>& wanted) {
+  const TreeInputs inputs = TreeInputs::nodes(owners, world_size());
+  const std::size_t element = size_of(call.out.type());
   const std::size_t strip = kStripBytes / element;
-  const std::size_t total = running.call.total;
-  for (std::size_t begin = 0; begin < total; begin += strip) {
-    const std::size_t count = std::min(strip, total - begin);
-    std::byte* place = scratch_.get(nodes.size() * count * element);
-    void* const result = place;  // where the first node's partial was
+  const bool alike = std::ranges::adjacent_find(wanted, std::not_equal_to<>()) == wanted.end();
+  const Range own = wanted[index_of(rank_)];
+  std::size_t turns = 1;  // an empty call is compared, too
+  for (const Range& each : wanted) turns = std::max(turns, (each.size() + strip - 1) / strip);
+  for (std::size_t turn = 0; turn < turns; ++turn) {
+    const auto part_of = [&](const Range& whole) {
+      const std::size_t begin = std::min(whole.begin + turn * strip, whole.end);
+      return Range{begin, std::min(begin + strip, whole.end)};
+    };
+    std::vector<BytesOut> out;
+    const auto send = [&](std::uint32_t receiver, const Range& part) {
+      if (turn > 0 && part.size() == 0) return;
+      for (const std::byte* partial : partials) {
+        out.push_back({receiver, {partial + part.begin * element, part.size() * element}});
+      }
+    };
+    if (alike) send(kEveryOther, part_of(own));
+    for (int rank = 0; rank < world_size() && !alike; ++rank) {
+      const auto receiver = static_cast<std::uint32_t>(worker_of(rank));
+      if (rank != rank_) send(receiver, part_of(wanted[index_of(rank)]));
+    }
+
+    const Range mine = part_of(own);
+    const std::size_t bytes = mine.size() * element;
+    void* const result = scratch_.get((inputs.sources.size() + 1) * bytes);
+    std::byte* place = static_cast<std::byte*>(result) + bytes;
+    std::vector<BytesIn> in;
     std::vector<const void*> strips;
-    auto own = partials.begin();
-    for (const Range& node : nodes) {
-      const int owner = owners[node.begin];
-      if (owner == rank_) std::memcpy(place, *own++ + begin * element, count * element);
-      spread(running.control, owner, place, count * element);
+    for (const TreeInputs::Source& source : inputs.sources) {
+      if (source.rank == rank_) {
+        strips.push_back(partials[source.partial] + mine.begin * element);
+        continue;
+      }
+      if (turn == 0 || bytes > 0) in.push_back({worker_of(source.rank), {place, bytes}});
       strips.push_back(place);
-      place += count * element;
+      place += bytes;
     }
-    reduce_tree({running.call.op, running.type(), program, static_cast<int>(owners.size())}, strips,
-                {&result, 1}, count);
-    const std::size_t first = std::max(begin, chunk.begin);
-    const std::size_t last = std::min(begin + count, chunk.end);
-    if (out == nullptr || first >= last) continue;
-    std::memcpy(out + (first - chunk.begin) * element,
-                static_cast<std::byte*>(result) + (first - begin) * element,
-                (last - first) * element);
+    client_->move_bytes(out, in);
+    if (bytes == 0) continue;
+    reduce_tree({call.op, call.out.type(), inputs.program, inputs.leaves}, strips, {&result, 1},
+                mine.size());
+    std::memcpy(call.out.data() + (mine.begin - own.begin) * element, result, bytes);
   }
+  ahead_ = 0;
 }
 
-void ServerEngine::reduce_ranks(const Running& running) {
-  const Call& call = running.call;
-  agree(running);
+void ServerEngine::reduce_ranks(const Call& call) {
+  const auto n = index_of(world_size());
+  std::vector<Range> wanted(n, Range{0, call.total});
+  if (call.collective == Collective::kReduceScatter) {
+    wanted = chunks_of(call.counts, call.total, world_size());
+  } else if (call.collective == Collective::kReduce) {
+    wanted.assign(n, Range{});
+    wanted[index_of(call.root)] = {0, call.total};
+  }
   const std::byte* const own = call.in.data();
-  const bool scatters = call.collective == Collective::kReduceScatter;
-  const bool wanted = call.collective != Collective::kReduce || rank_ == call.root;
-  const Range chunk = scatters ? chunks_of(call.counts, call.total, world_size())[index_of(rank_)]
-                               : Range{0, call.total};
-  reduce_partials(running, even_owners(index_of(world_size()), world_size()), {&own, 1}, chunk,
-                  wanted ? call.out.data() : nullptr);
+  reduce_here(call, even_owners(n, world_size()), {&own, 1}, wanted);
 }
 
-void ServerEngine::gather(const Running& running) {
-  const Call& call = running.call;
-  agree(running);
-  const bool wanted = call.collective == Collective::kAllGather || rank_ == call.root;
+BytesOut ServerEngine::to(int rank, ConstBufferView bytes) const {
+  return {static_cast<std::uint32_t>(worker_of(rank)), {bytes.data(), bytes.bytes()}};
+}
+
+BytesIn ServerEngine::from(int rank, BufferView bytes) const {
+  return {worker_of(rank), {bytes.data(), bytes.bytes()}};
+}
+
+void ServerEngine::broadcast(const Call& call) {
+  count_ahead(call.out.bytes());
+  if (rank_ == call.root) {
+    const BytesOut out{kEveryOther, {call.out.data(), call.out.bytes()}};
+    return client_->move_bytes({&out, 1}, {});
+  }
+  const BytesIn in = from(call.root, call.out);
+  client_->move_bytes({}, {&in, 1});
+}
+
+void ServerEngine::gather(const Call& call) {
+  const bool all = call.collective == Collective::kAllGather;
+  if (!all) count_ahead(call.total * size_of(call.out.type()));
+  std::vector<BytesOut> out;
+  if (all) {
+    out.push_back({kEveryOther, {call.in.data(), call.in.bytes()}});
+  } else if (rank_ != call.root) {
+    out.push_back(to(call.root, call.in));
+  }
+  std::vector<BytesIn> in;
   const std::vector<Range> chunks = chunks_of(call.counts, call.total, world_size());
-  for (int from = 0; from < world_size(); ++from) {
-    const Range chunk = chunks[index_of(from)];
-    const std::size_t bytes = chunk.size() * running.element();
-    std::byte* place = wanted ? call.out.slice(chunk).data() : nullptr;
-    if (from == rank_) {
-      if (!wanted) place = scratch_.get(bytes);
-      copy_bytes(place, call.in.data(), bytes);
+  for (int rank = 0; rank < world_size() && (all || rank_ == call.root); ++rank) {
+    const BufferView place = call.out.slice(chunks[index_of(rank)]);
+    if (rank == rank_) {
+      copy_bytes(place.data(), call.in.data(), place.bytes());
+    } else {
+      in.push_back(from(rank, place));
     }
-    spread(running.control, from, place, bytes);
   }
+  client_->move_bytes(out, in);
+  if (all) ahead_ = 0;
 }
 
-void ServerEngine::scatter(const Running& running) {
-  const Call& call = running.call;
-  agree(running);
+void ServerEngine::scatter(const Call& call) {
+  count_ahead(call.total * size_of(call.out.type()));
+  if (rank_ != call.root) {
+    const BytesIn in = from(call.root, call.out);
+    return client_->move_bytes({}, {&in, 1});
+  }
+  std::vector<BytesOut> out;
   const std::vector<Range> chunks = chunks_of(call.counts, call.total, world_size());
-  for (int to = 0; to < world_size(); ++to) {
-    const Range chunk = chunks[index_of(to)];
-    const std::size_t bytes = chunk.size() * running.element();
-    std::byte* place = to == rank_ ? call.out.data() : nullptr;
-    if (rank_ == call.root) {
-      if (to != rank_) place = scratch_.get(bytes);
-      copy_bytes(place, call.in.slice(chunk).data(), bytes);
+  for (int rank = 0; rank < world_size(); ++rank) {
+    const ConstBufferView chunk = call.in.slice(chunks[index_of(rank)]);
+    if (rank == rank_) {
+      copy_bytes(call.out.data(), chunk.data(), chunk.bytes());
+    } else {
+      out.push_back(to(rank, chunk));
     }
-    spread(running.control, call.root, place, bytes);
   }
+  client_->move_bytes(out, {});
 }
 
-void ServerEngine::all_to_all(const Running& running) {
-  const Call& call = running.call;
-  agree(running);
-  const auto n = static_cast<std::size_t>(world_size());
-  // What every rank sends to each, then what it expects of each.
-  std::vector<std::vector<std::uint64_t>> counts;
-  for (int from = 0; from < world_size(); ++from) {
-    std::vector<std::uint64_t> theirs(call.counts.begin(), call.counts.end());
-    theirs.insert(theirs.end(), call.recv_counts.begin(), call.recv_counts.end());
-    spread(running.control, from, reinterpret_cast<std::byte*>(theirs.data()),
-           theirs.size() * sizeof theirs[0]);
-    counts.push_back(std::move(theirs));
-  }
-  for (std::size_t from = 0; from < n; ++from) {
-    for (std::size_t to = 0; to < n; ++to) {
-      if (counts[from][to] == counts[to][n + from]) continue;
-      throw Error(ErrorCode::kSizeMismatch,
-                  fmt::format("{} sends {} elements, {} expects {}", names_[from], counts[from][to],
-                              names_[to], counts[to][n + from]));
-    }
-  }
+void ServerEngine::all_to_all(const Call& call) {
+  std::vector<BytesOut> out;
+  std::vector<BytesIn> in;
   const std::vector<Range> sent = chunks_of(call.counts, call.in.count(), world_size());
   const std::vector<Range> received = chunks_of(call.recv_counts, call.out.count(), world_size());
-  for (std::size_t from = 0; from < n; ++from) {
-    for (std::size_t to = 0; to < n; ++to) {
-      const bool mine = static_cast<int>(from) == rank_;
-      const auto bytes = static_cast<std::size_t>(counts[from][to]) * running.element();
-      std::byte* place = nullptr;
-      if (static_cast<int>(to) == rank_) {
-        place = call.out.slice(received[from]).data();
-      } else if (mine) {
-        place = scratch_.get(bytes);
-      }
-      if (mine) copy_bytes(place, call.in.slice(sent[to]).data(), bytes);
-      if (from != to) spread(running.control, static_cast<int>(from), place, bytes);
+  for (int rank = 0; rank < world_size(); ++rank) {
+    const ConstBufferView chunk = call.in.slice(sent[index_of(rank)]);
+    const BufferView place = call.out.slice(received[index_of(rank)]);
+    if (rank == rank_) {
+      copy_bytes(place.data(), chunk.data(), chunk.bytes());
+    } else {
+      out.push_back(to(rank, chunk));
+      in.push_back(from(rank, place));
     }
   }
+  client_->move_bytes(out, in);
+  ahead_ = 0;
 }
 
 }  // namespace lockstep

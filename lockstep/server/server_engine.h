@@ -1,6 +1,5 @@
 #pragma once
 
-#include <array>
 #include <cstdint>
 #include <memory>
 #include <span>
@@ -29,8 +28,8 @@ struct StarOptions {
 // Joins a gradient server in mode lanes and returns its workers as a group of ranks. Collective:
 // returns when all are there. Leave in good order with Communicator::leave().
 //
-// Sums over lanes (reduce_nodes of f32 and f64) are taken by the server; everything else travels as
-// bytes through it, to everybody, and is for small things. Values that the server adds must be
+// Sums over lanes (reduce_nodes of f32 and f64) are taken by the server. Everything else travels as
+// bytes through it, to whom it concerns, and is combined there. Values that the server adds must be
 // finite (Engine::finite_only): it ends the job on NaN, infinity and overflow, naming the worker.
 // There are no sub-groups: split() throws Error{kInvalidArgument}.
 std::unique_ptr<Communicator> join_star(const StarOptions& options);
@@ -59,26 +58,7 @@ class ServerSupervisor final : public Supervisor {
   int rank_ = -1;
 };
 
-// The numbers ahead of the tail of every round that a ServerEngine runs. The server adds them like
-// any others; their sums tell whether the job ends, and whether all ranks are in the same call.
-class RoundControl {
- public:
-  // Whether this is the job's last round. It is the tail's first number (docs/wire_protocol.md).
-  static constexpr std::size_t kLast = 0;
-  static constexpr std::size_t kNumbers = 8;
-
-  RoundControl(const MeshFrame& stamp, bool last);
-
-  // What this rank brings, once per round.
-  const std::array<double, kNumbers>& numbers() const { return numbers_; }
-  // Whether all ranks that brought theirs have the stamp of this one.
-  bool agrees(std::span<const double> sums) const;
-
- private:
-  std::array<double, kNumbers> numbers_{};
-};
-
-// Collectives as rounds of a gradient server.
+// Collectives through a gradient server.
 class ServerEngine final : public Engine {
  public:
   ServerEngine(std::unique_ptr<WorkerClient> client, const StarOptions& options);
@@ -97,16 +77,6 @@ class ServerEngine final : public Engine {
   std::chrono::nanoseconds timeout() const { return client_->settings()->timeout; }
 
  private:
-  // A call under way.
-  struct Running {
-    const Call& call;
-    const MeshFrame& stamp;
-    RoundControl control;
-
-    DataType type() const { return call.out.type(); }
-    std::size_t element() const { return size_of(type()); }
-  };
-
   // Learns the ranks and names of all workers.
   void introduce(const StarOptions& options);
   void assign_ranks(const std::vector<std::int32_t>& wanted);
@@ -115,29 +85,30 @@ class ServerEngine final : public Engine {
   void guarded(const MeshFrame& stamp, Deadline deadline, Body&& body);
   Error in_ranks(const Error& error, const MeshFrame& stamp) const;
 
-  // One round: the sum over `lanes` of everybody's data, into `sum`. Returns the sum of the tails,
-  // of `numbers` each, behind that of the RoundControl.
-  std::vector<double> round(const RoundControl& control, std::uint32_t lanes,
-                            std::span<const LanePartial> partials, std::size_t numbers,
-                            std::span<float> sum);
-  // A round to which every rank brings its stamp and nothing else. Fails if they differ.
-  void agree(const Running& running);
-  void check_agreement(const Running& running, std::span<const double> sums);
-  [[noreturn]] void explain_difference(const Running& running);
-  // The bytes of one rank to all others. Null where this rank has no use for them.
-  void spread(const RoundControl& control, int from, std::byte* bytes, std::size_t size);
+  // One sum over `lanes`, into `sum`. Returns the sum of the tails, of `numbers` each.
+  std::vector<double> add_up(std::size_t lanes, std::span<const LanePartial> partials,
+                             std::size_t numbers, std::span<float> sum);
+  // Waits until all ranks are in this collective: an empty sum, to which every rank brings a lane.
+  void meet();
+  // Where only some ranks wait for others, they may get ahead by so many bytes of calls.
+  void count_ahead(std::size_t bytes);
 
-  void reduce_nodes(const Running& running);
-  void sum_nodes_f32(const Running& running, std::span<float> sum);
-  void sum_nodes_f64(const Running& running, std::span<double> sum);
-  // Combines everybody's partials here. `partials` are those of this rank's nodes, in order; `out`,
-  // unless null, gets the elements of `chunk`.
-  void reduce_partials(const Running& running, const LeafOwners& owners,
-                       std::span<const std::byte* const> partials, Range chunk, std::byte* out);
-  void reduce_ranks(const Running& running);
-  void gather(const Running& running);
-  void scatter(const Running& running);
-  void all_to_all(const Running& running);
+  void reduce_nodes(const Call& call);
+  void sum_nodes_f32(const Call& call, std::span<float> sum);
+  void sum_nodes_f64(const Call& call, std::span<double> sum);
+  // Reductions that the server does not take: ranks send their partials to each other. `partials`
+  // are those of this rank's nodes, in order; rank r gets the elements wanted[r] of the result.
+  void reduce_here(const Call& call, const LeafOwners& owners,
+                   std::span<const std::byte* const> partials, const std::vector<Range>& wanted);
+  void reduce_ranks(const Call& call);
+  void broadcast(const Call& call);
+  void gather(const Call& call);
+  void scatter(const Call& call);
+  void all_to_all(const Call& call);
+  // As the server numbers the ranks.
+  int worker_of(int rank) const { return worker_of_rank_[index_of(rank)]; }
+  BytesOut to(int rank, ConstBufferView bytes) const;
+  BytesIn from(int rank, BufferView bytes) const;
 
   const std::unique_ptr<WorkerClient> client_;
   ServerSupervisor supervisor_;
@@ -145,10 +116,11 @@ class ServerEngine final : public Engine {
   int rank_ = -1;
   std::vector<std::string> names_;   // by rank
   std::vector<int> rank_of_worker_;  // as the server numbers them
+  std::vector<int> worker_of_rank_;
 
   std::uint64_t next_step_ = 0;
+  std::size_t ahead_ = 0;  // bytes of calls since all ranks have last waited for each other
   bool left_ = false;
-  std::vector<float> values_;
   Scratch scratch_;
 };
 

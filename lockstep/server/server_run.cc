@@ -2,45 +2,27 @@
 
 #include <utility>
 
-#include "lockstep/server/server_engine.h"
-
 namespace lockstep {
 namespace {
 
-ServerOptions in_lanes(ServerOptions options, int stop_fd) {
+ServerOptions for_ranks(ServerOptions options, int stop_fd) {
   options.settings.mode = Mode::kLanes;
+  options.settings.total_samples = 0;
   options.stop_fd = stop_fd;
   return options;
 }
 
 }  // namespace
 
-std::uint64_t serve_lanes(
-    GradientServer& server, std::uint64_t most,
-    const std::function<void(std::uint64_t step, const LaneStep::Piece& last)>& after) {
-  server.wait_for_workers();
-  std::uint64_t step = 0;
-  bool last = false;
-  while (!last && step < most) {
-    server.send_shards(step);
-    const LaneStep::Piece piece = server.reduce_lanes(step);
-    last = piece.sum.tail[RoundControl::kLast] > 0;
-    if (after) after(step, piece);
-    ++step;
-  }
-  server.shutdown();
-  return step;
-}
-
 ServerRun::ServerRun(Socket listener, const ServerOptions& options)
     : address_(listener.local_address()),
       server_(
-          std::make_unique<GradientServer>(std::move(listener), in_lanes(options, stop_.fd()))) {
+          std::make_unique<GradientServer>(std::move(listener), for_ranks(options, stop_.fd()))) {
   start();
 }
 
 ServerRun::ServerRun(const ServerOptions& options) {
-  LocalStar star = make_local_star(in_lanes(options, stop_.fd()));
+  LocalStar star = make_local_star(for_ranks(options, stop_.fd()));
   server_ = std::move(star.server);
   ends_ = std::move(star.ends);
   start();
@@ -57,7 +39,7 @@ void ServerRun::start() {
     ended_.notify_all();
   };
   const auto serve = [this, end] {
-    serve_lanes(*server_, UINT64_MAX);
+    server_->serve_ranks();
     end(std::nullopt);
   };
   thread_.start("the gradient server's thread", serve, end);

@@ -1,7 +1,6 @@
 #pragma once
 
 #include <condition_variable>
-#include <functional>
 #include <memory>
 #include <mutex>
 #include <optional>
@@ -14,15 +13,8 @@
 
 namespace lockstep {
 
-// Waits for the workers, then serves a job in mode lanes: round after round, until the workers say
-// that one was the last (the tail's first number is positive), but at most `most` rounds. Returns
-// their number. `after` is called after each.
-std::uint64_t serve_lanes(
-    GradientServer& server, std::uint64_t most,
-    const std::function<void(std::uint64_t step, const LaneStep::Piece& last)>& after = {});
-
-// A gradient server in mode lanes, on a thread of its own, until its workers are done. Signals are
-// left to other threads.
+// A gradient server for ranks, on a thread of its own, until all have left. Signals are left to
+// other threads.
 class ServerRun {
  public:
   ServerRun(Socket listener, const ServerOptions& options);

@@ -23,9 +23,13 @@ std::string_view to_string(Mode mode);
 struct ServerSettings {
   Mode mode = Mode::kVector;
   Average average = Average::kWeighted;
-  std::uint64_t total_samples = 0;  // of a step; in lane mode, its lanes
+  std::uint64_t total_samples = 0;  // of a step; in mode lanes, its lanes, or 0: it serves ranks
   Deadline::Clock::duration timeout = std::chrono::seconds(30);
   std::uint32_t largest_frame = 0x7fffffff;  // bytes of one gradient message
+
+  // The workers are ranks, which call collectives and go when they are done. Otherwise the server
+  // deals out steps.
+  bool serves_ranks() const { return mode == Mode::kLanes && total_samples == 0; }
 
   bool operator==(const ServerSettings&) const = default;
 };
@@ -45,7 +49,8 @@ struct Shard {
 // Contiguous, total/workers each; the last worker takes the rest.
 Shard shard_of(std::uint64_t step, std::uint64_t total, int workers, int worker);
 
-// A lane sum travels in pieces of at most so many elements.
+// A lane sum travels in pieces of at most so many elements, bytes in pieces of as many bytes.
 inline constexpr std::size_t kLanePiece = 64 * 1024;
+inline constexpr std::size_t kBytesPiece = kLanePiece * sizeof(float);
 
 }  // namespace lockstep

@@ -8,7 +8,9 @@
 #include <utility>
 
 #include "lockstep/base/check.h"
+#include "lockstep/base/index.h"
 #include "lockstep/base/text.h"
+#include "lockstep/comm/call_check.h"
 #include "lockstep/net/job/handshake.h"
 #include "lockstep/server/membership.h"
 
@@ -30,7 +32,7 @@ Socket connect_to_coordinator(const WorkerOptions& options) {
   return socket;
 }
 
-std::string describe(const GradientHead& head) {
+std::string describe(const BulkHead& head) {
   switch (head.tag) {
     case WireTag::kAveragedBlockGradient:
       return fmt::format("the average of block {} of step {}", head.block_idx, head.step);
@@ -42,17 +44,17 @@ std::string describe(const GradientHead& head) {
   }
 }
 
-GradientHead average_head(WireTag tag, std::uint64_t step, std::span<const float> gradients) {
-  GradientHead head;
+BulkHead average_head(WireTag tag, std::uint64_t step, std::span<const float> gradients) {
+  BulkHead head;
   head.tag = tag;
   head.step = step;
   head.count = gradients.size();
   return head;
 }
 
-GradientHead payload_head(int worker, WireTag tag, std::uint64_t step,
-                          std::span<const float> gradients) {
-  GradientHead head = average_head(tag, step, gradients);
+BulkHead payload_head(int worker, WireTag tag, std::uint64_t step,
+                      std::span<const float> gradients) {
+  BulkHead head = average_head(tag, step, gradients);
   head.worker_id = static_cast<std::uint32_t>(worker);
   return head;
 }
@@ -113,6 +115,10 @@ void WorkerClient::join(const WorkerOptions& options) {
   }
   timeout_ = settings_->timeout;
   next_alive_ = Clock::now();  // by the new timeout
+  if (!settings_->serves_ranks()) return;
+  for (int i = 0; i < total_workers_; ++i) {
+    peers_.push_back({.name = fmt::format("worker {}", i), .awaited = {}, .early = {}});
+  }
 }
 
 void WorkerClient::pulse() {
@@ -124,7 +130,7 @@ void WorkerClient::pulse() {
     try {
       const auto now = Clock::now();
       if (!frames_.full()) fill();
-      take_control();
+      take_between();
       if (frames_.ended()) return;  // what it said last is for the next call
       queue_alive(now);
       flush();
@@ -163,11 +169,15 @@ void WorkerClient::fill() {
   if (frames_.fill(kTurnBytes) > 0) last_heard_ = Clock::now();
 }
 
-void WorkerClient::take_control() {
-  while (!frames_.gradient_is_open()) {
+void WorkerClient::take_between() {
+  while (true) {
+    if (bytes_are_next()) {
+      if (!take_bytes()) return;
+      continue;
+    }
+    if (frames_.bulk_is_open()) return;
     const auto start = frames_.start();
-    if (!start) return;
-    if (!is_control(start->tag)) return;
+    if (!start || !is_control(start->tag)) return;
     const auto message = frames_.take_small();
     if (!message) return;
     if (const auto* halt = std::get_if<Halt>(&*message)) {
@@ -190,7 +200,7 @@ void WorkerClient::drive(const std::string& what, const std::function<bool()>& d
     while (true) {
       queue_alive(Clock::now());
       flush();
-      take_control();
+      take_between();
       if (frames_.ended()) frames_.stop_sending();  // so that all that came is read
       if (done()) return;
       if (frames_.ended()) throw Error(ErrorCode::kPeerLost, gone() + "; we wait for " + what);
@@ -205,7 +215,7 @@ void WorkerClient::drive(const std::string& what, const std::function<bool()>& d
 
 void WorkerClient::wait(const std::string& what, Clock::time_point since) {
   // The elements of an open gradient go straight to where they belong.
-  const bool reading = !frames_.gradient_is_open() || frames_.elements_left() == 0;
+  const bool reading = !frames_.bulk_is_open() || frames_.elements_left() == 0;
   // Nobody takes what comes while we send; holding it back could stop the coordinator for good.
   if (reading && frames_.full()) frames_.set_window(2 * frames_.window());
   const short events = frames_.wants_to_send() ? POLLIN | POLLOUT : POLLIN;
@@ -254,9 +264,10 @@ void WorkerClient::check_limits(const std::string& what, Clock::time_point since
 SmallMessage WorkerClient::receive_small(const std::string& what) {
   std::optional<SmallMessage> message;
   drive(what, [&] {
+    if (bytes_are_next()) return false;
     const auto start = frames_.start();
     if (!start) return false;
-    if (is_gradient(start->tag)) {
+    if (is_bulk(start->tag)) {
       throw Error(ErrorCode::kUnexpectedMessage,
                   fmt::format("{} sent a {}; we wait for {}", frames_.socket().peer(),
                               to_string(start->tag), what));
@@ -308,18 +319,18 @@ void WorkerClient::tell(const Error& reason) {
   if (!ours_ || worker_id_ < 0) return;
   try {
     frames_.drop_unsent();
+    const int fault = reason.rank() >= 0 ? reason.rank() : worker_id_;
     frames_.queue(encode(
-        Halt{{reason.code(), worker_id_, std::string(reason.message().substr(0, kMaxErrorText))}}));
+        Halt{{reason.code(), fault, std::string(reason.message().substr(0, kMaxErrorText))}}));
     frames_.flush(kTurnBytes);
   } catch (const Error&) {  // it is gone already
   }
 }
 
-void WorkerClient::send(const GradientHead& head, std::span<const float> data,
-                        const GradientFoot& foot) {
+void WorkerClient::send(const BulkHead& head, std::span<const float> data, const BulkFoot& foot) {
   const Lock lock(mutex_);
   if (failure_) throw Error(*failure_);
-  const std::uint64_t bytes = data.size_bytes() + kMaxGradientHead + foot_bytes(head);
+  const std::uint64_t bytes = data.size_bytes() + kMaxBulkHead + foot_bytes(head);
   if (settings_ && bytes > settings_->largest_frame) {
     throw Error(ErrorCode::kMessageTooLarge,
                 fmt::format("a {} of {} elements; the coordinator takes frames of up to {} bytes",
@@ -334,7 +345,7 @@ void WorkerClient::send(const GradientHead& head, std::span<const float> data,
         [this] { return !frames_.wants_to_send(); });
 }
 
-bool WorkerClient::open_expected(const GradientHead& expected) {
+bool WorkerClient::open_expected(const BulkHead& expected) {
   const auto start = frames_.start();
   if (!start || is_control(start->tag)) return false;
   const auto refuse = [&](ErrorCode code, const std::string& what) {
@@ -344,8 +355,8 @@ bool WorkerClient::open_expected(const GradientHead& expected) {
   if (start->tag != expected.tag) {
     refuse(ErrorCode::kUnexpectedMessage, fmt::format("a {}", to_string(start->tag)));
   }
-  if (!frames_.open_gradient()) return false;
-  const GradientHead& head = frames_.head();
+  if (!frames_.open_bulk()) return false;
+  const BulkHead& head = frames_.head();
   if (head.step != expected.step) {
     refuse(ErrorCode::kStepMismatch, fmt::format("step {}", head.step));
   }
@@ -354,6 +365,9 @@ bool WorkerClient::open_expected(const GradientHead& expected) {
   }
   if (head.component != expected.component) {
     refuse(ErrorCode::kComponentMismatch, fmt::format("component {}", head.component));
+  }
+  if (head.call != expected.call) {
+    refuse(ErrorCode::kCollectiveMismatch, "a sum of another collective");
   }
   if (head.count != expected.count || head.offset != expected.offset ||
       head.tail_count != expected.tail_count) {
@@ -366,19 +380,21 @@ bool WorkerClient::open_expected(const GradientHead& expected) {
   return true;
 }
 
-std::optional<GradientFoot> WorkerClient::take_expected(const GradientHead& expected,
-                                                        std::span<float> into, std::size_t& done) {
-  if (!frames_.gradient_is_open() && !open_expected(expected)) return std::nullopt;
+std::optional<BulkFoot> WorkerClient::take_expected(const BulkHead& expected, std::span<float> into,
+                                                    std::size_t& done) {
+  if (bytes_are_next()) return std::nullopt;
+  if (!frames_.bulk_is_open() && !open_expected(expected)) return std::nullopt;
+  const auto bytes = std::as_writable_bytes(into);
   while (frames_.elements_left() > 0) {
-    if (frames_.read_elements(into, done) == 0 && frames_.elements_left() > 0) return std::nullopt;
+    if (frames_.read_elements(bytes, done) == 0 && frames_.elements_left() > 0) return std::nullopt;
   }
   return frames_.take_foot();
 }
 
-GradientFoot WorkerClient::receive(const GradientHead& expected, std::span<float> into) {
+BulkFoot WorkerClient::receive(const BulkHead& expected, std::span<float> into) {
   const Lock lock(mutex_);
   std::size_t done = 0;  // bytes
-  std::optional<GradientFoot> foot;
+  std::optional<BulkFoot> foot;
   drive(describe(expected), [&] {
     foot = take_expected(expected, into, done);
     return foot.has_value();
@@ -399,7 +415,7 @@ float WorkerClient::receive_averaged(std::uint64_t step, std::span<float> gradie
 void WorkerClient::send_block(std::uint64_t step, std::uint32_t block, std::uint32_t num_blocks,
                               std::span<const float> gradients,
                               std::span<const std::uint32_t> component_sizes) {
-  GradientHead head = payload_head(worker_id_, WireTag::kBlockGradientPayload, step, gradients);
+  BulkHead head = payload_head(worker_id_, WireTag::kBlockGradientPayload, step, gradients);
   head.block_idx = block;
   head.num_blocks = num_blocks;
   head.component_sizes.assign(component_sizes.begin(), component_sizes.end());
@@ -409,7 +425,7 @@ void WorkerClient::send_block(std::uint64_t step, std::uint32_t block, std::uint
 std::vector<std::uint32_t> WorkerClient::receive_averaged_block(std::uint64_t step,
                                                                 std::uint32_t block,
                                                                 std::span<float> gradients) {
-  GradientHead head = average_head(WireTag::kAveragedBlockGradient, step, gradients);
+  BulkHead head = average_head(WireTag::kAveragedBlockGradient, step, gradients);
   head.block_idx = block;
   receive(head, gradients);
   return std::exchange(last_sizes_, {});
@@ -417,14 +433,14 @@ std::vector<std::uint32_t> WorkerClient::receive_averaged_block(std::uint64_t st
 
 void WorkerClient::send_component(std::uint64_t step, std::uint8_t component,
                                   std::span<const float> gradients) {
-  GradientHead head = payload_head(worker_id_, WireTag::kNonBlockGradientPayload, step, gradients);
+  BulkHead head = payload_head(worker_id_, WireTag::kNonBlockGradientPayload, step, gradients);
   head.component = component;
   send(head, gradients, {});
 }
 
 void WorkerClient::receive_averaged_component(std::uint64_t step, std::uint8_t component,
                                               std::span<float> gradients) {
-  GradientHead head = average_head(WireTag::kAveragedNonBlockGradient, step, gradients);
+  BulkHead head = average_head(WireTag::kAveragedNonBlockGradient, step, gradients);
   head.component = component;
   receive(head, gradients);
 }
@@ -436,10 +452,11 @@ std::vector<double> WorkerClient::reduce_lanes(std::uint64_t step, std::uint64_t
   LOCKSTEP_CHECK(ours_);
   const Lock lock(mutex_);
   if (failure_) throw Error(*failure_);
-  GradientHead head;
+  BulkHead head;
   head.tag = WireTag::kPartialSum;
   head.step = step;
   head.lanes = lanes;
+  head.call = digest_;
   const std::size_t pieces = std::max<std::size_t>(1, (sum.size() + kLanePiece - 1) / kLanePiece);
   // The fields of a piece that both directions share; the last one has the tail.
   const auto select = [&](std::size_t piece) {
@@ -455,7 +472,7 @@ std::vector<double> WorkerClient::reduce_lanes(std::uint64_t step, std::uint64_t
       LOCKSTEP_CHECK(partial.data.size() == sum.size() && partial.tail.size() == tail_count);
       head.lane_begin = static_cast<std::uint32_t>(partial.node.begin);
       head.lane_end = static_cast<std::uint32_t>(partial.node.end);
-      GradientFoot foot;
+      BulkFoot foot;
       if (head.tail_count > 0) foot.tail = partial.tail;
       frames_.queue({encode_head(head),
                      std::as_bytes(partial.data.subspan(begin, head.count)),
@@ -463,7 +480,12 @@ std::vector<double> WorkerClient::reduce_lanes(std::uint64_t step, std::uint64_t
                      {}});
     }
   }
-  head = {.tag = WireTag::kRawSum, .step = step, .component_sizes = {}, .lanes = lanes};
+  head = {.tag = WireTag::kRawSum,
+          .step = step,
+          .component_sizes = {},
+          .lanes = lanes,
+          .call = digest_,
+          .stamp = {}};
   std::size_t piece = 0;
   std::size_t begin = select(piece);
   std::size_t done = 0;  // bytes of the piece
@@ -475,11 +497,147 @@ std::vector<double> WorkerClient::reduce_lanes(std::uint64_t step, std::uint64_t
       tail = std::move(foot->tail);
       done = 0;
       if (++piece < pieces) begin = select(piece);
-      take_control();
+      take_between();
     }
     return !frames_.wants_to_send();
   });
   return tail;
+}
+
+void WorkerClient::set_names(std::vector<std::string> names) {
+  const Lock lock(mutex_);
+  LOCKSTEP_CHECK(names.size() == peers_.size());
+  for (std::size_t i = 0; i < names.size(); ++i) peers_[i].name = std::move(names[i]);
+}
+
+void WorkerClient::enter(const MeshFrame& stamp) {
+  const Lock lock(mutex_);
+  if (failure_) throw Error(*failure_);
+  call_ = stamp;
+  digest_ = call_digest(stamp);
+  for (int rank = 0; rank < total_workers_; ++rank) {
+    Peer& peer = peers_[index_of(rank)];
+    peer.sent = peer.received = 0;
+    if (!peer.early.empty()) check_stamp(rank, peer.early.front().stamp);
+  }
+}
+
+void WorkerClient::check_stamp(int from, const MeshFrame& stamp) const {
+  if (stamp.sequence > call_.sequence) return;
+  MeshFrame expected = call_;
+  expected.part = stamp.part;
+  expected.payload = stamp.payload;
+  if (stamp == expected) return;
+  throw frame_mismatch(stamp, peers_[index_of(from)].name, from, expected,
+                       peers_[index_of(worker_id_)].name);
+}
+
+bool WorkerClient::bytes_are_next() const {
+  if (frames_.bulk_is_open()) return frames_.head().tag == WireTag::kBytes;
+  const auto start = frames_.start();
+  return start && start->tag == WireTag::kBytes;
+}
+
+bool WorkerClient::take_bytes() {
+  if (!frames_.bulk_is_open()) {
+    if (!frames_.open_bulk()) return false;
+    const BulkHead& head = frames_.head();
+    if (head.from >= peers_.size() || head.from == static_cast<std::uint32_t>(worker_id_)) {
+      throw Error(ErrorCode::kUnexpectedMessage,
+                  fmt::format("{} sent Bytes of nobody", frames_.socket().peer()));
+    }
+    place_ = place_bytes(static_cast<int>(head.from), head.stamp);
+    placed_ = 0;
+  }
+  while (frames_.elements_left() > 0) {
+    if (frames_.read_elements(place_, placed_) == 0 && frames_.elements_left() > 0) return false;
+  }
+  const int from = static_cast<int>(frames_.head().from);
+  frames_.take_foot();
+  if (!early_) finish_bytes(from);
+  return true;
+}
+
+std::span<std::byte> WorkerClient::place_bytes(int from, const MeshFrame& stamp) {
+  Peer& peer = peers_[index_of(from)];
+  check_stamp(from, stamp);
+  early_ = stamp.sequence > call_.sequence || peer.awaited.empty();
+  if (early_) {
+    peer.early.push_back({stamp, std::vector<std::byte>(static_cast<std::size_t>(stamp.payload))});
+    return peer.early.back().bytes;
+  }
+  const Awaited& awaited = peer.awaited.front();
+  MeshFrame expected = call_;
+  expected.part = peer.received;
+  expected.payload = std::min(kBytesPiece, awaited.bytes.size() - awaited.done);
+  if (stamp != expected) {
+    throw frame_mismatch(stamp, peer.name, from, expected, peers_[index_of(worker_id_)].name);
+  }
+  return awaited.bytes.subspan(awaited.done, static_cast<std::size_t>(stamp.payload));
+}
+
+void WorkerClient::finish_bytes(int from) {
+  Peer& peer = peers_[index_of(from)];
+  Awaited& awaited = peer.awaited.front();
+  awaited.done += std::min(kBytesPiece, awaited.bytes.size() - awaited.done);
+  ++peer.received;
+  if (awaited.done == awaited.bytes.size()) peer.awaited.pop_front();
+}
+
+void WorkerClient::take_early(int from) {
+  Peer& peer = peers_[index_of(from)];
+  while (!peer.early.empty() && !peer.awaited.empty() &&
+         peer.early.front().stamp.sequence <= call_.sequence) {
+    const Early early = std::move(peer.early.front());
+    peer.early.pop_front();
+    std::ranges::copy(early.bytes, place_bytes(from, early.stamp).begin());
+    finish_bytes(from);
+  }
+}
+
+void WorkerClient::move_bytes(std::span<const BytesOut> out, std::span<const BytesIn> in) {
+  const Lock lock(mutex_);
+  if (failure_) throw Error(*failure_);
+  LOCKSTEP_CHECK(!peers_.empty());
+  for (const BytesOut& each : out) {
+    std::size_t begin = 0;
+    do {  // no bytes at all are a message, too
+      BulkHead head;
+      head.tag = WireTag::kBytes;
+      head.to = each.to;
+      head.from = static_cast<std::uint32_t>(worker_id_);
+      head.stamp = call_;
+      head.count = head.stamp.payload = std::min(kBytesPiece, each.bytes.size() - begin);
+      for (std::size_t rank = 0; rank < peers_.size(); ++rank) {
+        if (each.to == kEveryOther || each.to == rank) head.stamp.part = peers_[rank].sent++;
+      }
+      frames_.queue({encode_head(head), each.bytes.subspan(begin, head.count), {}, {}});
+      begin += head.count;
+    } while (begin < each.bytes.size());
+  }
+  for (const BytesIn& each : in) peers_[index_of(each.from)].awaited.push_back({each.bytes});
+  const auto first_missing = [this] {
+    return std::ranges::find_if(peers_, [](const Peer& peer) { return !peer.awaited.empty(); });
+  };
+  const auto moved = [&] { return first_missing() == peers_.end() && !frames_.wants_to_send(); };
+  try {
+    for (const BytesIn& each : in) take_early(each.from);
+  } catch (const Error& error) {
+    tell(error);
+    fail(error);
+  }
+  const auto missing = first_missing();
+  drive(missing == peers_.end() ? fmt::format("{} to take bytes", frames_.socket().peer())
+                                : fmt::format("the bytes of {}", missing->name),
+        moved);
+}
+
+void WorkerClient::leave() {
+  const Lock lock(mutex_);
+  if (failure_) throw Error(*failure_);
+  frames_.queue(encode(Shutdown{}));
+  drive(fmt::format("{} to hear that we leave", frames_.socket().peer()),
+        [this] { return !frames_.wants_to_send(); });
 }
 
 }  // namespace lockstep

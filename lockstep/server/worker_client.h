@@ -1,6 +1,7 @@
 #pragma once
 
 #include <condition_variable>
+#include <deque>
 #include <functional>
 #include <mutex>
 #include <optional>
@@ -35,6 +36,17 @@ struct LanePartial {
   Range node;
   std::span<const float> data;
   std::vector<double> tail;
+};
+
+// Bytes for a rank or, with kEveryOther, for all others.
+struct BytesOut {
+  std::uint32_t to = kEveryOther;
+  std::span<const std::byte> bytes;
+};
+// Where bytes of a rank belong. Those of one rank come in the order in which it sends them.
+struct BytesIn {
+  int from = -1;
+  std::span<std::byte> bytes;
 };
 
 // A worker's end of its connection to the coordinator (docs/wire_protocol.md). Every call throws
@@ -90,6 +102,19 @@ class WorkerClient {
                                    std::span<const LanePartial> partials, std::size_t tail_count,
                                    std::span<float> sum);
 
+  // For ranks (ServerSettings::serves_ranks).
+
+  // How errors call the ranks.
+  void set_names(std::vector<std::string> names);
+  // This rank enters a collective. The calls that follow belong to it, and what other ranks send
+  // for it must come with the same stamp: Error{kCollectiveMismatch} names the rank whose does not.
+  void enter(const MeshFrame& stamp);
+  // Sends bytes to other ranks and receives theirs, all at once. All ranks of a collective move
+  // matching bytes. Bytes that a rank ahead of this one sends are kept for later calls.
+  void move_bytes(std::span<const BytesOut> out, std::span<const BytesIn> in);
+  // Tells the coordinator that this rank is done. Nothing may follow.
+  void leave();
+
   // A descriptor that, once readable, ends calls with the error that `why` gives then, or with
   // Error{kAborted}. The coordinator is told.
   void set_stop(int fd, std::function<Error()> why = {});
@@ -111,24 +136,52 @@ class WorkerClient {
   void check_limits(const std::string& what, Clock::time_point since, Clock::time_point now);
   void flush();
   void fill();
-  // Heartbeats and halts, wherever they come, once they are whole.
-  void take_control();
+  // What may come between any two messages: heartbeats, halts and bytes of other ranks.
+  void take_between();
+  // Takes what is there of the Bytes at the front. Whether all of them are taken.
+  bool take_bytes();
+  std::span<std::byte> place_bytes(int from, const MeshFrame& stamp);
+  void finish_bytes(int from);
+  // Throws if bytes of that rank with that stamp belong to no collective that is still to come.
+  void check_stamp(int from, const MeshFrame& stamp) const;
+  // Bytes that came before this rank waited for them.
+  void take_early(int from);
   static bool is_control(WireTag tag) {
     return tag == WireTag::kAlive || tag == WireTag::kHeartbeat || tag == WireTag::kHalt;
   }
+  // Bytes are at the front or open, and take_between() has not got them all yet.
+  bool bytes_are_next() const;
   void queue_alive(Clock::time_point now);
   SmallMessage receive_small(const std::string& what);
-  void send(const GradientHead& head, std::span<const float> data, const GradientFoot& foot);
-  GradientFoot receive(const GradientHead& expected, std::span<float> into);
+  void send(const BulkHead& head, std::span<const float> data, const BulkFoot& foot);
+  BulkFoot receive(const BulkHead& expected, std::span<float> into);
   // Opens the gradient that is at the front, if it is there, and compares it with what is expected.
-  bool open_expected(const GradientHead& expected);
+  bool open_expected(const BulkHead& expected);
   // Takes as much of that gradient as is there, into `into`; `done` counts its bytes. Returns the
   // foot once all of it is taken.
-  std::optional<GradientFoot> take_expected(const GradientHead& expected, std::span<float> into,
-                                            std::size_t& done);
+  std::optional<BulkFoot> take_expected(const BulkHead& expected, std::span<float> into,
+                                        std::size_t& done);
   [[noreturn]] void fail(const Error& error);
   void tell(const Error& reason);
   std::string gone() const;
+
+  // Bytes of a rank that this one waits for.
+  struct Awaited {
+    std::span<std::byte> bytes;
+    std::size_t done = 0;
+  };
+  struct Early {
+    MeshFrame stamp;
+    std::vector<std::byte> bytes;
+  };
+  // What another rank sends to this one.
+  struct Peer {
+    std::string name;
+    std::uint32_t sent = 0;       // frames to it in this collective
+    std::uint32_t received = 0;   // frames of it in this collective
+    std::deque<Awaited> awaited;  // in the order in which they will come
+    std::deque<Early> early;
+  };
 
   // Constant after joining.
   bool ours_;
@@ -150,6 +203,12 @@ class WorkerClient {
   Clock::time_point last_look_;  // at whether it is silent
   Clock::time_point next_alive_;
   std::vector<std::uint32_t> last_sizes_;  // of the last block received
+  MeshFrame call_;                         // the collective entered last
+  std::uint64_t digest_ = 0;               // of it; 0 where there is none
+  std::vector<Peer> peers_;                // by rank; this one's own is not used
+  std::span<std::byte> place_;             // of the open Bytes
+  std::size_t placed_ = 0;                 // bytes of them
+  bool early_ = false;                     // they are kept for later
   Thread thread_;                          // last: it uses all of the above
 };
 

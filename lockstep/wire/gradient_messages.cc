@@ -32,6 +32,7 @@ class Put {
     writer_.string(text, kMaxWireText);
   }
   void operator()(const WireError& error) { write_error(writer_, error.error()); }
+  void operator()(const MeshFrame& stamp) { writer_.bytes(encode(stamp)); }
   void operator()(const std::vector<std::uint32_t>& sizes) {
     writer_.count(sizes.size(), kMaxComponents);
     writer_.bytes(std::as_bytes(std::span(sizes)));
@@ -54,20 +55,27 @@ class Take {
     if (!is_utf8(text)) reader_.fail();
   }
   void operator()(WireError& error) { error = read_error(reader_); }
+  void operator()(MeshFrame& stamp) {
+    const auto bytes = reader_.bytes(kMeshFrameBytes);
+    if (bytes.empty()) return;  // not all there
+    const auto decoded = decode_mesh_frame(bytes.first<kMeshFrameBytes>());
+    malformed_ = !decoded;
+    if (decoded) stamp = *decoded;
+  }
   void operator()(std::vector<std::uint32_t>& sizes) {
     const std::uint32_t count = reader_.u32();
-    too_many_ = count > kMaxComponents;
-    if (too_many_) return reader_.fail();
+    malformed_ = count > kMaxComponents;
+    if (malformed_) return reader_.fail();
     const auto bytes = reader_.bytes(std::size_t{count} * sizeof(std::uint32_t));
     sizes.resize(bytes.size() / sizeof(std::uint32_t));
     if (!bytes.empty()) std::memcpy(sizes.data(), bytes.data(), bytes.size());
   }
   // More bytes would not help.
-  bool too_many() const { return too_many_; }
+  bool malformed() const { return malformed_; }
 
  private:
   ByteReader& reader_;
-  bool too_many_ = false;
+  bool malformed_ = false;
 };
 
 template <typename M, typename T>
@@ -110,7 +118,12 @@ void fields(auto& visit, Is<Welcome> auto& message) {
   visit(message.largest_frame);
 }
 
-void fields(auto& visit, Is<GradientHead> auto& head) {
+void fields(auto& visit, Is<BulkHead> auto& head) {
+  if (head.tag == WireTag::kBytes) {
+    visit(head.to);
+    visit(head.from);
+    return visit(head.stamp);
+  }
   visit(head.step);
   switch (head.tag) {
     case WireTag::kGradientPayload: visit(head.worker_id); break;
@@ -134,11 +147,13 @@ void fields(auto& visit, Is<GradientHead> auto& head) {
       visit(head.lanes);
       visit(head.lane_begin);
       visit(head.lane_end);
+      visit(head.call);
       visit(head.tail_count);
       break;
     case WireTag::kRawSum:
       visit(head.offset);
       visit(head.lanes);
+      visit(head.call);
       visit(head.tail_count);
       break;
     default: break;
@@ -148,7 +163,7 @@ void fields(auto& visit, Is<GradientHead> auto& head) {
 
 constexpr std::size_t kLargestHead =
     1 + 8 + 3 * 4 + 4 + std::size_t{kMaxComponents} * 4 + 8;  // a block payload's
-static_assert(kLargestHead <= kMaxGradientHead);
+static_assert(kLargestHead <= kMaxBulkHead);
 
 void fields(auto& visit, auto& foot, WireTag tag) {
   if (tag == WireTag::kGradientPayload || tag == WireTag::kAveragedGradient) visit(foot.loss);
@@ -173,7 +188,7 @@ std::uint8_t raw(WireTag tag) { return static_cast<std::uint8_t>(tag); }
 
 // A node of some T(0, lanes) lies inside it and is not empty; whether it is a node at all, the
 // server knows.
-bool plausible(const GradientHead& head) {
+bool plausible(const BulkHead& head) {
   if (head.tail_count > kMaxTail) return false;
   return head.tag != WireTag::kPartialSum ||
          (head.lane_begin < head.lane_end && head.lane_end <= head.lanes);
@@ -201,11 +216,12 @@ std::string_view to_string(WireTag tag) {
     case WireTag::kRefusal: return "Refusal";
     case WireTag::kTotals: return "Totals";
     case WireTag::kWelcome: return "Welcome";
+    case WireTag::kBytes: return "Bytes";
   }
   return "unknown message";
 }
 
-bool is_gradient(WireTag tag) {
+bool is_bulk(WireTag tag) {
   switch (tag) {
     case WireTag::kGradientPayload:
     case WireTag::kAveragedGradient:
@@ -214,10 +230,13 @@ bool is_gradient(WireTag tag) {
     case WireTag::kNonBlockGradientPayload:
     case WireTag::kAveragedNonBlockGradient:
     case WireTag::kPartialSum:
-    case WireTag::kRawSum: return true;
+    case WireTag::kRawSum:
+    case WireTag::kBytes: return true;
     default: return false;
   }
 }
+
+std::size_t element_bytes(WireTag tag) { return tag == WireTag::kBytes ? 1 : sizeof(float); }
 
 std::optional<FrameStart> decode_frame_start(std::span<const std::byte, kFrameStartBytes> bytes) {
   ByteReader reader(bytes);
@@ -288,7 +307,7 @@ std::optional<SmallMessage> decode_small(std::span<const std::byte> body) {
   return take_any(reader, static_cast<SmallMessage*>(nullptr));
 }
 
-std::size_t foot_bytes(const GradientHead& head) {
+std::size_t foot_bytes(const BulkHead& head) {
   switch (head.tag) {
     case WireTag::kGradientPayload: return 4 + 8 + 8;
     case WireTag::kAveragedGradient: return 4;
@@ -298,26 +317,28 @@ std::size_t foot_bytes(const GradientHead& head) {
   }
 }
 
-std::vector<std::byte> encode_head(const GradientHead& head) {
-  LOCKSTEP_CHECK(is_gradient(head.tag));
+std::vector<std::byte> encode_head(const BulkHead& head) {
+  LOCKSTEP_CHECK(is_bulk(head.tag));
+  LOCKSTEP_CHECK(head.tag != WireTag::kBytes || head.stamp.payload == head.count);
+  const std::size_t element = element_bytes(head.tag);
   ByteWriter body;
   Put put(body);
   put(raw(head.tag));
   fields(put, head);
   const std::uint64_t around = body.written().size() + foot_bytes(head);
-  if (head.tail_count > kMaxTail || head.count > (UINT32_MAX - around) / sizeof(float)) {
+  if (head.tail_count > kMaxTail || head.count > (UINT32_MAX - around) / element) {
     throw Error(ErrorCode::kMessageTooLarge,
                 fmt::format("a {} of {} elements and a tail of {}", to_string(head.tag), head.count,
                             head.tail_count));
   }
   ByteWriter frame;
   frame.reserve(kLengthBytes + body.written().size());
-  frame.u32_big_endian(static_cast<std::uint32_t>(around + head.count * sizeof(float)));
+  frame.u32_big_endian(static_cast<std::uint32_t>(around + head.count * element));
   frame.bytes(body.written());
   return std::move(frame).take();
 }
 
-std::vector<std::byte> encode_foot(const GradientHead& head, const GradientFoot& foot) {
+std::vector<std::byte> encode_foot(const BulkHead& head, const BulkFoot& foot) {
   LOCKSTEP_CHECK(foot.tail.size() == head.tail_count);
   ByteWriter writer;
   Put put(writer);
@@ -330,30 +351,32 @@ HeadResult decode_head(std::span<const std::byte> body, std::uint32_t length) {
   using State = HeadResult::State;
   body = body.first(std::min<std::size_t>(body.size(), length));
   ByteReader reader(body);
-  GradientHead head;
+  BulkHead head;
   head.tag = static_cast<WireTag>(reader.u8());
-  if (reader.ok() && !is_gradient(head.tag)) return {};
+  if (reader.ok() && !is_bulk(head.tag)) return {};
   Take take(reader);
   fields(take, head);
+  if (take.malformed()) return {};
   if (!reader.ok()) {
-    const bool all = body.size() >= std::min<std::size_t>(length, kMaxGradientHead);
-    return {all || take.too_many() ? State::kMalformed : State::kIncomplete, {}, 0};
+    const bool all = body.size() >= std::min<std::size_t>(length, kMaxBulkHead);
+    return {all ? State::kMalformed : State::kIncomplete, {}, 0};
   }
+  if (head.tag == WireTag::kBytes) head.count = head.stamp.payload;
   // Divides, because a product with a count off the wire could overflow.
   const std::size_t size = body.size() - reader.remaining();
   const std::size_t foot = foot_bytes(head);
   if (!plausible(head) || foot > length - size) return {};
   const std::size_t data = length - size - foot;
-  if (data % sizeof(float) != 0 || head.count != data / sizeof(float)) return {};
+  const std::size_t element = element_bytes(head.tag);
+  if (data % element != 0 || head.count != data / element) return {};
   return {State::kDone, std::move(head), size};
 }
 
-std::optional<GradientFoot> decode_foot(const GradientHead& head,
-                                        std::span<const std::byte> bytes) {
+std::optional<BulkFoot> decode_foot(const BulkHead& head, std::span<const std::byte> bytes) {
   if (bytes.size() != foot_bytes(head)) return std::nullopt;
   ByteReader reader(bytes);
   Take take(reader);
-  GradientFoot foot;
+  BulkFoot foot;
   fields(take, foot, head.tag);
   const auto tail = reader.bytes(reader.remaining());
   foot.tail.resize(tail.size() / sizeof(double));

@@ -10,6 +10,7 @@
 #include <variant>
 #include <vector>
 
+#include "lockstep/wire/mesh_frame.h"
 #include "lockstep/wire/wire_error.h"
 
 namespace lockstep {
@@ -39,16 +40,20 @@ enum class WireTag : std::uint8_t {
   kRefusal = 0x44,
   kTotals = 0x45,
   kWelcome = 0x46,
+  kBytes = 0x47,
 };
 std::string_view to_string(WireTag tag);  // "unknown message" for others
-// It carries f32 data: a GradientHead describes it. All other messages are small.
-bool is_gradient(WireTag tag);
+// It carries data, f32 elements or bytes: a BulkHead describes it. All other messages are small.
+bool is_bulk(WireTag tag);
+// Bytes of one element of its data.
+std::size_t element_bytes(WireTag tag);
 
-inline constexpr std::uint32_t kMaxWireText = 4096;     // bytes of any string
-inline constexpr std::uint32_t kMaxSmallFrame = 16384;  // body of a message without f32 data
-inline constexpr std::uint32_t kMaxComponents = 4096;   // of a block
-inline constexpr std::uint32_t kMaxTail = 65536;        // f64 numbers beside a partial sum
-inline constexpr std::size_t kMaxGradientHead = 16448;  // tag and fields ahead of the f32 data
+inline constexpr std::uint32_t kMaxWireText = 4096;       // bytes of any string
+inline constexpr std::uint32_t kMaxSmallFrame = 16384;    // body of a message without data
+inline constexpr std::uint32_t kMaxComponents = 4096;     // of a block
+inline constexpr std::uint32_t kMaxTail = 65536;          // f64 numbers beside a partial sum
+inline constexpr std::uint32_t kEveryOther = 0xffffffff;  // Bytes for all ranks but the sender
+inline constexpr std::size_t kMaxBulkHead = 16448;        // tag and fields ahead of the data
 
 // The first bytes of every frame.
 struct FrameStart {
@@ -136,9 +141,9 @@ std::vector<std::byte> encode(const SmallMessage& message);
 // or left over, a text is too long or no UTF-8.
 std::optional<SmallMessage> decode_small(std::span<const std::byte> body);
 
-// Messages with f32 data are never held whole: head, data, foot. Which fields travel depends on the
+// Messages with data are never held whole: head, data, foot. Which fields travel depends on the
 // tag; the others are ignored by the encoder and zero from the decoder.
-struct GradientHead {
+struct BulkHead {
   WireTag tag{};
   std::uint64_t step = 0;
   std::uint32_t worker_id = 0;                 // payloads: who the sender says it is
@@ -150,39 +155,43 @@ struct GradientHead {
   std::uint32_t lanes = 0;                     // sums: leaves of the whole tree
   std::uint32_t lane_begin = 0;                // partial sums: the node [lane_begin, lane_end)
   std::uint32_t lane_end = 0;
+  std::uint64_t call = 0;        // sums: call_digest() of the sender's stamp; 0 where it has none
   std::uint32_t tail_count = 0;  // sums: f64 numbers behind the data
-  std::uint64_t count = 0;       // f32 elements
+  std::uint32_t to = 0;          // Bytes: for which rank, or kEveryOther
+  std::uint32_t from = 0;        // Bytes: the sender's rank
+  MeshFrame stamp;               // Bytes: the sender's call; its payload is `count`
+  std::uint64_t count = 0;       // elements; of Bytes, bytes
 
-  bool operator==(const GradientHead&) const = default;
+  bool operator==(const BulkHead&) const = default;
 };
 
 // Fields behind the data.
-struct GradientFoot {
+struct BulkFoot {
   float loss = 0;             // vector payload and average
   std::uint64_t correct = 0;  // vector payload
   std::uint64_t total = 0;
   std::vector<double> tail;  // sums
 
-  bool operator==(const GradientFoot&) const = default;
+  bool operator==(const BulkFoot&) const = default;
 };
-std::size_t foot_bytes(const GradientHead& head);
+std::size_t foot_bytes(const BulkHead& head);
 
 // Length, tag and all fields ahead of the data. Send this, the elements as they lie in memory, and
 // the foot.
-std::vector<std::byte> encode_head(const GradientHead& head);
+std::vector<std::byte> encode_head(const BulkHead& head);
 // The foot may be empty. `foot.tail` has head.tail_count numbers.
-std::vector<std::byte> encode_foot(const GradientHead& head, const GradientFoot& foot);
+std::vector<std::byte> encode_foot(const BulkHead& head, const BulkFoot& foot);
 
 struct HeadResult {
   enum class State : std::uint8_t { kDone, kIncomplete, kMalformed };
   State state = State::kMalformed;
-  GradientHead head;     // when done; head.count elements and the foot fill the frame exactly
+  BulkHead head;         // when done; head.count elements and the foot fill the frame exactly
   std::size_t size = 0;  // when done: bytes of the body that the head takes; the data follow
 };
 // `body` is the beginning of a body of `length` bytes, tag included. Never incomplete once
-// min(length, kMaxGradientHead) bytes are there.
+// min(length, kMaxBulkHead) bytes are there.
 HeadResult decode_head(std::span<const std::byte> body, std::uint32_t length);
 // Nothing unless `bytes` is exactly foot_bytes(head) long.
-std::optional<GradientFoot> decode_foot(const GradientHead& head, std::span<const std::byte> bytes);
+std::optional<BulkFoot> decode_foot(const BulkHead& head, std::span<const std::byte> bytes);
 
 }  // namespace lockstep

@@ -1,5 +1,6 @@
 #include "lockstep/wire/mesh_frame.h"
 
+#include "lockstep/base/hash/blake3.h"
 #include "lockstep/base/hash/crc32c.h"
 #include "lockstep/wire/bytes.h"
 
@@ -81,6 +82,14 @@ std::optional<MeshFrame> decode_mesh_frame(std::span<const std::byte, kMeshFrame
       .part = load_little_endian<std::uint32_t>(at + kPartAt),
       .payload = load_little_endian<std::uint64_t>(at + kPayloadAt),
   };
+}
+
+std::uint64_t call_digest(const MeshFrame& stamp) {
+  MeshFrame call = stamp;
+  call.part = 0;
+  call.payload = 0;
+  const Blake3Hash hash = blake3(encode(call));
+  return load_little_endian<std::uint64_t>(hash.data());
 }
 
 }  // namespace lockstep

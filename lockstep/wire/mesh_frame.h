@@ -8,9 +8,10 @@
 
 namespace lockstep {
 
-// The header ahead of every message between two ranks: which collective it belongs to, as the
-// sender sees it, and how many bytes follow. A receiver compares it with its own view, so that a
-// disagreement is an error and never a silent mix. docs/mesh_protocol.md specifies the bytes.
+// The header ahead of every message between two ranks, the sender's *stamp*: which collective it
+// belongs to, as the sender sees it, and how many bytes follow. A receiver compares it with its own
+// view, so that a disagreement is an error and never a silent mix. docs/mesh_protocol.md specifies
+// the bytes.
 struct MeshFrame {
   std::uint8_t kind = 0;       // comm's Collective
   std::uint8_t type = 0;       // comm's DataType
@@ -36,5 +37,8 @@ using MeshFrameBytes = std::array<std::byte, kMeshFrameBytes>;
 MeshFrameBytes encode(const MeshFrame& frame);
 // Nothing if magic, version or checksum are wrong.
 std::optional<MeshFrame> decode_mesh_frame(std::span<const std::byte, kMeshFrameBytes> bytes);
+
+// What ranks in the same collective agree on, in few bytes: of all fields but part and payload.
+std::uint64_t call_digest(const MeshFrame& stamp);
 
 }  // namespace lockstep

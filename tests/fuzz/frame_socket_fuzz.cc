@@ -33,10 +33,10 @@ Bytes expected(std::span<const std::byte> stream) {
   Bytes all;
   while (stream.size() >= kFrameStartBytes) {
     const auto start = decode_frame_start(stream.first<kFrameStartBytes>());
-    if (!start || start->length > (is_gradient(start->tag) ? kMost : kMaxSmallFrame)) break;
+    if (!start || start->length > (is_bulk(start->tag) ? kMost : kMaxSmallFrame)) break;
     if (stream.size() - 4 < start->length) break;
     const auto body = stream.subspan(4, start->length);
-    const bool valid = is_gradient(start->tag)
+    const bool valid = is_bulk(start->tag)
                            ? decode_head(body, start->length).state == HeadResult::State::kDone
                            : decode_small(body).has_value();
     if (!valid) break;
@@ -52,7 +52,7 @@ class Receiver {
 
   // Takes what is there. Throws Error for what is no message.
   void take_all() {
-    while (channel_.gradient_is_open() ? take_gradient() : take_between()) {
+    while (channel_.bulk_is_open() ? take_gradient() : take_between()) {
     }
   }
   const Bytes& whole() const { return whole_; }
@@ -61,8 +61,8 @@ class Receiver {
   bool take_between() {
     const auto start = channel_.start();
     if (!start) return false;
-    if (is_gradient(start->tag)) {
-      if (!channel_.open_gradient()) return false;
+    if (is_bulk(start->tag)) {
+      if (!channel_.open_bulk()) return false;
       head_ = channel_.head();
       open_ = encode_head(head_);
       done_ = 0;
@@ -80,7 +80,7 @@ class Receiver {
     if (channel_.elements_left() > 0) return true;
     const auto foot = channel_.take_foot();
     if (!foot) return false;
-    append(open_, std::as_bytes(std::span(data_)));
+    append(open_, data_);
     append(open_, encode_foot(head_, *foot));
     append(whole_, open_);
     return true;
@@ -89,24 +89,25 @@ class Receiver {
   // As the worker does it, or as the server.
   bool take_elements() {
     if (directly_) {
-      data_.resize(head_.count);
+      data_.resize(head_.count * element_bytes(head_.tag));
       const std::size_t before = done_;
       channel_.read_elements(data_, done_);
       return done_ > before;
     }
     const std::size_t count = channel_.elements_here();
     const std::size_t before = data_.size();
-    data_.resize(before + count);
-    if (count > 0) std::memcpy(&data_[before], channel_.elements(), count * sizeof(float));
+    const std::size_t bytes = count * element_bytes(head_.tag);
+    data_.resize(before + bytes);
+    if (count > 0) std::memcpy(&data_[before], channel_.elements(), bytes);
     channel_.consume_elements(count);
     return count > 0;
   }
 
   FrameSocket& channel_;
   const bool directly_;
-  GradientHead head_;
+  BulkHead head_;
   Bytes open_;  // the gradient that is being taken
-  std::vector<float> data_;
+  Bytes data_;
   std::size_t done_ = 0;  // bytes of it
   Bytes whole_;
 };

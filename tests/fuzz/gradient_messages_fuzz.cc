@@ -39,13 +39,14 @@ void check_gradient(Bytes frame, std::uint32_t length) {
     require(part.state == HeadResult::State::kIncomplete || part.state == whole.state);
   }
   if (whole.state != HeadResult::State::kDone) return;
-  const GradientHead& head = whole.head;
+  const BulkHead& head = whole.head;
   require(decode_head(body.first(whole.size), length).head == head);
   require_same(encode_head(head), frame.first(4 + whole.size));
-  require(whole.size <= kMaxGradientHead && head.count <= length / sizeof(float));
-  require(whole.size + head.count * sizeof(float) + foot_bytes(head) == length);
+  const std::size_t element = element_bytes(head.tag);
+  require(whole.size <= kMaxBulkHead && head.count <= length / element);
+  require(whole.size + head.count * element + foot_bytes(head) == length);
   if (body.size() < length) return;
-  const Bytes end = body.subspan(whole.size + head.count * sizeof(float));
+  const Bytes end = body.subspan(whole.size + head.count * element);
   const auto foot = decode_foot(head, end);
   require(foot.has_value());
   require_same(encode_foot(head, *foot), end);
@@ -69,7 +70,7 @@ extern "C" int LLVMFuzzerTestOneInput(const std::uint8_t* data, std::size_t size
     const auto start = decode_frame_start(stream.first<kFrameStartBytes>());
     if (!start) break;
     const Bytes frame = stream.first(std::min<std::size_t>(stream.size(), start->length + 4ull));
-    if (is_gradient(start->tag)) {
+    if (is_bulk(start->tag)) {
       check_gradient(frame, start->length);
     } else {
       check_small(frame, start->length);

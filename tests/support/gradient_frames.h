@@ -1,6 +1,5 @@
 #pragma once
 
-#include <cstring>
 #include <limits>
 #include <optional>
 #include <span>
@@ -24,42 +23,44 @@ inline std::span<const std::byte, kFrameStartBytes> start_of(const Bytes& frame)
   return std::span(frame).first<kFrameStartBytes>();
 }
 
-// Head, data and foot in one buffer.
-inline Bytes encode_gradient(const GradientHead& head, std::span<const float> data,
-                             const GradientFoot& foot) {
-  LOCKSTEP_CHECK(data.size() == head.count);
-  Bytes frame = encode_head(head);
-  const auto elements = std::as_bytes(data);
-  frame.insert(frame.end(), elements.begin(), elements.end());
-  const Bytes end = encode_foot(head, foot);
-  frame.insert(frame.end(), end.begin(), end.end());
-  return frame;
+inline Bytes bytes_of(std::span<const float> values) {
+  const auto bytes = std::as_bytes(values);
+  return {bytes.begin(), bytes.end()};
 }
 
-// A message with f32 data, all of it.
+// A message with data, all of it.
 struct Gradient {
-  GradientHead head;
-  std::vector<float> data;
-  GradientFoot foot;
+  BulkHead head;
+  Bytes data;
+  BulkFoot foot;
 
   bool operator==(const Gradient&) const = default;
 };
 
+// Head, data and foot in one buffer.
 inline Bytes encode_whole(const Gradient& gradient) {
-  return encode_gradient(gradient.head, gradient.data, gradient.foot);
+  LOCKSTEP_CHECK(gradient.data.size() == gradient.head.count * element_bytes(gradient.head.tag));
+  Bytes frame = encode_head(gradient.head);
+  frame.insert(frame.end(), gradient.data.begin(), gradient.data.end());
+  const Bytes end = encode_foot(gradient.head, gradient.foot);
+  frame.insert(frame.end(), end.begin(), end.end());
+  return frame;
+}
+
+inline Bytes encode_gradient(const BulkHead& head, std::span<const float> data,
+                             const BulkFoot& foot) {
+  return encode_whole({head, bytes_of(data), foot});
 }
 
 // As a receiver does it that has the whole frame, whose length field says `length`.
 inline std::optional<Gradient> decode_whole(std::span<const std::byte> body, std::uint32_t length) {
   HeadResult result = decode_head(body, length);
   if (result.state != HeadResult::State::kDone || body.size() != length) return std::nullopt;
-  const std::size_t data_bytes = result.head.count * sizeof(float);
-  Gradient gradient{result.head, std::vector<float>(result.head.count), {}};
-  if (data_bytes > 0) std::memcpy(gradient.data.data(), &body[result.size], data_bytes);
+  const std::size_t data_bytes = result.head.count * element_bytes(result.head.tag);
+  const auto data = body.subspan(result.size, data_bytes);
   auto foot = decode_foot(result.head, body.subspan(result.size + data_bytes));
   if (!foot) return std::nullopt;
-  gradient.foot = *foot;
-  return gradient;
+  return Gradient{result.head, {data.begin(), data.end()}, *foot};
 }
 inline std::optional<Gradient> decode_whole(std::span<const std::byte> body) {
   return decode_whole(body, static_cast<std::uint32_t>(body.size()));
@@ -79,39 +80,48 @@ inline std::vector<SmallMessage> small_messages() {
 }
 
 inline std::vector<Gradient> gradients() {
-  const std::vector<float> data = {1.0f, -0.0f, std::numeric_limits<float>::denorm_min()};
+  const Bytes data =
+      bytes_of(std::vector<float>{1.0f, -0.0f, std::numeric_limits<float>::denorm_min()});
   const auto head = [](WireTag tag) {
-    GradientHead made;
+    BulkHead made;
     made.tag = tag;
     made.step = 0x0102030405060708;
     made.count = 3;
     return made;
   };
-  GradientHead vector = head(WireTag::kGradientPayload);
+  BulkHead vector = head(WireTag::kGradientPayload);
   vector.worker_id = 7;
-  GradientHead block = head(WireTag::kBlockGradientPayload);
+  BulkHead block = head(WireTag::kBlockGradientPayload);
   block.worker_id = 7;
   block.block_idx = 3;
   block.num_blocks = 4;
   block.component_sizes = {1, 2};
-  GradientHead averaged_block = head(WireTag::kAveragedBlockGradient);
+  BulkHead averaged_block = head(WireTag::kAveragedBlockGradient);
   averaged_block.block_idx = 3;
   averaged_block.component_sizes = {3};
-  GradientHead other = head(WireTag::kNonBlockGradientPayload);
+  BulkHead other = head(WireTag::kNonBlockGradientPayload);
   other.worker_id = 7;
   other.component = 2;
-  GradientHead averaged_other = head(WireTag::kAveragedNonBlockGradient);
+  BulkHead averaged_other = head(WireTag::kAveragedNonBlockGradient);
   averaged_other.component = 1;
-  GradientHead partial = head(WireTag::kPartialSum);
+  BulkHead partial = head(WireTag::kPartialSum);
   partial.offset = 1ull << 40;
   partial.lanes = 12;
   partial.lane_begin = 8;
   partial.lane_end = 12;
+  partial.call = 0x1112131415161718;
   partial.tail_count = 2;
-  GradientHead sum = head(WireTag::kRawSum);
+  BulkHead sum = head(WireTag::kRawSum);
   sum.offset = 9;
   sum.lanes = 12;
+  sum.call = 0x1112131415161718;
   sum.tail_count = 1;
+  BulkHead bytes;
+  bytes.tag = WireTag::kBytes;
+  bytes.to = kEveryOther;
+  bytes.from = 7;
+  bytes.stamp.sequence = 12;
+  bytes.count = bytes.stamp.payload = 3;
   return {{vector, data, {0.5f, 8, 9, {}}},
           {head(WireTag::kAveragedGradient), data, {0.25f, 0, 0, {}}},
           {block, data, {}},
@@ -119,7 +129,8 @@ inline std::vector<Gradient> gradients() {
           {other, data, {}},
           {averaged_other, data, {}},
           {partial, data, {0, 0, 0, {1.5, -2.5}}},
-          {sum, data, {0, 0, 0, {1e300}}}};
+          {sum, data, {0, 0, 0, {1e300}}},
+          {bytes, {data.begin(), data.begin() + 3}, {}}};
 }
 
 inline Bytes bytes_of_hex(const std::string& hex) {

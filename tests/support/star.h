@@ -145,8 +145,8 @@ struct WorkerByHand {
   int id = -1;
 };
 
-inline GradientHead vector_head(std::uint64_t step, std::uint64_t count) {
-  GradientHead head;
+inline BulkHead vector_head(std::uint64_t step, std::uint64_t count) {
+  BulkHead head;
   head.tag = WireTag::kGradientPayload;
   head.step = step;
   head.count = count;

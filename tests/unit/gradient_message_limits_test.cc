@@ -76,7 +76,7 @@ TEST(GradientMessageLimits, ACountThatIsNotTheFramesIsRefused) {
 }
 
 TEST(GradientMessageLimits, AFrameTooShortForItsFootHasNoElements) {
-  GradientHead head;
+  BulkHead head;
   head.tag = WireTag::kGradientPayload;
   Bytes frame = encode_head(head);
   // What is left for elements is less than nothing: 20 bytes, counted in 64 bits.
@@ -85,7 +85,7 @@ TEST(GradientMessageLimits, AFrameTooShortForItsFootHasNoElements) {
 }
 
 TEST(GradientMessageLimits, HugeCountsAreRefusedBeforeTheirBytesAre) {
-  GradientHead head;
+  BulkHead head;
   head.tag = WireTag::kBlockGradientPayload;
   Bytes frame = encode_whole({head, {}, {}});
   const std::size_t sizes_at = 4 + 1 + 8 + 3 * 4;
@@ -98,10 +98,10 @@ TEST(GradientMessageLimits, HugeCountsAreRefusedBeforeTheirBytesAre) {
   store_little_endian(&frame[sizes_at], kMaxComponents);
   EXPECT_EQ(decode_head(body_of(frame), UINT32_MAX).state, State::kIncomplete);
 
-  GradientHead sum;
+  BulkHead sum;
   sum.tag = WireTag::kRawSum;
   Bytes sum_frame = encode_whole({sum, {}, {}});
-  const std::size_t tail_at = 4 + 1 + 8 + 8 + 4;
+  const std::size_t tail_at = 4 + 1 + 8 + 8 + 4 + 8;
   for (const std::uint32_t count : {1u, kMaxTail + 1, 0xffffffffu}) {
     store_little_endian(&sum_frame[tail_at], count);
     EXPECT_FALSE(decode_whole(body_of(sum_frame))) << count;
@@ -116,11 +116,11 @@ TEST(GradientMessageLimits, HugeCountsAreRefusedBeforeTheirBytesAre) {
 }
 
 TEST(GradientMessageLimits, TheLargestHeadFitsItsLimit) {
-  GradientHead head;
+  BulkHead head;
   head.tag = WireTag::kBlockGradientPayload;
   head.component_sizes.assign(kMaxComponents, 1);
   const Bytes frame = encode_head(head);
-  EXPECT_LE(frame.size() - 4, kMaxGradientHead);
+  EXPECT_LE(frame.size() - 4, kMaxBulkHead);
   EXPECT_EQ(decode_head(body_of(frame), static_cast<std::uint32_t>(frame.size() - 4)).head, head);
   head.component_sizes.push_back(1);
   EXPECT_EQ(error_of([&] { encode_head(head); }).code(), ErrorCode::kMessageTooLarge);
@@ -131,7 +131,7 @@ TEST(GradientMessageLimits, TheLargestHeadFitsItsLimit) {
 }
 
 TEST(GradientMessageLimits, WhatNoFrameCanHoldIsNotSent) {
-  GradientHead head;
+  BulkHead head;
   head.tag = WireTag::kGradientPayload;
   head.count = (std::uint64_t{UINT32_MAX} - 41) / 4;  // 21 bytes ahead, 20 behind
   EXPECT_NO_THROW(encode_head(head));
@@ -154,7 +154,7 @@ TEST(GradientMessageLimits, WhatNoFrameCanHoldIsNotSent) {
 }
 
 TEST(GradientMessageLimits, AGibibyteHasAHead) {
-  GradientHead head;
+  BulkHead head;
   head.tag = WireTag::kNonBlockGradientPayload;
   head.count = 1ull << 28;
   const Bytes frame = encode_head(head);
@@ -183,7 +183,7 @@ TEST(GradientMessageLimits, TextsAreUtf8) {
 
 TEST(GradientMessageLimits, ANodeLiesInsideItsTree) {
   const auto accepted = [](std::uint32_t lanes, std::uint32_t begin, std::uint32_t end) {
-    GradientHead head;
+    BulkHead head;
     head.tag = WireTag::kPartialSum;
     head.lanes = lanes;
     head.lane_begin = begin;

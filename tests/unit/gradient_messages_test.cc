@@ -30,7 +30,8 @@ SmallMessage small_of(const std::string& name, const nlohmann::json& f) {
 
 Gradient gradient_of(WireTag tag, const nlohmann::json& f) {
   Gradient gradient;
-  gradient.data = f["gradients"].get<std::vector<float>>();
+  const auto elements = f["gradients"].get<std::vector<float>>();
+  gradient.data = bytes_of(elements);
   gradient.head.tag = tag;
   gradient.head.step = f["step"];
   gradient.head.worker_id = f.value("worker_id", 0u);
@@ -38,7 +39,7 @@ Gradient gradient_of(WireTag tag, const nlohmann::json& f) {
   gradient.head.num_blocks = f.value("num_blocks", 0u);
   gradient.head.component = f.value("component", std::uint8_t{0});
   gradient.head.component_sizes = f.value("component_sizes", std::vector<std::uint32_t>{});
-  gradient.head.count = gradient.data.size();
+  gradient.head.count = elements.size();
   gradient.foot.loss = f.value("loss", f.value("global_loss", 0.0f));
   gradient.foot.correct = f.value("correct", 0u);
   gradient.foot.total = f.value("total", 0u);
@@ -58,7 +59,7 @@ TEST(GradientMessages, AreByteForByteTheOriginals) {
     EXPECT_EQ(start->length, frame.size() - 4);
     EXPECT_EQ(to_string(start->tag), name);
     EXPECT_LT(start->tag, WireTag::kPartialSum);  // no extension
-    if (is_gradient(start->tag)) {
+    if (is_bulk(start->tag)) {
       const Gradient gradient = gradient_of(start->tag, vector["fields"]);
       EXPECT_EQ(encode_whole(gradient), frame);
       EXPECT_EQ(decode_whole(body_of(frame)), gradient);
@@ -93,38 +94,72 @@ TEST(GradientMessages, ExtensionsLieAsThePageSays) {
                                                                         "00"
                                                                         "0004000000000000"
                                                                         "ffffff7f"));
-  GradientHead partial;
+  BulkHead partial;
   partial.tag = WireTag::kPartialSum;
   partial.step = 7;
   partial.offset = 100;
   partial.lanes = 8;
   partial.lane_begin = 4;
   partial.lane_end = 6;
+  partial.call = 0x0123456789abcdef;
   partial.tail_count = 1;
   partial.count = 1;
-  EXPECT_EQ(encode_whole({partial, {1.0f}, {0, 0, 0, {2.0}}}), bytes_of_hex("0000003540"
-                                                                            "0700000000000000"
-                                                                            "6400000000000000"
-                                                                            "08000000"
-                                                                            "04000000"
-                                                                            "06000000"
-                                                                            "01000000"
-                                                                            "0100000000000000"
-                                                                            "0000803f"
-                                                                            "0000000000000040"));
-  GradientHead sum;
+  const Bytes one = bytes_of(std::vector<float>{1.0f});
+  EXPECT_EQ(encode_whole({partial, one, {0, 0, 0, {2.0}}}), bytes_of_hex("0000003d40"
+                                                                         "0700000000000000"
+                                                                         "6400000000000000"
+                                                                         "08000000"
+                                                                         "04000000"
+                                                                         "06000000"
+                                                                         "efcdab8967452301"
+                                                                         "01000000"
+                                                                         "0100000000000000"
+                                                                         "0000803f"
+                                                                         "0000000000000040"));
+  BulkHead sum;
   sum.tag = WireTag::kRawSum;
   sum.step = 7;
   sum.offset = 100;
   sum.lanes = 8;
+  sum.call = 0x0123456789abcdef;
   sum.count = 1;
-  EXPECT_EQ(encode_whole({sum, {1.0f}, {}}), bytes_of_hex("0000002541"
-                                                          "0700000000000000"
-                                                          "6400000000000000"
-                                                          "08000000"
-                                                          "00000000"
-                                                          "0100000000000000"
-                                                          "0000803f"));
+  EXPECT_EQ(encode_whole({sum, one, {}}), bytes_of_hex("0000002d41"
+                                                       "0700000000000000"
+                                                       "6400000000000000"
+                                                       "08000000"
+                                                       "efcdab8967452301"
+                                                       "00000000"
+                                                       "0100000000000000"
+                                                       "0000803f"));
+}
+
+// The stamp is the header of docs/mesh_protocol.md, whose own test is mesh_frame_test.cc.
+TEST(GradientMessages, BytesCarryTheStampOfTheirCall) {
+  BulkHead head;
+  head.tag = WireTag::kBytes;
+  head.to = 2;
+  head.from = 1;
+  head.stamp.sequence = 9;
+  head.stamp.part = 4;
+  head.count = head.stamp.payload = 3;
+  Bytes expected = bytes_of_hex(
+      "0000004c47"
+      "02000000"
+      "01000000");
+  for (const std::byte each : encode(head.stamp)) expected.push_back(each);
+  for (const std::byte each : bytes_of_hex("aabbcc")) expected.push_back(each);
+  EXPECT_EQ(encode_whole({head, bytes_of_hex("aabbcc"), {}}), expected);
+  // A bit of the stamp, and a payload that is not the frame's.
+  for (const std::size_t at : {std::size_t{4 + 9 + 16}, std::size_t{4 + 9 + 52}}) {
+    Bytes wrong = expected;
+    wrong[at] ^= std::byte{1};
+    EXPECT_FALSE(decode_whole(body_of(wrong))) << at;
+  }
+  head.stamp.payload = 2;
+  Bytes wrong = bytes_of_hex("0000004c470200000001000000");
+  for (const std::byte each : encode(head.stamp)) wrong.push_back(each);
+  for (const std::byte each : bytes_of_hex("aabbcc")) wrong.push_back(each);
+  EXPECT_FALSE(decode_whole(body_of(wrong)));
 }
 
 TEST(GradientMessages, WhatIsWrittenIsRead) {
@@ -139,7 +174,7 @@ TEST(GradientMessages, WhatIsWrittenIsRead) {
 
 TEST(GradientMessages, EmptyGradientsAndSizesTravel) {
   for (Gradient gradient : gradients()) {
-    gradient.head.count = 0;
+    gradient.head.count = gradient.head.stamp.payload = 0;
     gradient.head.tail_count = 0;
     gradient.head.component_sizes.clear();
     gradient.data.clear();
@@ -156,7 +191,7 @@ TEST(GradientMessages, FrameStart) {
   EXPECT_EQ(start("0000000107"), (FrameStart{1, WireTag::kShutdown}));
   EXPECT_EQ(start("fffffffd04"), (FrameStart{0xfffffffd, WireTag::kGradientPayload}));
   EXPECT_FALSE(start("0000000007")) << "no room for the tag";
-  for (const char* tag : {"00", "0c", "3f", "47", "ff"}) {
+  for (const char* tag : {"00", "0c", "3f", "48", "ff"}) {
     EXPECT_FALSE(start(std::string("00000001") + tag)) << tag;
   }
 }
@@ -164,12 +199,12 @@ TEST(GradientMessages, FrameStart) {
 TEST(GradientMessages, SmallAndGradientDecodersKeepToTheirOwn) {
   for (const SmallMessage& message : small_messages()) {
     const Bytes frame = encode(message);
-    EXPECT_FALSE(is_gradient(tag_of(message)));
+    EXPECT_FALSE(is_bulk(tag_of(message)));
     EXPECT_EQ(decode_head(body_of(frame), static_cast<std::uint32_t>(frame.size() - 4)).state,
               HeadResult::State::kMalformed);
   }
   for (const Gradient& gradient : gradients()) {
-    EXPECT_TRUE(is_gradient(gradient.head.tag));
+    EXPECT_TRUE(is_bulk(gradient.head.tag));
     EXPECT_FALSE(decode_small(body_of(encode_whole(gradient))));
   }
 }

@@ -70,8 +70,8 @@ TEST(LaneTree, RefusesWhatIsNoNodeAndWhatHasCome) {
   EXPECT_EQ(tree.add({3, 4}, leaf(3)), LaneTree::Outcome::kOverlaps);  // now part of [2, 4)
 }
 
-GradientHead partial(std::uint64_t offset, Range node, std::uint32_t tail = 0) {
-  GradientHead head;
+BulkHead partial(std::uint64_t offset, Range node, std::uint32_t tail = 0) {
+  BulkHead head;
   head.tag = WireTag::kPartialSum;
   head.step = 3;
   head.offset = offset;
@@ -104,6 +104,36 @@ TEST(LaneStep, FinishesPieceAfterPieceAndEndsWithTheTail) {
   ASSERT_TRUE(piece);
   EXPECT_EQ(piece->sum.tail, std::vector<double>{7});
   EXPECT_TRUE(step.done());
+}
+
+TEST(LaneStep, OfRanksNeverEndsAndTheyNumberTheirSteps) {
+  LaneStep sums({"a", "b"});
+  const auto at = [](std::uint64_t step, Range node) {
+    BulkHead head = partial(0, node);
+    head.step = step;
+    head.call = 100 + step;
+    return head;
+  };
+  for (const std::uint64_t step : {7, 8}) {
+    ASSERT_TRUE(sums.offer(0, at(step, {0, 2})));
+    sums.add(0, at(step, {0, 2}), {{1, 2}, {}});
+    EXPECT_FALSE(sums.offer(0, at(step + 1, {0, 2})));  // a is ahead and has to wait
+    ASSERT_TRUE(sums.offer(1, at(step, {2, 4})));
+    sums.add(1, at(step, {2, 4}), {{10, 20}, {}});
+    const auto piece = sums.take_finished();
+    ASSERT_TRUE(piece);
+    EXPECT_EQ(piece->head.step, step);
+    EXPECT_EQ(piece->head.call, 100 + step);
+    EXPECT_FALSE(sums.done());
+  }
+  ASSERT_TRUE(sums.offer(0, at(9, {0, 2})));
+  EXPECT_EQ(error_of([&] { sums.offer(1, at(8, {2, 4})); }).code(), ErrorCode::kStepMismatch);
+  BulkHead other = at(9, {2, 4});
+  other.call = 1;
+  const Error error = error_of([&] { sums.offer(1, other); });
+  EXPECT_EQ(error.code(), ErrorCode::kCollectiveMismatch);
+  EXPECT_EQ(error.rank(), 1);
+  EXPECT_THAT(error.what(), HasSubstr("b is in another collective than a"));
 }
 
 TEST(LaneStep, NamesWhoDoesNotFit) {

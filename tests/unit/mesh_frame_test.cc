@@ -54,6 +54,23 @@ MeshFrameBytes resealed(MeshFrameBytes bytes) {
   return bytes;
 }
 
+TEST(MeshFrame, ADigestTellsCallsApartAndNotTheFramesOfOne) {
+  MeshFrame other = kFrame;
+  other.part = 1;
+  other.payload = 2;
+  EXPECT_EQ(call_digest(other), call_digest(kFrame));
+  const auto differs = [](auto member) {
+    MeshFrame frame = kFrame;
+    frame.*member ^= 1;
+    return call_digest(frame) != call_digest(kFrame);
+  };
+  EXPECT_TRUE(differs(&MeshFrame::kind) && differs(&MeshFrame::type) && differs(&MeshFrame::op));
+  EXPECT_TRUE(differs(&MeshFrame::algorithm) && differs(&MeshFrame::generation));
+  EXPECT_TRUE(differs(&MeshFrame::group) && differs(&MeshFrame::sequence));
+  EXPECT_TRUE(differs(&MeshFrame::count) && differs(&MeshFrame::shape));
+  EXPECT_TRUE(differs(&MeshFrame::step) && differs(&MeshFrame::bucket));
+}
+
 TEST(MeshFrame, LiesAsSpecified) {
   const auto unsealed = specified(kFrame, 0);
   const auto expected = specified(kFrame, crc32c_portable(unsealed));

@@ -13,17 +13,17 @@ namespace {
 using ::testing::HasSubstr;
 using namespace test;
 
-GradientHead vector_head(std::uint64_t step, std::uint64_t count) {
-  GradientHead head;
+BulkHead vector_head(std::uint64_t step, std::uint64_t count) {
+  BulkHead head;
   head.tag = WireTag::kGradientPayload;
   head.step = step;
   head.count = count;
   return head;
 }
 
-GradientHead block_head(std::uint32_t block, std::uint32_t num_blocks,
+BulkHead block_head(std::uint32_t block, std::uint32_t num_blocks,
                         std::vector<std::uint32_t> sizes, std::uint64_t count) {
-  GradientHead head;
+  BulkHead head;
   head.tag = WireTag::kBlockGradientPayload;
   head.step = 7;
   head.block_idx = block;
@@ -102,7 +102,7 @@ TEST(AverageRound, BlocksAreWeighedByTheirShards) {
 }
 
 // The first worker has begun; the second one's head is wrong.
-Error second_fails(AverageRound round, const GradientHead& first, const GradientHead& second) {
+Error second_fails(AverageRound round, const BulkHead& first, const BulkHead& second) {
   round.begin(0, first);
   Error error = error_of([&] { round.begin(1, second); });
   EXPECT_EQ(error.rank(), 1);
@@ -145,7 +145,7 @@ TEST(AverageRound, MismatchesNameTheWorkerAndBothValues) {
 
 TEST(AverageRound, ComponentsAreCompared) {
   AverageRound round({RoundKind::kComponent, 7, {}, 2}, Average::kMean, {"a"}, {1});
-  GradientHead head;
+  BulkHead head;
   head.tag = WireTag::kNonBlockGradientPayload;
   head.step = 7;
   head.component = 1;

@@ -61,7 +61,7 @@ TEST(WorkerClient, AHaltThatComesInPiecesIsHeard) {
 TEST(WorkerClient, WhoSendsToACoordinatorThatHasClosedStillHearsAllItSaid) {
   WithCoordinatorByHand world;
   world.client->send_gradient(0, std::vector<float>(world.kFew), 0, 0, 1);
-  GradientHead head;
+  BulkHead head;
   head.tag = WireTag::kAveragedGradient;
   head.count = world.kFew;
   world.send(encode_gradient(head, std::vector<float>(world.kFew, 0.5F), {}));
