@@ -11,8 +11,8 @@
 
 namespace lockstep {
 
-// What carries out collectives: plans over a Transport (PlanEngine), MPI's own (MpiEngine) or
-// rounds of a gradient server (ServerEngine). A Communicator hands an engine one completed call at
+// What carries out collectives: plans over a Transport (PlanEngine), MPI's own (MpiEngine) or a
+// gradient server (ServerEngine). A Communicator hands an engine one completed call at
 // a time, in the same order on all ranks.
 class Engine {
  public:
