@@ -43,12 +43,12 @@ Card read_card(ByteReader& reader) {
 }  // namespace
 
 std::string name_of(const Card& card) {
-  return fmt::format("rank {} ({}, pid {})", card.rank, card.host.hostname, card.pid);
+  const std::string who = card.rank >= 0 ? fmt::format("rank {}", card.rank) : "a rank";
+  return fmt::format("{} ({}, pid {})", who, card.host.hostname, card.pid);
 }
 
 std::string name_of(const CentreCard& centre) {
-  const std::string who =
-      centre.rank >= 0 ? fmt::format("rank {}", centre.rank) : "the rendezvous host";
+  const std::string who = centre.rank >= 0 ? fmt::format("rank {}", centre.rank) : centre.title;
   return fmt::format("{} ({}, pid {})", who, centre.hostname, centre.pid);
 }
 
@@ -73,7 +73,9 @@ std::vector<std::byte> encode(const RosterMessage& message) {
   ByteWriter writer;
   writer.i32(message.centre.rank);
   writer.i32(message.centre.pid);
+  writer.string(message.centre.title, kMaxCardText);
   writer.string(message.centre.hostname, kMaxCardText);
+  writer.u32(static_cast<std::uint32_t>(message.timeout.count()));
   writer.count(message.roster.size(), kMaxWorldSize);
   for (const Card& card : message.roster) write_card(writer, card);
   return std::move(writer).take();
@@ -84,7 +86,9 @@ std::optional<RosterMessage> decode_roster(std::span<const std::byte> body) {
   RosterMessage message;
   message.centre.rank = reader.i32();
   message.centre.pid = reader.i32();
+  message.centre.title = reader.string(kMaxCardText);
   message.centre.hostname = reader.string(kMaxCardText);
+  message.timeout = std::chrono::milliseconds(reader.u32());
   const std::uint32_t count = reader.count(kMinCardBytes, kMaxWorldSize);
   message.roster.reserve(count);
   for (std::uint32_t i = 0; i < count && reader.ok(); ++i) {
@@ -96,7 +100,8 @@ std::optional<RosterMessage> decode_roster(std::span<const std::byte> body) {
     }
   }
   const int centre = message.centre.rank;
-  if (!reader.finished() || count == 0 || centre < -1 || centre >= static_cast<int>(count)) {
+  if (!reader.finished() || count == 0 || centre < -1 || centre >= static_cast<int>(count) ||
+      message.timeout.count() == 0) {
     return std::nullopt;
   }
   return message;

@@ -38,6 +38,10 @@ std::vector<std::byte> frame(MessageKind kind, std::span<const std::byte> body) 
   return std::move(writer).take();
 }
 
+SharedBytes shared_frame(MessageKind kind, std::span<const std::byte> body) {
+  return std::make_shared<const std::vector<std::byte>>(frame(kind, body));
+}
+
 MessageHeader parse_header(std::span<const std::byte, kMessageHeaderBytes> bytes, std::size_t most,
                            std::string_view peer) {
   ByteReader reader(bytes);
@@ -74,10 +78,9 @@ void MessageBuffer::append(std::span<const std::byte> bytes) {
 }
 
 std::optional<Message> MessageBuffer::next(std::size_t most, std::string_view peer) {
-  const auto rest = std::span<const std::byte>(bytes_).subspan(consumed_);
-  if (rest.size() < kMessageHeaderBytes) return std::nullopt;
-  const MessageHeader header = parse_header(rest.first<kMessageHeaderBytes>(), most, peer);
-  const auto after = rest.subspan(kMessageHeaderBytes);
+  if (rest().size() < kMessageHeaderBytes) return std::nullopt;
+  const MessageHeader header = parse_header(rest().first<kMessageHeaderBytes>(), most, peer);
+  const auto after = rest().subspan(kMessageHeaderBytes);
   if (after.size() < header.length) return std::nullopt;
   const auto body = after.first(header.length);
   consumed_ += kMessageHeaderBytes + header.length;

@@ -3,6 +3,7 @@
 #include <array>
 #include <cstddef>
 #include <cstdint>
+#include <memory>
 #include <optional>
 #include <span>
 #include <string>
@@ -15,7 +16,7 @@ namespace lockstep {
 // magic u32, version u16, kind u8, zero u8, length of the body u32; little-endian.
 
 inline constexpr std::uint32_t kMessageMagic = 0x504b534c;  // "LSKP"
-inline constexpr std::uint16_t kProtocolVersion = 1;
+inline constexpr std::uint16_t kProtocolVersion = 2;
 inline constexpr std::size_t kMessageHeaderBytes = 12;
 
 // Values are part of the protocol.
@@ -43,6 +44,10 @@ struct Message {
 // Envelope and body, ready to be sent.
 std::vector<std::byte> frame(MessageKind kind, std::span<const std::byte> body);
 
+// The same for a message that may go to many.
+using SharedBytes = std::shared_ptr<const std::vector<std::byte>>;
+SharedBytes shared_frame(MessageKind kind, std::span<const std::byte> body);
+
 struct MessageHeader {
   MessageKind kind{};
   std::uint32_t length = 0;
@@ -59,7 +64,8 @@ class MessageBuffer {
   void append(std::span<const std::byte> bytes);
   // The next whole message, if there is one. Throws as parse_header() does.
   std::optional<Message> next(std::size_t most, std::string_view peer);
-  bool empty() const { return bytes_.size() == consumed_; }
+  // What has come and is no whole message yet.
+  std::span<const std::byte> rest() const { return std::span(bytes_).subspan(consumed_); }
 
  private:
   std::vector<std::byte> bytes_;

@@ -11,8 +11,9 @@
 #include <vector>
 
 #include "lockstep/net/job/job.h"
-#include "lockstep/net/job/rendezvous.h"
+#include "lockstep/net/job/link.h"
 #include "lockstep/net/job/supervisor.h"
+#include "lockstep/wire/wire_error.h"
 
 namespace lockstep::test {
 
@@ -88,13 +89,13 @@ struct LoopbackJob {
     return join_job(options(rank));
   }
   // The rendezvous in a process that is no rank.
-  RendezvousServer serve() {
-    CentreOptions centre;
-    centre.identity = {"lockstep", 0, random_member_id(), -1, token};
-    centre.world_size = world_size;
-    centre.version = "1.0";
-    centre.timeout = timeout;
-    return RendezvousServer(std::move(listener), centre);
+  std::unique_ptr<ControlPlane> serve() {
+    HostOptions options;
+    options.world_size = world_size;
+    options.version = "1.0";
+    options.token = token;
+    options.timeout = timeout;
+    return host_job(options, {std::move(listener), {Purpose::kRendezvous}});
   }
   // All ranks join, on threads; they must succeed.
   std::vector<JoinedJob> join_all() {
@@ -130,7 +131,14 @@ struct RankByHand {
   void send_join(std::chrono::milliseconds patience) {
     link.send(MessageKind::kJoin, encode(Join{card, patience}), soon());
   }
-  RosterMessage join() { return lockstep::join(link, card, soon()); }
+  // Throws the verdict if that is the answer.
+  RosterMessage join() {
+    send_join(20s);
+    const Message answer = link.receive(soon());
+    if (answer.kind == MessageKind::kVerdict) throw decode_wire_error(answer.body)->error();
+    link.set_limit(kMaxControlBody);
+    return decode_roster(answer.body).value();
+  }
 
   Identity identity;
   Card card;

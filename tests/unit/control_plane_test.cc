@@ -227,8 +227,10 @@ struct WithCentreByHand {
       RosterMessage roster;
       roster.centre.rank = 0;
       roster.centre.hostname = "node0";
+      roster.timeout = timeout;
       roster.roster = {join->card, join->card};
       roster.roster[0].rank = 0;
+      roster.roster[0].id = random_member_id();
       auto bytes = frame(MessageKind::kRoster, encode(roster));
       bytes.insert(bytes.end(), at_once.begin(), at_once.end());
       link->socket().send_all(bytes, soon());
@@ -290,7 +292,7 @@ TEST(ControlPlane, APingIsAnsweredWithProgress) {
 
 TEST(ControlPlane, ALauncherAtTheCentreRelaysVerdicts) {
   LoopbackJob setup(3);
-  const RendezvousServer server = setup.serve();
+  const auto server = setup.serve();
   std::vector<JoinedJob> jobs(3);
   run_ranks(3, [&](int rank) {
     JobOptions options = setup.options(rank);
@@ -303,14 +305,8 @@ TEST(ControlPlane, ALauncherAtTheCentreRelaysVerdicts) {
 
 TEST(ControlPlane, WithoutAVerdictFailFallsBackOnWhatItSaw) {
   // The centre hears the report but never decides: the wait ends at the timeout.
-  auto [near, far] = unix_socket_pair();
-  ControlPlane control;
-  MemberOptions options;
-  options.rank = 1;
-  options.name = "rank 1";
-  options.centre.rank = 0;
-  options.timeout = 200ms;
-  control.attach(Link(std::move(near), kMaxControlBody), options);
+  WithCentreByHand world(200ms);
+  ControlPlane& control = *world.job.control;
   const Error error = error_of([&] { control.fail(Error(ErrorCode::kIo, "as I saw it", 3)); });
   // Either its own view or, as late, the silence of the centre.
   EXPECT_TRUE(error.rank() == 3 || error.rank() == 0) << error.what();

@@ -56,7 +56,7 @@ TEST(Gathering, NamesWhatDoesNotFit) {
   EXPECT_EQ(size->code(), ErrorCode::kInvalidWorldSize);
   EXPECT_THAT(size->what(), HasSubstr("a world of 8, the rendezvous for 3"));
 
-  for (const int rank : {-1, 3, 1 << 30}) {
+  for (const int rank : {-2, 3, 1 << 30}) {
     const auto range = gathering.add(make_card(rank), kStart);
     ASSERT_TRUE(range);
     EXPECT_EQ(range->code(), ErrorCode::kInvalidRank);
@@ -94,12 +94,49 @@ TEST(Gathering, NamesAtMostTwentyMissing) {
 TEST(Gathering, LetsAnotherTakeThePlaceOfOneThatWentAway) {
   Gathering gathering(2, "1.0", kStart);
   EXPECT_FALSE(gathering.add(make_card(1, 2), kStart));
-  gathering.forget(1);
+  gathering.forget(make_card(1, 2));
   EXPECT_THAT(gathering.missing().what(),
               HasSubstr("rank 1 (node1, pid 101), which came and went"));
   EXPECT_FALSE(gathering.add(make_card(1, 2), kStart));
   EXPECT_FALSE(gathering.add(make_card(0, 2), kStart));
   EXPECT_TRUE(gathering.complete());
+}
+
+// A member that asks for no rank; `host` and its id tell it apart.
+Card make_nameless(int host) {
+  Card card = make_card(host, 0);
+  card.rank = -1;
+  card.id.fill(static_cast<std::byte>(host));
+  return card;
+}
+
+TEST(Gathering, GivesTheRanksThatAreLeftInTheOrderOfComing) {
+  Gathering gathering(4, "1.0", kStart);
+  EXPECT_FALSE(gathering.add(make_nameless(7), kStart));
+  EXPECT_FALSE(gathering.add(make_card(1, 4), kStart));
+  EXPECT_FALSE(gathering.add(make_nameless(9), kStart));
+  EXPECT_FALSE(gathering.add(make_nameless(8), kStart));
+  ASSERT_TRUE(gathering.complete());
+  const Roster roster = gathering.roster();
+  std::vector<std::string> hosts;
+  for (int rank = 0; rank < 4; ++rank) {
+    EXPECT_EQ(roster[rank].rank, rank);
+    EXPECT_EQ(roster[rank].world_size, 4);
+    hosts.push_back(roster[rank].host.hostname);
+  }
+  EXPECT_EQ(hosts, (std::vector<std::string>{"node7", "node1", "node9", "node8"}));
+}
+
+TEST(Gathering, ForgetsAMemberWithoutARankById) {
+  Gathering gathering(2, "1.0", kStart);
+  EXPECT_FALSE(gathering.add(make_nameless(1), kStart));
+  gathering.forget(make_nameless(2));
+  gathering.forget(make_nameless(1));
+  EXPECT_FALSE(gathering.add(make_nameless(2), kStart));
+  EXPECT_FALSE(gathering.complete());
+  EXPECT_THAT(gathering.missing().what(),
+              HasSubstr("1 of 2 ranks did not come to the rendezvous in time; here are a rank "
+                        "(node2, pid 102)"));
 }
 
 TEST(Gathering, EndsWhenTheFirstRankGivesUp) {
@@ -152,11 +189,11 @@ TEST(HasCoresForEach, CountsCoresOfRanksOnTheSameHostOnce) {
 TEST(RequireMember, ComparesTheProcessWithTheRoster) {
   Roster roster = {make_card(0, 2), make_card(1, 2)};
   roster[1].id = random_member_id();
-  EXPECT_NO_THROW(require_member(roster, {roster[1].id, 1, 0}));
-  EXPECT_THROW(require_member(roster, {roster[1].id, 0, 0}), Error);
-  EXPECT_THROW(require_member(roster, {random_member_id(), 1, 0}), Error);
-  EXPECT_THROW(require_member(roster, {roster[1].id, 2, 0}), Error);
-  EXPECT_THROW(require_member(roster, {roster[1].id, -1, 0}), Error);
+  EXPECT_TRUE(is_member(roster, {roster[1].id, 1, 0}));
+  EXPECT_FALSE(is_member(roster, {roster[1].id, 0, 0}));
+  EXPECT_FALSE(is_member(roster, {random_member_id(), 1, 0}));
+  EXPECT_FALSE(is_member(roster, {roster[1].id, 2, 0}));
+  EXPECT_FALSE(is_member(roster, {roster[1].id, -1, 0}));
 }
 
 }  // namespace

@@ -22,7 +22,7 @@ Message unframe(const std::vector<std::byte>& bytes) {
   MessageBuffer buffer;
   buffer.append(bytes);
   auto message = buffer.next(kMaxHandshakeBody, "peer");
-  EXPECT_TRUE(message && buffer.empty());
+  EXPECT_TRUE(message && buffer.rest().empty());
   return message.value_or(Message{});
 }
 
@@ -241,14 +241,14 @@ TEST(HandshakeOnSockets, TellsBothSidesOfAWrongToken) {
 TEST(HandshakeOnSockets, TellsBothSidesOfAnotherVersion) {
   Connected connected;
   auto hello = Handshake(Role::kClient, make_identity(1), Purpose::kMesh).opening();
-  hello[4] = std::byte{2};
+  hello[4] = std::byte{kProtocolVersion + 1};
   connected.client.send_all(hello, soon());
   const Error error = error_of(
       [&] { server_handshake(connected.server, make_identity(0), Purpose::kMesh, soon()); });
   EXPECT_EQ(error.code(), ErrorCode::kVersionMismatch);
   std::vector<std::byte> header(kMessageHeaderBytes);
   connected.client.recv_all(header, soon());
-  EXPECT_EQ(header[4], std::byte{1});
+  EXPECT_EQ(header[4], std::byte{kProtocolVersion});
   EXPECT_EQ(header[6], static_cast<std::byte>(MessageKind::kRefusal));
 }
 

@@ -1,5 +1,3 @@
-#include "lockstep/net/job/rendezvous.h"
-
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
@@ -38,10 +36,17 @@ TEST_P(Families, GivesAllTheSameRosterWithAddressesThatAnswer) {
     EXPECT_EQ(card.id, jobs[rank].identity.id);
     const auto address = SocketAddress::parse(card.mesh_address);
     ASSERT_TRUE(address && address->family() == GetParam());
-    const Socket mesh = connect_tcp(*address, soon());
-    accept(jobs[rank].mesh_listener, soon());
-    const Socket local = connect_unix(card.unix_name, soon());
-    accept(jobs[rank].unix_listener, soon());
+    // Any other member comes in there, over TCP and over the unix socket.
+    const JoinedJob& caller = jobs[(rank + 1) % 4];
+    for (const Purpose purpose : {Purpose::kMesh, Purpose::kShared}) {
+      const Socket socket = purpose == Purpose::kMesh ? connect_tcp(*address, soon())
+                                                      : connect_unix(card.unix_name, soon());
+      client_handshake(socket, caller.identity, purpose, 7, soon());
+      const Arrival arrival = jobs[rank].control->arrivals().wait_for(
+          caller.identity.id, 7, "the caller", caller.rank(), soon(), jobs[rank].control->latch());
+      EXPECT_EQ(arrival.purpose, purpose);
+      EXPECT_EQ(arrival.peer.rank, caller.rank());
+    }
   }
 }
 
@@ -67,8 +72,8 @@ TEST(Rendezvous, WorldOfOneOpensNoSocket) {
   JobOptions options;
   JoinedJob job = join_job(options);
   EXPECT_EQ(job.world_size(), 1);
-  EXPECT_FALSE(job.mesh_listener);
-  EXPECT_FALSE(job.unix_listener);
+  EXPECT_TRUE(job.roster[0].mesh_address.empty());
+  EXPECT_TRUE(job.roster[0].unix_name.empty());
   EXPECT_EQ(error_of([&] { job.control->fail(Error(ErrorCode::kIo, "disk full")); }).message(),
             "disk full");
 }
@@ -86,7 +91,7 @@ TEST(Rendezvous, RefusesImpossibleOptions) {
 
 TEST(Rendezvous, MayBeServedByAProcessThatIsNoRank) {
   LoopbackJob setup(3);
-  const RendezvousServer server = setup.serve();
+  const auto server = setup.serve();
   const auto errors = run_ranks(3, [&](int rank) {
     JobOptions options = setup.options(rank);
     options.served_elsewhere = true;
@@ -122,7 +127,7 @@ TEST(Rendezvous, NamesBothOfARankStartedTwice) {
 
 TEST(Rendezvous, TellsALatecomerWhyTheJobDidNotForm) {
   LoopbackJob setup(3);
-  const RendezvousServer server = setup.serve();
+  const auto server = setup.serve();
   expect_all(run_ranks(2, [&](int) { setup.join(1); }), ErrorCode::kInvalidRank, "twice");
   expect_all({error_of([&] { setup.join(2); })}, ErrorCode::kInvalidRank,
              "rank 1 was started twice");

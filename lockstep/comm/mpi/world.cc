@@ -223,10 +223,8 @@ void MpiWorld::join_job(const MpiOptions& options, Deadline deadline) {
   job.token = invitation.token;
   job.interface = options.interface;
   job.timeout = timeout_;
+  job.listens = false;  // data goes through MPI alone
   job_ = lockstep::join_job(job, std::move(listener));
-  // Data goes through MPI alone.
-  job_.mesh_listener = Socket();
-  job_.unix_listener = Socket();
 }
 
 std::unique_ptr<MpiGroup> MpiWorld::group() {

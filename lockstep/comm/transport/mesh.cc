@@ -1,6 +1,7 @@
 #include "lockstep/comm/transport/mesh.h"
 
 #include <fmt/format.h>
+#include <poll.h>
 
 #include <algorithm>
 #include <array>
@@ -10,7 +11,6 @@
 
 #include "lockstep/base/index.h"
 #include "lockstep/comm/transport/arena.h"
-#include "lockstep/comm/transport/mesh_door.h"
 #include "lockstep/comm/transport/mesh_transport.h"
 #include "lockstep/comm/transport/ring_stream.h"
 #include "lockstep/comm/transport/shared_space.h"
@@ -21,15 +21,16 @@
 namespace lockstep {
 namespace {
 
+constexpr std::chrono::milliseconds kPauseBetweenCalls{20};
+
 // What all groups of a process have in common.
 struct Hub {
   Hub(JoinedJob joined, Medium wanted, Deadline::Clock::duration limit)
-      : job(std::move(joined)), medium(wanted), timeout(limit), door(job) {}
+      : job(std::move(joined)), medium(wanted), timeout(limit) {}
 
   JoinedJob job;
   const Medium medium;
   const Deadline::Clock::duration timeout;
-  MeshDoor door;
 
   const Card& card(int job_rank) const { return job.roster[index_of(job_rank)]; }
   const Card& own_card() const { return card(job.rank()); }
@@ -167,13 +168,18 @@ class MeshStreams final : public Streams {
 
   std::unique_ptr<Stream> open(int peer, Deadline deadline) {
     const bool connects = hub_->job.rank() > job_rank(peer);
-    Socket socket = connects
-                        ? call(peer, deadline)
-                        : std::move(hub_->door.wait_for(job_rank(peer), group_, deadline).socket);
+    Socket socket = connects ? call(peer, deadline) : await_call(peer, deadline);
     socket.set_peer(name_of(peer), job_rank(peer));
     if (hub_->shares_memory_with(job_rank(peer))) return share_memory(peer, socket, deadline);
     tune_tcp(socket, hub_->timeout);
     return std::make_unique<TcpStream>(std::move(socket), hub_->timeout);
+  }
+
+  Socket await_call(int peer, Deadline deadline) {
+    ControlPlane& control = *hub_->job.control;
+    Arrival arrival = control.arrivals().wait_for(card(peer).id, group_, name_of(peer),
+                                                  job_rank(peer), deadline, control.latch());
+    return std::move(arrival.link.socket());
   }
 
   // A rank's door is open whatever the rank itself is doing, so the timeout is time enough.
@@ -181,17 +187,24 @@ class MeshStreams final : public Streams {
     const FailureLatch* latch = &hub_->job.control->latch();
     const bool shared = hub_->shares_memory_with(job_rank(peer));
     deadline = earlier(deadline, Deadline::after(hub_->timeout));
-    try {
-      Socket socket = shared ? connect_unix(card(peer).unix_name, deadline, latch)
-                             : connect_tcp(mesh_address_of(peer), deadline, latch);
-      client_handshake(socket, hub_->job.identity, shared ? Purpose::kShared : Purpose::kMesh,
-                       group_, deadline, latch);
-      return socket;
-    } catch (const Error& error) {
-      latch->check();
-      const bool late = error.code() == ErrorCode::kTimeout;
-      throw Error(late ? ErrorCode::kNoConnection : error.code(),
-                  fmt::format("{}: {}", name_of(peer), error.message()), job_rank(peer));
+    while (true) {
+      try {
+        Socket socket = shared ? connect_unix(card(peer).unix_name, deadline, latch)
+                               : connect_tcp(mesh_address_of(peer), deadline, latch);
+        client_handshake(socket, hub_->job.identity, shared ? Purpose::kShared : Purpose::kMesh,
+                         group_, deadline, latch);
+        return socket;
+      } catch (const Error& error) {
+        latch->check();
+        if (error.code() == ErrorCode::kChannelClosed && !deadline.expired()) {
+          // Closed without a word: too many were at the door. Call again.
+          ::poll(nullptr, 0, deadline.poll_timeout(kPauseBetweenCalls));
+          continue;
+        }
+        const bool late = error.code() == ErrorCode::kTimeout;
+        throw Error(late ? ErrorCode::kNoConnection : error.code(),
+                    fmt::format("{}: {}", name_of(peer), error.message()), job_rank(peer));
+      }
     }
   }
 

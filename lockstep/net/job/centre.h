@@ -1,95 +1,99 @@
 #pragma once
 
-#include <poll.h>
-
-#include <list>
-#include <memory>
+#include <chrono>
+#include <cstdint>
+#include <map>
 #include <optional>
+#include <set>
 #include <span>
-#include <string>
-#include <string_view>
+#include <utility>
 #include <vector>
 
 #include "lockstep/base/deadline.h"
 #include "lockstep/net/job/gathering.h"
 #include "lockstep/net/job/handshake.h"
 #include "lockstep/net/job/job_health.h"
-#include "lockstep/net/job/link.h"
 #include "lockstep/wire/join_messages.h"
+#include "lockstep/wire/message.h"
 
 namespace lockstep {
 
 struct CentreOptions {
-  Identity identity;  // its rank is -1 in a launcher
+  CentreCard card;
   int world_size = 1;
   std::string version;
   Deadline::Clock::duration timeout{};
 };
 
-// The centre of a job: lets the ranks in, sends them the roster, then hears their heartbeats and
-// tells all of them why the job failed. Gathering and JobHealth decide; this class moves the
-// messages. Never waits: an event loop polls what add_poll() lists, until wake_at(), then calls
-// serve(). Used by one thread.
+// The centre of a job: lets the members in, sends them the roster, then hears their heartbeats and
+// tells all of them why the job failed. Gathering and JobHealth decide; this class turns what comes
+// over the links into events for them, and what they decide into messages. Events and the time go
+// in, messages come out; no I/O. Used by one thread.
+//
+// No event costs more the more members there are, save forming the job and messages to all.
 class Centre {
  public:
   using Clock = Deadline::Clock;
+  using Time = Clock::time_point;
+  // Names a link for as long as it is open.
+  using LinkId = std::uint64_t;
 
-  Centre(Socket listener, CentreOptions options);
-  ~Centre();
-  Centre(const Centre&) = delete;
-  Centre& operator=(const Centre&) = delete;
+  Centre(CentreOptions options, Time now);
 
-  // The other end of the link of this process's own rank, which needs no handshake.
-  void adopt(Socket socket);
+  // A member has come through the door. Nothing: it is this process's own, which needs no proof.
+  void opened(LinkId link, const std::optional<PeerIdentity>& peer, Time now);
+  void received(LinkId link, const Message& message, Time now);
+  void closed(LinkId link, Time now);
+  // A failure that this process itself has found, which is no rank.
+  void report(const Error& seen, Time now);
+  // To be called at wake_at() at the latest, after all events that happened before.
+  void tick(Time now);
+  // Says goodbye to all; a verdict that is still open is decided first. `progress` is that of this
+  // process's own rank.
+  void leave(const std::vector<Progress>& progress, Time now);
 
-  void add_poll(std::vector<pollfd>& entries) const;
-  Clock::time_point wake_at() const;
-  // `entries` are those that add_poll() added, after poll().
-  void serve(std::span<const pollfd> entries);
+  Time wake_at() const;
 
-  // Says goodbye to all ranks; a verdict that is still open is decided first. `progress` is that of
-  // this process's own rank.
-  void leave(const std::vector<Progress>& progress);
+  // What is to be sent, in order. The link closes once its last message is sent.
+  struct Sending {
+    LinkId link;
+    SharedBytes bytes;
+    bool last = false;
+  };
+  std::vector<Sending> take_sendings() { return std::exchange(sendings_, {}); }
+
+  // Once all members are there.
+  const std::optional<RosterMessage>& roster() const { return roster_; }
+  const std::optional<Error>& verdict() const { return verdict_; }
 
  private:
-  // A connection that has not joined yet.
-  struct Visitor {
-    Link link;
-    Handshake handshake;
-    bool admitted = false;  // the handshake is done
-    Clock::time_point limit;
-    bool leaving = false;  // once its answer is sent
+  // The other end of a link.
+  struct Peer {
+    std::optional<PeerIdentity> proved;
+    std::optional<Card> card;  // once it has asked to join
+    int rank = -1;             // once the job has formed
+    Time limit;                // by which it must have asked
   };
+  using Peers = std::map<LinkId, Peer>;
 
-  void accept_visitors(Clock::time_point now);
-  void drop_oldest_stranger(Clock::time_point now);
-  void warn(std::string_view text);
-  void serve_visitor(Visitor& visitor, Clock::time_point now);
-  void shake_hands(Visitor& visitor, const Message& message);
-  void join(Visitor& visitor, const Message& message, Clock::time_point now);
-  void dismiss(Visitor& visitor, const Error& error);
-  void serve_rank(int rank, Clock::time_point now);
-  void receive(int rank, const Message& message, Clock::time_point now);
-  void start_job(Clock::time_point now);
+  void join(Peers::iterator peer, const Message& message, Time now);
+  void dismiss(LinkId link, const Error& error);
+  void forget(Peers::iterator peer);
+  void hear(int rank, const Message& message, Time now);
+  void start_job(Time now);
   void end_job(const Error& verdict);
-  void broadcast(MessageKind kind, std::span<const std::byte> body);
-  void decide(Clock::time_point now);
-  void flush_all();
+  void send_to_all(MessageKind kind, std::span<const std::byte> body);
+  void decide(Time now);
 
-  // Constant after construction.
   const CentreOptions options_;
-  CentreCard card_;
-  Socket listener_;
-
-  bool accepting_ = true;
-  std::int64_t warnings_left_ = 20;  // strangers must not fill the log
-  std::list<Visitor> visitors_;
-  std::vector<std::unique_ptr<Link>> ranks_;  // null: not there
+  Peers peers_;
+  std::set<std::pair<Time, LinkId>> silent_;  // those who have not asked to join yet
   Gathering gathering_;
-  Roster roster_;                    // once all are there
-  std::optional<JobHealth> health_;  // from then on
+  std::optional<RosterMessage> roster_;  // once all are there
+  std::optional<JobHealth> health_;      // from then on
   std::optional<Error> verdict_;
-  Clock::time_point next_heartbeat_ = Clock::time_point::max();
+  Time next_heartbeat_ = Time::max();
+  std::vector<Sending> sendings_;
 };
 
 }  // namespace lockstep

@@ -10,33 +10,53 @@
 #include "lockstep/net/socket/address.h"
 
 namespace lockstep {
+namespace {
+
+// The first of many names, and how many more there are.
+std::string shortened(std::vector<std::string> names) {
+  constexpr std::size_t kNamed = 20;
+  if (names.size() > kNamed) {
+    const std::size_t more = names.size() - kNamed;
+    names.resize(kNamed);
+    names.push_back(fmt::format("and {} more", more));
+  }
+  return list_of(names, ", ");
+}
+
+}  // namespace
 
 Gathering::Gathering(int world_size, std::string version, Time deadline)
     : world_size_(world_size), version_(std::move(version)), deadline_(deadline) {}
 
 std::optional<Error> Gathering::add(const Card& card, Time gives_up) {
+  LOCKSTEP_CHECK(!complete());
   if (card.version != version_) {
     return Error(ErrorCode::kVersionMismatch,
                  fmt::format("{} runs lockstep {}, the rendezvous {}", name_of(card), card.version,
                              version_),
                  card.rank);
   }
-  if (card.world_size != world_size_) {
+  if (card.world_size != world_size_ && card.world_size != 0) {
     return Error(ErrorCode::kInvalidWorldSize,
                  fmt::format("{} was started for a world of {}, the rendezvous for {}",
                              name_of(card), card.world_size, world_size_),
                  card.rank);
   }
-  if (card.rank < 0 || card.rank >= world_size_) {
+  if (card.rank < -1 || card.rank >= world_size_) {
     return Error(ErrorCode::kInvalidRank,
                  fmt::format("{} is out of range: a world of {} has ranks 0 to {}", name_of(card),
                              world_size_, world_size_ - 1),
                  card.rank);
   }
-  if (!SocketAddress::parse(card.mesh_address)) {
+  if (!card.mesh_address.empty() && !SocketAddress::parse(card.mesh_address)) {
     return Error(ErrorCode::kUnexpectedMessage,
                  fmt::format("{} says that it listens on '{}'", name_of(card), card.mesh_address),
                  card.rank);
+  }
+  deadline_ = std::min(deadline_, gives_up);
+  if (card.rank < 0) {
+    without_rank_.push_back(card);
+    return std::nullopt;
   }
   const auto [entry, added] = present_.try_emplace(card.rank, card);
   if (!added) {
@@ -48,45 +68,57 @@ std::optional<Error> Gathering::add(const Card& card, Time gives_up) {
         card.rank);
   }
   went_away_.erase(card.rank);
-  deadline_ = std::min(deadline_, gives_up);
   return std::nullopt;
 }
 
-void Gathering::forget(int rank) {
-  const auto entry = present_.find(rank);
-  if (entry == present_.end()) return;
-  went_away_[rank] = name_of(entry->second);
+void Gathering::forget(const Card& card) {
+  std::erase_if(without_rank_, [&](const Card& other) { return other.id == card.id; });
+  const auto entry = present_.find(card.rank);
+  if (entry == present_.end() || entry->second.id != card.id) return;
+  went_away_[card.rank] = name_of(card);
   present_.erase(entry);
 }
 
 Roster Gathering::roster() const {
   LOCKSTEP_CHECK(complete());
   Roster roster;
-  for (const auto& [rank, card] : present_) roster.push_back(card);
+  auto next = without_rank_.begin();
+  for (int rank = 0; rank < world_size_; ++rank) {
+    const auto placed = present_.find(rank);
+    roster.push_back(placed != present_.end() ? placed->second : *next++);
+    roster.back().rank = rank;
+    roster.back().world_size = world_size_;
+  }
   return roster;
 }
 
 Error Gathering::missing() const {
-  constexpr std::size_t kNamed = 20;
-  std::vector<std::string> names;
+  std::vector<std::string> absent;
+  std::vector<std::string> here;
   int first = -1;
   for (int rank = 0; rank < world_size_; ++rank) {
-    if (present_.contains(rank)) continue;
+    if (const auto came = present_.find(rank); came != present_.end()) {
+      here.push_back(name_of(came->second));
+      continue;
+    }
     if (first < 0) first = rank;
     const auto gone = went_away_.find(rank);
-    names.push_back(gone == went_away_.end()
-                        ? fmt::format("rank {}", rank)
-                        : fmt::format("{}, which came and went", gone->second));
+    absent.push_back(gone == went_away_.end()
+                         ? fmt::format("rank {}", rank)
+                         : fmt::format("{}, which came and went", gone->second));
   }
-  const std::size_t missing = names.size();
-  if (missing > kNamed) {
-    names.resize(kNamed);
-    names.push_back(fmt::format("and {} more", missing - kNamed));
+  for (const Card& card : without_rank_) here.push_back(name_of(card));
+  const std::size_t missing = static_cast<std::size_t>(world_size_) - here.size();
+  std::string text =
+      fmt::format("{} of {} ranks did not come to the rendezvous in time", missing, world_size_);
+  // Who is absent can only be told where all have ranks of their own.
+  if (without_rank_.empty()) {
+    text += ": " + shortened(std::move(absent));
+  } else {
+    text += "; here are " + shortened(std::move(here));
+    first = -1;
   }
-  return Error(ErrorCode::kTimeout,
-               fmt::format("{} of {} ranks did not come to the rendezvous in time: {}", missing,
-                           world_size_, list_of(names, ", ")),
-               first);
+  return Error(ErrorCode::kTimeout, text, first);
 }
 
 std::optional<Error> check_reachable(const Roster& roster) {
@@ -95,7 +127,7 @@ std::optional<Error> check_reachable(const Roster& roster) {
   if (elsewhere == roster.end()) return std::nullopt;
   for (const Card& card : roster) {
     const auto address = SocketAddress::parse(card.mesh_address);
-    if (!address || !address->is_loopback()) continue;
+    if (!address || !address->is_loopback()) continue;  // no address: nobody calls it
     const Card& far = same_host(card.host, elsewhere->host) ? roster.front() : *elsewhere;
     return Error(ErrorCode::kNoConnection,
                  fmt::format("{} listens on {}, which {} on another host cannot reach; choose its "

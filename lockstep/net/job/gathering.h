@@ -1,5 +1,6 @@
 #pragma once
 
+#include <chrono>
 #include <map>
 #include <optional>
 #include <string>
@@ -11,7 +12,8 @@
 
 namespace lockstep {
 
-// Decides whether the ranks that come to a rendezvous make a job. No I/O; time is passed in.
+// Decides whether the members that come to a rendezvous make a job, and gives ranks to those that
+// ask for none. No I/O; time is passed in. Used by one thread.
 class Gathering {
  public:
   using Time = Deadline::Clock::time_point;
@@ -19,12 +21,16 @@ class Gathering {
   // `version` is what every card must say; `deadline` is when the centre gives up.
   Gathering(int world_size, std::string version, Time deadline);
 
-  // A rank came; it will wait until `gives_up`. An error is for everybody: the job cannot form.
+  // A member came; it will wait until `gives_up`. An error is for everybody: the job cannot form.
   [[nodiscard]] std::optional<Error> add(const Card& card, Time gives_up);
-  // The rank went away before the others came; another process may take its place.
-  void forget(int rank);
+  // The member went away before the others came; another process may take its place.
+  void forget(const Card& card);
 
-  bool complete() const { return static_cast<int>(present_.size()) == world_size_; }
+  bool complete() const {
+    return static_cast<int>(present_.size() + without_rank_.size()) == world_size_;
+  }
+  // Once complete. Members that asked for no rank have those that are left, in the order in which
+  // they came.
   Roster roster() const;
   // When the first rank, or the centre, gives up.
   Time deadline() const { return deadline_; }
@@ -35,6 +41,7 @@ class Gathering {
   std::string version_;
   Time deadline_;
   std::map<int, Card> present_;
+  std::vector<Card> without_rank_;        // in the order in which they came
   std::map<int, std::string> went_away_;  // names
 };
 

@@ -60,6 +60,7 @@ class Handshake {
 
   bool done() const { return state_ == State::kDone; }
   const PeerIdentity& peer() const;  // once done
+  Purpose purpose() const { return own_.purpose; }
 
  private:
   enum class State : std::uint8_t { kExpectHello, kExpectProof, kDone, kFailed };

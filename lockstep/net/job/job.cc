@@ -1,13 +1,15 @@
 #include "lockstep/net/job/job.h"
 
 #include <fmt/format.h>
+#include <poll.h>
 #include <unistd.h>
 
 #include <utility>
 
 #include "lockstep/base/cores.h"
 #include "lockstep/base/host.h"
-#include "lockstep/net/job/rendezvous.h"
+#include "lockstep/net/job/centre.h"
+#include "lockstep/net/job/member.h"
 #include "lockstep/net/socket/interface.h"
 #include "lockstep/net/socket/unix_socket.h"
 
@@ -15,11 +17,13 @@ namespace lockstep {
 namespace {
 
 void validate(const JobOptions& options) {
-  if (options.world_size < 1 || options.world_size > kMaxWorldSize) {
+  const int least = options.served_elsewhere ? 0 : 1;
+  if (options.world_size < least || options.world_size > kMaxWorldSize) {
     throw Error(ErrorCode::kInvalidWorldSize,
                 fmt::format("{} ranks; 1 to {} are possible", options.world_size, kMaxWorldSize));
   }
-  if (options.rank < 0 || options.rank >= options.world_size) {
+  const bool given = options.rank == -1 && options.served_elsewhere;
+  if (!given && (options.rank < 0 || options.rank >= options.world_size)) {
     throw Error(ErrorCode::kInvalidRank,
                 fmt::format("rank {} in a world of {}", options.rank, options.world_size));
   }
@@ -74,14 +78,17 @@ Card make_card(const JobOptions& options, const MemberId& id) {
   return card;
 }
 
-void open_listeners(JoinedJob& job, Card& card, const JobOptions& options,
-                    const SocketAddress& local) {
+// Where other ranks connect to this one; `card` then tells them.
+void add_entrances(std::vector<Entrance>& entrances, Card& card, const JobOptions& options,
+                   const SocketAddress& local) {
+  if (!options.listens) return;
   const SocketAddress address = mesh_address(options, local);
   require_token_for(address, options.token);
-  job.mesh_listener = listen_tcp(address);
-  card.mesh_address = to_string(job.mesh_listener.local_address());
+  Socket mesh = listen_tcp(address);
+  card.mesh_address = to_string(mesh.local_address());
+  entrances.push_back({std::move(mesh), {Purpose::kMesh}});
   card.unix_name = fmt::format("lockstep-{}", to_string(card.id));
-  job.unix_listener = listen_unix(card.unix_name);
+  entrances.push_back({listen_unix(card.unix_name), {Purpose::kShared}});
 }
 
 }  // namespace
@@ -103,46 +110,89 @@ Socket listen_for_rendezvous(const JobOptions& options) {
   }
 }
 
+std::unique_ptr<ControlPlane> host_job(const HostOptions& options, Entrance entrance) {
+  require_token_for(entrance.listener.local_address(), options.token);
+  const Identity identity{options.job, options.generation, random_member_id(), -1, options.token};
+  const CentreCard card{-1, options.title, this_host().hostname,
+                        static_cast<std::int32_t>(::getpid())};
+  std::vector<Entrance> entrances;
+  entrances.push_back(std::move(entrance));
+  auto door = std::make_unique<Door>(identity, std::move(entrances), options.timeout);
+  std::unique_ptr<Centre> centre;
+  if (options.world_size > 0) {
+    centre = std::make_unique<Centre>(
+        CentreOptions{card, options.world_size, options.version, options.timeout},
+        Deadline::Clock::now());
+  }
+  return std::make_unique<ControlPlane>(std::move(door), std::move(centre), name_of(card),
+                                        options.timeout);
+}
+
+Socket connect_to_rendezvous(const HostPort& where, const Identity& identity, Deadline deadline) {
+  while (true) {
+    try {
+      Socket socket = connect_with_retry(where, deadline);
+      require_token_for(socket.peer_address(), identity.token);
+      client_handshake(socket, identity, Purpose::kRendezvous, 0, deadline);
+      return socket;
+    } catch (const Error& error) {
+      // Closed without a reason: a server that was just ending, or had no room. Call again.
+      if (error.code() != ErrorCode::kChannelClosed || deadline.expired()) {
+        throw Error(error.code(),
+                    fmt::format("rendezvous at {}: {}", to_string(where), error.message()));
+      }
+      ::poll(nullptr, 0, deadline.poll_timeout(std::chrono::milliseconds(20)));
+    }
+  }
+}
+
 JoinedJob join_job(const JobOptions& options, std::optional<Socket> listener) {
   validate(options);
   const Deadline deadline = Deadline::after(options.timeout);
   JoinedJob job;
   job.identity = {options.job, options.generation, random_member_id(), options.rank, options.token};
   Card card = make_card(options, job.identity.id);
-  if (options.world_size == 1) {
+  if (options.world_size == 1 && !options.served_elsewhere) {
     job.roster = {card};
+    job.timeout = std::chrono::ceil<std::chrono::milliseconds>(options.timeout);
     job.control = std::make_unique<ControlPlane>();
     return job;
   }
 
-  std::optional<Link> link;
+  std::vector<Entrance> entrances;
+  std::unique_ptr<Centre> centre;
+  std::optional<Link> link;  // none: the centre is in this process
+  std::string where = "the rendezvous";
   if (options.rank == 0 && !options.served_elsewhere) {
     if (!listener) listener = listen_for_rendezvous(options);
     const SocketAddress bound = listener->local_address();
     require_token_for(bound, options.token);
-    open_listeners(job, card, options,
-                   bound.is_any() ? way_to_rendezvous(options, deadline) : bound);
-    // This rank joins like any other, over a pair of sockets inside the process.
-    auto [near, far] = unix_socket_pair();
-    auto centre = std::make_unique<Centre>(
-        std::move(*listener),
-        CentreOptions{job.identity, options.world_size, options.version, options.timeout});
-    centre->adopt(std::move(far));
-    job.control = std::make_unique<ControlPlane>(std::move(centre));
-    link.emplace(std::move(near), kMaxRosterBody);
+    add_entrances(entrances, card, options,
+                  bound.is_any() ? way_to_rendezvous(options, deadline) : bound);
+    entrances.push_back({std::move(*listener), {Purpose::kRendezvous}});
+    const CentreCard own{0, "", card.host.hostname, card.pid};
+    centre = std::make_unique<Centre>(
+        CentreOptions{own, options.world_size, options.version, options.timeout},
+        Deadline::Clock::now());
   } else {
     Socket socket =
         connect_to_rendezvous({options.master_host, options.master_port}, job.identity, deadline);
     tune_tcp(socket, options.timeout);
-    open_listeners(job, card, options, socket.local_address());
-    job.control = std::make_unique<ControlPlane>();
+    add_entrances(entrances, card, options, socket.local_address());
+    where = fmt::format("the rendezvous at {}", socket.peer());
     link.emplace(std::move(socket), kMaxRosterBody);
   }
-
-  RosterMessage answer = join(*link, card, deadline);
+  std::unique_ptr<Door> door;
+  if (!entrances.empty()) {
+    door = std::make_unique<Door>(job.identity, std::move(entrances), options.timeout);
+  }
+  job.control = std::make_unique<ControlPlane>(std::move(door), std::move(centre), name_of(card),
+                                               options.timeout);
+  RosterMessage answer =
+      job.control->join(std::move(link), {card, std::move(where), deadline.remaining()});
   job.roster = std::move(answer.roster);
-  job.control->attach(std::move(*link),
-                      {options.rank, name_of(card), answer.centre, options.timeout});
+  job.timeout = answer.timeout;
+  job.identity.rank = job.control->rank();
   return job;
 }
 

@@ -8,6 +8,7 @@
 
 #include "lockstep/base/version.h"
 #include "lockstep/net/job/control_plane.h"
+#include "lockstep/net/job/door.h"
 #include "lockstep/net/job/handshake.h"
 #include "lockstep/net/socket/socket.h"
 #include "lockstep/wire/join_messages.h"
@@ -15,12 +16,14 @@
 namespace lockstep {
 
 struct JobOptions {
-  int rank = 0;
-  int world_size = 1;
-  // Where the rendezvous is: served by rank 0, unless `served_elsewhere` (a launcher serves it).
+  int rank = 0;        // -1, where the centre is no rank: the centre gives one
+  int world_size = 1;  // 0, likewise: as the centre says
+  // Where the rendezvous is: served by rank 0, or by a coordinator or launcher that is no rank.
   std::string master_host = "127.0.0.1";
   std::uint16_t master_port = 0;
   bool served_elsewhere = false;
+  // Whether other ranks connect to this one: not where MPI or a gradient server carries the data.
+  bool listens = true;
 
   std::string version{lockstep::version()};  // of the program; all ranks must say the same
   std::string job = "lockstep";
@@ -34,19 +37,35 @@ struct JobOptions {
 struct JoinedJob {
   Identity identity;
   Roster roster;
-  Socket mesh_listener;                   // at roster[rank].mesh_address
-  Socket unix_listener;                   // at roster[rank].unix_name
-  std::unique_ptr<ControlPlane> control;  // last: says goodbye before the listeners close
+  std::chrono::milliseconds timeout{};  // the centre's
+  std::unique_ptr<ControlPlane> control;
 
   int rank() const { return identity.rank; }
   int world_size() const { return static_cast<int>(roster.size()); }
 };
 
-// Opens this rank's listeners, joins the rendezvous and returns once all ranks are there, or throws
+// Opens this rank's door, joins the rendezvous and returns once all ranks are there, or throws
 // an Error that names who is missing or wrong. Takes at most `timeout`. Rank 0 serves the
 // rendezvous at master_host:master_port, or on `listener` where it is already open (master_port is
 // then ignored). World size 1 opens no socket at all.
 JoinedJob join_job(const JobOptions& options, std::optional<Socket> listener = std::nullopt);
+
+struct HostOptions {
+  std::string title = "the coordinator";  // how messages call the process
+  int world_size = 0;                     // of the job that forms here; 0: none does
+  std::string version{lockstep::version()};
+  std::string job = "lockstep";
+  std::uint32_t generation = 0;
+  std::string token;
+  Deadline::Clock::duration timeout = std::chrono::seconds(30);
+};
+
+// Serves in a process that is no rank: the door for all that the entrance offers and, if a job
+// forms here, its centre. Returns at once.
+std::unique_ptr<ControlPlane> host_job(const HostOptions& options, Entrance entrance);
+
+// Connects to the rendezvous and passes the handshake; tries again for as long as nobody answers.
+Socket connect_to_rendezvous(const HostPort& where, const Identity& identity, Deadline deadline);
 
 // The listener that rank 0 serves on: bound to master_host:master_port, on all interfaces where
 // master_host is a name or an address of another device (then a token is needed).

@@ -145,6 +145,17 @@ void JobHealth::report(int rank, const Report& report, Time now) {
   decide(error.code(), seen_by(rank, error), valid(error.rank()) ? error.rank() : rank);
 }
 
+void JobHealth::centre_report(const std::string& name, const Error& error, Time now) {
+  if (error.code() == ErrorCode::kAborted) {
+    if (!verdict_) verdict_ = aborted_error(name, -1, error.message());
+  } else if (error.code() == ErrorCode::kCollectiveMismatch) {
+    if (!mismatch_) mismatch_ = error;
+    ask_around(now);
+  } else {
+    decide(error.code(), std::string(error.message()), error.rank());
+  }
+}
+
 void JobHealth::suspect(int reporter, const Error& error, Time now) {
   if (ranks_[reporter].suspicion) return;
   ranks_[reporter].suspicion = error;

@@ -33,6 +33,8 @@ class JobHealth {
 
   void heartbeat(int rank, std::vector<Progress> progress, Time now);
   void report(int rank, const Report& report, Time now);
+  // A failure that the centre's own process has found, where it is no rank: `error` says all.
+  void centre_report(const std::string& name, const Error& error, Time now);
   // The rank leaves in good order: that its link then closes is no death.
   void goodbye(int rank, std::vector<Progress> progress, Time now);
   void closed(int rank, Time now);
@@ -45,6 +47,7 @@ class JobHealth {
   // Whether every rank is to be asked for its progress; true once for each request.
   bool take_ping();
   const std::optional<Error>& verdict() const { return verdict_; }
+  bool all_departed() const { return heard_.empty(); }
 
  private:
   struct RankState {

@@ -14,7 +14,7 @@ constexpr std::size_t kMaxQueued = std::size_t{64} << 20;
 
 }  // namespace
 
-void Link::queue(Bytes bytes) {
+void Link::queue(SharedBytes bytes) {
   if (failure_) return;
   queued_bytes_ += bytes->size();
   queue_.push_back(std::move(bytes));
@@ -22,10 +22,6 @@ void Link::queue(Bytes bytes) {
     fail(Error(ErrorCode::kPeerLost, fmt::format("{} does not read", socket_.peer()),
                socket_.peer_rank()));
   }
-}
-
-void Link::queue(MessageKind kind, std::span<const std::byte> body) {
-  queue(std::make_shared<const std::vector<std::byte>>(frame(kind, body)));
 }
 
 void Link::flush() {

@@ -2,9 +2,8 @@
 
 #include <cstddef>
 #include <deque>
-#include <memory>
 #include <optional>
-#include <vector>
+#include <span>
 
 #include "lockstep/net/socket/socket.h"
 #include "lockstep/wire/message.h"
@@ -19,19 +18,21 @@ class Link {
   // Bodies over `most` bytes are refused.
   Link(Socket socket, std::size_t most) : socket_(std::move(socket)), most_(most) {}
 
-  // To be sent by flush(). Shared, so that one message can go to many.
-  using Bytes = std::shared_ptr<const std::vector<std::byte>>;
-  void queue(Bytes bytes);
-  void queue(MessageKind kind, std::span<const std::byte> body);
+  // To be sent by flush().
+  void queue(SharedBytes bytes);
 
   // Move what can be moved without waiting.
   void flush();
   void pump();
   // The next message that has arrived, if any.
   std::optional<Message> next();
+  // What has arrived and is no whole message yet.
+  std::span<const std::byte> rest() const { return received_.rest(); }
 
   // Set once: the peer closed, the connection broke or what it sent is not ours.
   const std::optional<Error>& failure() const { return failure_; }
+  // Nothing more will arrive; next() may still have some.
+  bool ended() const { return ended_; }
   bool wants_to_send() const { return !queue_.empty() && !failure_; }
 
   // The same, but these wait. They throw the failure.
@@ -48,7 +49,7 @@ class Link {
   Socket socket_;
   std::size_t most_;
   MessageBuffer received_;
-  std::deque<Bytes> queue_;
+  std::deque<SharedBytes> queue_;
   std::size_t queued_bytes_ = 0;
   std::size_t sent_of_front_ = 0;
   bool ended_ = false;  // nothing more will be read

@@ -6,24 +6,14 @@
 #include <vector>
 
 #include "lockstep/base/cores.h"
-#include "lockstep/base/error.h"
 #include "lockstep/base/index.h"
 #include "lockstep/base/text.h"
 
 namespace lockstep {
 
-void require_member(const Roster& roster, const PeerIdentity& peer) {
-  if (peer.rank < 0 || peer.rank >= static_cast<int>(roster.size())) {
-    throw Error(ErrorCode::kAuthentication,
-                fmt::format("a process connected as rank {}; the job has {} ranks", peer.rank,
-                            roster.size()));
-  }
-  if (roster[index_of(peer.rank)].id != peer.id) {
-    throw Error(ErrorCode::kAuthentication,
-                fmt::format("a process connected as rank {} that is not {}", peer.rank,
-                            name_of(roster[index_of(peer.rank)])),
-                peer.rank);
-  }
+bool is_member(const Roster& roster, const PeerIdentity& peer) {
+  return peer.rank >= 0 && peer.rank < static_cast<int>(roster.size()) &&
+         roster[index_of(peer.rank)].id == peer.id;
 }
 
 bool has_cores_for_each(const Roster& roster, int rank, int cores) {

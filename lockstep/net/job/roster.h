@@ -7,9 +7,8 @@
 
 namespace lockstep {
 
-// The peer of a mesh or shared-memory connection must be the process that the roster lists under
-// its rank; otherwise Error{kAuthentication}.
-void require_member(const Roster& roster, const PeerIdentity& peer);
+// Whether the peer is the process that the roster lists under its rank.
+bool is_member(const Roster& roster, const PeerIdentity& peer);
 
 // Whether the ranks on the host of `roster[rank]` have so many cores to themselves, each.
 bool has_cores_for_each(const Roster& roster, int rank, int cores);
