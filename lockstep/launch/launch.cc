@@ -12,6 +12,7 @@
 #include <algorithm>
 #include <array>
 #include <cerrno>
+#include <chrono>
 #include <csignal>
 #include <cstdlib>
 #include <cstring>
@@ -25,6 +26,7 @@
 #include "lockstep/base/descriptor.h"
 #include "lockstep/base/index.h"
 #include "lockstep/base/log.h"
+#include "lockstep/base/signal_count.h"
 #include "lockstep/launch/rank_environment.h"
 #include "lockstep/launch/rank_lines.h"
 #include "lockstep/net/socket/socket.h"
@@ -40,7 +42,7 @@ class BlockedSignals {
   BlockedSignals() {
     sigset_t set;
     sigemptyset(&set);
-    for (const int number : {SIGCHLD, SIGINT, SIGTERM, SIGHUP}) sigaddset(&set, number);
+    for (const int number : {SIGCHLD, SIGINT, SIGTERM, SIGHUP, SIGUSR1}) sigaddset(&set, number);
     ::sigprocmask(SIG_BLOCK, &set, &before_);
     descriptor_ = Descriptor(::signalfd(-1, &set, SFD_CLOEXEC | SFD_NONBLOCK));
     if (!descriptor_) throw_io("signalfd", errno);
@@ -63,6 +65,7 @@ class BlockedSignals {
 };
 
 constexpr const char* kLaunchedVariable = "LOCKSTEP_LAUNCHED_RANK";
+constexpr std::string_view kErrorPrefix = "error: ";
 constexpr std::string_view kClearLine = "\r\x1b[K";
 
 struct Child {
@@ -118,6 +121,7 @@ cpu_set_t cores_for(int rank, int ranks) {
   ::prctl(PR_SET_PDEATHSIG, SIGKILL);
   if (::getppid() != parent) ::_exit(1);  // it ended before we asked to end with it
   ::sched_setaffinity(0, sizeof cores, &cores);
+  ::signal(SIGUSR1, SIG_IGN);  // until the rank listens to it
   ::sigprocmask(SIG_SETMASK, &signals, nullptr);
   ::dup2(messages, STDERR_FILENO);
   if (rank == 0) {
@@ -150,6 +154,9 @@ class Launcher {
     std::optional<std::string> beside;
     if (options_.finish_companion) {
       beside = options_.finish_companion(!first_failed_ && stopped_by_ == 0);
+    }
+    if (options_.before_failure && (first_failed_ || ended_at_once_)) {
+      options_.before_failure(first_failed_ ? exit_code(first_failed()) : 1);
     }
     return conclude(beside);
   }
@@ -198,15 +205,23 @@ class Launcher {
     for (Child& child : children_) forward(child);
     while (const auto signal = signals_.next()) {
       if (signal->ssi_signo == SIGCHLD) continue;
+      if (signal->ssi_signo == SIGUSR1) {
+        send_to_first_running(SIGUSR1);
+        continue;
+      }
       stop(static_cast<int>(signal->ssi_signo), signal->ssi_code == SI_KERNEL);
     }
     reap(WNOHANG);
   }
 
   void stop(int signal, bool from_terminal) {
-    if (stopped_by_ != 0) {
-      cut_short_ = true;
-      return send_to_running(SIGKILL);
+    switch (stop_signals_.take(signal, std::chrono::steady_clock::now())) {
+      case SignalCount::Meaning::kFirst: break;
+      case SignalCount::Meaning::kSameAgain: return;
+      case SignalCount::Meaning::kSecond:
+        cut_short_ = true;
+        ended_at_once_ = true;
+        return send_to_running(SIGKILL);
     }
     stopped_by_ = signal;
     // A terminal has sent it to the ranks already.
@@ -280,6 +295,11 @@ class Launcher {
     return signal == SIGINT || signal == SIGTERM || signal == SIGHUP;
   }
 
+  // Ours, when this child is the first that failed.
+  static int exit_code(const Child& child) {
+    return was_killed(child) || was_echo(child) ? 1 : WEXITSTATUS(child.status);
+  }
+
   // The rest have a short while to say what they saw.
   void hurry() {
     const Deadline soon = Deadline::after(options_.grace);
@@ -292,9 +312,16 @@ class Launcher {
     }
   }
 
+  // For a signal that one rank passes on to all.
+  void send_to_first_running(int signal) {
+    const auto first = std::ranges::find_if(children_, &Child::running);
+    if (first != children_.end()) ::kill(first->pid, signal);
+  }
+
   // First asks, then makes them.
   void end_the_rest() {
     cut_short_ = true;  // what they do from now on is our doing
+    ended_at_once_ = true;
     if (std::exchange(asked_to_stop_, true)) {
       send_to_running(SIGKILL);
     } else {
@@ -322,11 +349,18 @@ class Launcher {
             child.pid, signal, strsignal(signal));
         return 1;
       }
-      const int code = was_echo(child) ? 1 : WEXITSTATUS(child.status);
+      if (was_echo(child)) {
+        // It tells of another rank, which could not say anything itself.
+        std::string_view told = child.lines.last_line();
+        if (told.starts_with(kErrorPrefix)) told.remove_prefix(kErrorPrefix.size());
+        log(LogLevel::kError, "{} (as rank {} tells)", told.empty() ? "a rank failed" : told,
+            child.rank);
+        return exit_code(child);
+      }
       log(LogLevel::kError, "rank {} (pid {}) failed first, with exit code {}: {}", child.rank,
-          child.pid, code,
+          child.pid, exit_code(child),
           child.lines.last_line().empty() ? "it said nothing" : child.lines.last_line());
-      return code;
+      return exit_code(child);
     }
     if (stopped_by_ != 0) return 128 + stopped_by_;
     return beside ? 1 : 0;
@@ -337,12 +371,16 @@ class Launcher {
   std::vector<Child> children_;
   std::optional<int> first_failed_;
   std::optional<Deadline> stop_at_;  // set once somebody failed or we were told to stop
+  SignalCount stop_signals_;
   bool asked_to_stop_ = false;
-  bool cut_short_ = false;  // those who still run cannot end in order
+  bool ended_at_once_ = false;  // by us, before they had stopped
+  bool cut_short_ = false;      // those who still run cannot end in order
   int stopped_by_ = 0;
 };
 
 }  // namespace
+
+bool is_launched() { return std::getenv(kLaunchedVariable) != nullptr; }
 
 bool is_launched_echo(const Error& error) {
   const char* own = std::getenv(kLaunchedVariable);

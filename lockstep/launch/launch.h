@@ -20,17 +20,21 @@ struct LaunchOptions {
   bool prefix_lines = false;
   // How long the others may take to report what they saw when one has failed.
   std::chrono::milliseconds grace{600};
-  // How long the ranks may take to stop when we are told to; a second signal ends them at once.
+  // How long the ranks may take to stop when we are told to; a second signal ends them at once. The
+  // same signal within a second is one.
   std::chrono::milliseconds stop_grace{600};
   // Ends what runs beside the ranks in this process, such as their gradient server, and tells what
   // went wrong there. Called once, when all ranks have ended; `succeeded` if all did.
   std::function<std::optional<std::string>(bool succeeded)> finish_companion = {};
+  // Called ahead of the last line when a rank has failed or the ranks were ended before they had
+  // stopped, with the exit code to come.
+  std::function<void(int code)> before_failure = {};
 };
 
 // Runs this program once for every rank, as child processes that find their rank in the environment
 // (rank_environment.h), each on its share of the cores if there are enough, and waits for all of
 // them. Rank 0 has our standard input; what the ranks print is passed on as it is. SIGINT, SIGTERM
-// and SIGHUP are passed on to the ranks.
+// and SIGHUP are passed on to the ranks; SIGUSR1 is passed on to one of them.
 //
 // Returns 0 if all succeeded. When one fails the rest are ended and reaped, the last line on stderr
 // tells which rank failed first and how, and its exit code is returned (1 if a signal killed it, or
@@ -38,6 +42,9 @@ struct LaunchOptions {
 // ended: a process is gone later than its connections. After a signal to ourselves: 128 + its
 // number. No rank outlives this process, however it ends.
 int launch_ranks(const LaunchOptions& options);
+
+// Whether this process is a rank of launch_ranks().
+bool is_launched();
 
 // Whether the error of a rank tells of another one's failure.
 inline bool is_echo(const Error& error, int own_rank) {

@@ -83,7 +83,7 @@ class Launch(unittest.TestCase):
         _, errors = self.end(self.start("--grace", "2000", "exit:5", "last:exit:3"), 5)
         self.assertRegex(errors.splitlines()[-1], r"rank 0 \(pid \d+\) failed first, with exit code 5")
         _, errors = self.end(self.start("exit:4", "ok"), 1)  # nobody else knows more
-        self.assertRegex(errors.splitlines()[-1], r"rank 0 \(pid \d+\) failed first, with exit code 1")
+        self.assertEqual(errors.splitlines()[-1], "error: the culprit (as rank 0 tells)")
 
     def test_ranks_may_take_long_to_stop(self):
         for number in (signal.SIGINT, signal.SIGTERM):
@@ -121,6 +121,16 @@ class Launch(unittest.TestCase):
         process.send_signal(signal.SIGTERM)
         self.end(process, 130, pids.values())
         self.assertLess(watch.seconds(), SLACK)
+
+    def test_the_same_signal_at_once_is_one(self):
+        """As timeout does it: to the process, then to its group."""
+        process = self.start("--prefix", *LONG, "save", "save")
+        pids = self.ready(process, 2)
+        for _ in range(3):
+            process.send_signal(signal.SIGTERM)
+        _, errors = self.end(process, 143, pids.values())
+        for rank in (0, 1):
+            self.assertIn(f"[rank {rank}] saved", errors)
 
     def test_patience_ends(self):
         process = self.start("--stop-grace", "700", "stubborn", "stubborn")
