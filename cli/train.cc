@@ -1,12 +1,22 @@
 #include "lockstep/run/train.h"
 
+#include <fmt/format.h>
+
+#include <algorithm>
+#include <filesystem>
+#include <fstream>
+#include <initializer_list>
 #include <memory>
+#include <nlohmann/json.hpp>
 #include <optional>
+#include <string_view>
 
 #include "cli/commands.h"
 #include "cli/options.h"
 #include "cli/stories/stories.h"
+#include "lockstep/launch/rank_environment.h"
 #include "lockstep/net/job/roster.h"
+#include "lockstep/train/run_checkpoints.h"
 
 namespace lockstep::cli {
 namespace {
@@ -29,12 +39,14 @@ gradient server: one that is started with them, or the one at --coordinator. Wor
 over its GPUs; gradients go from GPU to GPU where each worker has its own (--exchange).
 A worker that dies, stops or differs ends all of them within --timeout, and the last line names it.
 
---out DIR gets model.safetensors, config.json, the tokenizer, and metrics.jsonl with one object per step;
-one run at a time may have it. With --save-every also checkpoint-STEP folders, each complete or not there.
-The same command with --resume goes on from the newest intact one, with any number of workers, and ends with
-the same weights as a run that was never stopped. Ctrl-C stops after the step under way and saves. The last
-line is the hash of the weights. A gradient that is not finite changes no weights and stops all workers;
-halt.json in --out then says which lane it was.
+--out DIR gets model.safetensors, config.json, the tokenizer, metrics.jsonl with one object per step, and
+checkpoint-STEP folders, each complete or not there. Without --out nothing is kept. A folder with a model or
+other files in it is refused; one run at a time may have it. Ctrl-C (or SIGTERM) stops after the step under
+way and leaves a checkpoint; SIGUSR1 saves one and goes on. `lockstep train --resume DIR` goes on from the
+newest intact checkpoint, with any number of workers, and ends with the same weights as a run that was never
+stopped. The checkpoint with the lowest validation loss is always kept. The last line is the hash of the
+weights. A gradient that is not finite changes no weights and stops all workers; halt.json in --out then says
+which lane it was.
 Exit codes: 0 done, 1 failed, 2 wrong usage, 3 halted on a value that is not finite or on workers whose
 weights differ, 130 and 143 stopped.
 
@@ -47,6 +59,8 @@ struct TrainFlags {
   std::string tokenizer;
   bool force_tokenizer = false;
   std::string config;
+  std::string resume;
+  bool overwrite = false;
   double bucket_mb = 4;
   double timeout = 30;
   std::string token_file;
@@ -66,7 +80,7 @@ CLI::Option* add_named(CLI::App& command, const std::string& flag, Value& chosen
 
 void add_data_options(CLI::App& command, TrainFlags& options) {
   const char* group = "Data";
-  command.add_option("--data", options.data, "Text files, token shards, or folders of either")
+  command.add_option("data,--data", options.data, "Text files, token shards, or folders of either")
       ->option_text("PATH ... [built-in stories]")
       ->group(group);
   command
@@ -112,11 +126,11 @@ void add_training_options(CLI::App& command, TrainOptions& options) {
   const auto add = [&](const char* flag, auto& value, const char* text, const char* description) {
     return command.add_option(flag, value, description)->option_text(text)->group(group);
   };
-  add("--steps", options.steps, "N [10 tokens per parameter]", "Steps")
+  add("--steps", options.steps, "N [10 tokens per parameter, at most 40 passes]", "Steps")
       ->check(CLI::Range(std::int64_t{0}, std::int64_t{1} << 50));
   add("--global-batch", options.global_batch, "N [16]", "Samples of a step")
       ->check(CLI::Range(1, 1 << 24));
-  add("--micro-batch", options.micro_batch, "N [8]",
+  add("--micro-batch", options.micro_batch, "N [for 8 lanes]",
       "Samples of a lane, which divide the global batch")
       ->check(CLI::Range(1, 1 << 24));
   add("--lr", options.learning_rate, "RATE [by width; with --init a tenth]",
@@ -137,15 +151,24 @@ void add_training_options(CLI::App& command, TrainOptions& options) {
       "Start from the weights of this model, with its tokenizer");
 }
 
-void add_checkpoint_options(CLI::App& command, TrainOptions& options) {
+void add_checkpoint_options(CLI::App& command, TrainFlags& given) {
   const char* group = "Checkpoints (in --out)";
+  TrainOptions& options = given.run;
   command
-      .add_option("--save-every", options.save_every,
-                  "Steps between checkpoints, and one after the last; 0: none")
-      ->check(CLI::NonNegativeNumber)
-      ->option_text("N [0]")
+      .add_option_function<std::string>(
+          "--save-every",
+          [&](const std::string& text) { options.save_every = parse_save_every(text); },
+          "Between checkpoints: steps (500) or time (30s, 10m, 2h); also after the last step and "
+          "the best validations; 0: only when stopped")
+      ->check([](const std::string& text) {
+        return parse_save_every(text) ? ""
+                                      : text + " is neither steps (500) nor time (30s, 10m, 2h)";
+      })
+      ->option_text("N [10m]")
       ->group(group);
-  command.add_option("--keep-last", options.keep_last, "Checkpoints to keep; 0: all")
+  command
+      .add_option("--keep-last", options.keep_last,
+                  "Checkpoints to keep, beside that of the best validation; 0: all")
       ->check(CLI::NonNegativeNumber)
       ->option_text("N [3]")
       ->group(group);
@@ -154,14 +177,87 @@ void add_checkpoint_options(CLI::App& command, TrainOptions& options) {
                 "Wait when one is due before the last is written; else it is skipped")
       ->group(group);
   command
-      .add_flag("--resume", options.resume,
-                "Go on from the newest intact checkpoint; begin anew when there is none")
+      .add_option("--resume", given.resume,
+                  "Go on from the newest intact checkpoint in DIR (or --out), with the options and "
+                  "the data of that run; begin anew when there is none")
+      ->expected(0, 1)
+      ->option_text("[DIR]")
       ->group(group);
+  command
+      .add_flag("--overwrite", given.overwrite,
+                "Begin anew in an --out that has a model, checkpoints or other files; removes the "
+                "first two")
+      ->group(group);
+}
+
+// The options of a run in its folder, so that --resume needs no other. What belongs to one start of
+// the command is not among them.
+constexpr std::initializer_list<std::string_view> kNotRemembered = {
+    "resume",      "out",  "overwrite", "config", "log",
+    "coordinator", "init", "help",      "replay", "force-tokenizer"};
+
+std::string to_remember(const CLI::App& command) {
+  nlohmann::ordered_json options = nlohmann::ordered_json::object();
+  for (const CLI::Option* option : command.get_options()) {
+    const std::string name = option->get_single_name();
+    if (option->count() == 0 || std::ranges::find(kNotRemembered, name) != kNotRemembered.end()) {
+      continue;
+    }
+    std::vector<std::string> values = option->results();
+    if (name == "data" || name == "token-file") {
+      for (std::string& value : values) value = std::filesystem::absolute(value).lexically_normal();
+    }
+    options[name] = values;
+  }
+  const nlohmann::ordered_json run = {
+      {"format", "lockstep run"}, {"version", 1}, {"options", std::move(options)}};
+  return run.dump(1) + "\n";
+}
+
+// Sets the options that were not given. Workers of a launcher's world are as many as it says.
+void apply_remembered(CLI::App& command, const std::string& folder) {
+  const std::string path = folder + "/" + kRunFile;
+  std::ifstream file(path);
+  if (!file) return;  // an older run, or checkpoints that were copied: the options say all
+  const auto run = nlohmann::json::parse(file, nullptr, false);
+  if (!run.is_object() || !run.contains("options") || !run["options"].is_object()) {
+    throw CLI::ConfigError(path + ": not the options of a run");
+  }
+  for (const auto& [name, values] : run["options"].items()) {
+    CLI::Option* option = command.get_option_no_throw("--" + name);
+    if (option == nullptr || !values.is_array()) {
+      throw CLI::ConfigError(fmt::format("{}: '{}' is no option of train", path, name));
+    }
+    if (option->count() > 0 || (name == "workers" && rank_environment())) continue;
+    for (const auto& value : values) {
+      if (value.is_string()) option->add_result(value.get<std::string>());
+    }
+    option->run_callback();
+  }
+}
+
+// --resume with or without a folder of its own.
+void choose_folder(CLI::App& command, TrainFlags& options) {
+  TrainOptions& run = options.run;
+  const bool resumes = command.count("--resume") > 0;
+  if (resumes && options.overwrite) {
+    throw CLI::ValidationError("--resume goes on where --overwrite begins anew: give one of them");
+  }
+  if (options.overwrite) run.folder = FolderUse::kOverwrite;
+  if (!resumes) return;
+  run.folder = FolderUse::kResume;
+  const bool named = !options.resume.empty() && options.resume != "true";  // true: from a file
+  if (named && !run.out.empty() && run.out != options.resume) {
+    throw CLI::ValidationError(
+        fmt::format("--resume {} and --out {} are two folders", options.resume, run.out));
+  }
+  if (named) run.out = options.resume;
+  if (!run.out.empty()) apply_remembered(command, run.out);
 }
 
 void add_run_options(CLI::App& command, TrainOptions& options) {
   const char* group = "Run";
-  command.add_option("--out", options.out, "Folder for weights and metrics")
+  command.add_option("--out", options.out, "Folder for the model, checkpoints and metrics")
       ->option_text("DIR")
       ->group(group);
   command.add_option("--threads", options.threads, "Compute threads")
@@ -184,6 +280,12 @@ void add_run_options(CLI::App& command, TrainOptions& options) {
       .add_option("--eval-every", options.eval_every, "Steps between validations; 0: only the last")
       ->check(CLI::NonNegativeNumber)
       ->option_text("N [a tenth]")
+      ->group(group);
+  command
+      .add_option("--early-stop", options.early_stop,
+                  "End after N validations in a row that were not the best; 0: never")
+      ->check(CLI::NonNegativeNumber)
+      ->option_text("N [0]")
       ->group(group);
   add_named(command, "--log", options.log, parse_log_style, {"bar", "plain", "json"}, "NAME",
             "bar (on a terminal), plain lines, or json: one object per step")
@@ -299,10 +401,12 @@ void add_train(CLI::App& app, const std::vector<std::string>& arguments, Action&
   add_training_options(command, options->run);
   add_run_options(command, options->run);
   add_options_file(command, options->config)->group("Run");
-  add_checkpoint_options(command, options->run);
+  add_checkpoint_options(command, *options);
   add_worker_options(command, *options);
   command.callback([options, &command, &arguments, &action] {
     apply_options_file(command, options->config);
+    choose_folder(command, *options);
+    options->run.remembered = to_remember(command);
     action = [options, &arguments] { return run_train(*options, arguments); };
   });
 }

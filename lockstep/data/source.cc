@@ -81,7 +81,9 @@ std::shared_ptr<const Tokenizer> tokenizer_for(const TokenizerChoice& choice,
                     "says which one turns text into its tokens",
                     start.model));
   }
-  if (choice.name.empty()) return start.tokenizer;
+  if (choice.name.empty() || (start.same_run && choice.name == "sentencepiece")) {
+    return start.tokenizer;
+  }
   const std::string what = fmt::format("--tokenizer {}", choice.name);
   if (choice.name == "sentencepiece") refuse_other(what + " trains a new one", start);
   const auto given = make_tokenizer(choice, texts);

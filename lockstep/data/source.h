@@ -28,6 +28,7 @@ struct DataSource {
 struct ModelTokenizer {
   std::string model;                           // its folder, for people
   std::shared_ptr<const Tokenizer> tokenizer;  // none: it was trained on tokens made elsewhere
+  bool same_run = false;  // the run goes on: its tokenizer was trained on its data
 };
 
 struct TokenizerChoice {

@@ -16,6 +16,7 @@ constexpr Size kSizes[] = {
 };
 constexpr std::uint64_t kFewestSamples = 32;
 constexpr int kShortestContext = 16;
+constexpr std::uint64_t kFittingLanes = 8;
 
 }  // namespace
 
@@ -36,9 +37,19 @@ ModelConfig fitting_model(std::uint64_t tokens) {
   return model;
 }
 
-std::int64_t fitting_steps(std::uint64_t parameters, std::uint64_t tokens_per_step) {
-  return static_cast<std::int64_t>(
-      std::max<std::uint64_t>(200, 10 * parameters / std::max<std::uint64_t>(tokens_per_step, 1)));
+std::int64_t fitting_steps(std::uint64_t parameters, std::uint64_t tokens_per_step,
+                           std::uint64_t tokens) {
+  const std::uint64_t per_step = std::max<std::uint64_t>(tokens_per_step, 1);
+  const std::uint64_t wanted = std::max<std::uint64_t>(200, 10 * parameters / per_step);
+  const std::uint64_t most = std::max<std::uint64_t>(
+      1, tokens / per_step * kMostPasses + tokens % per_step * kMostPasses / per_step);
+  return static_cast<std::int64_t>(std::min(wanted, most));
+}
+
+std::uint64_t fitting_micro_batch(std::uint64_t global_batch) {
+  std::uint64_t lanes = kFittingLanes;
+  while (global_batch % lanes != 0) --lanes;
+  return global_batch / lanes;
 }
 
 double fitting_learning_rate(int hidden, bool trained) {

@@ -10,8 +10,16 @@ namespace lockstep {
 // leaves enough samples to shuffle. The vocabulary is not looked at.
 ModelConfig fitting_model(std::uint64_t tokens);
 
-// So many steps that a model of `parameters` sees ten tokens for each of them; at least 200.
-std::int64_t fitting_steps(std::uint64_t parameters, std::uint64_t tokens_per_step);
+// So many steps that a model of `parameters` sees ten tokens for each of them, at least 200, but no
+// more than kMostPasses over `tokens` tokens of training data: what follows is learnt by heart.
+inline constexpr std::uint64_t kMostPasses = 40;
+std::int64_t fitting_steps(std::uint64_t parameters, std::uint64_t tokens_per_step,
+                           std::uint64_t tokens);
+
+// Samples of a step, and of a lane of it. Eight lanes where they divide the batch, so that one to
+// eight workers share them: never fewer for fewer workers, because lanes are part of the result.
+inline constexpr std::uint64_t kGlobalBatch = 16;
+std::uint64_t fitting_micro_batch(std::uint64_t global_batch);
 
 // The wider the model, the smaller its steps. Weights that are trained already get a tenth: larger
 // steps would undo what they have learnt.

@@ -1,10 +1,12 @@
 #pragma once
 
+#include <chrono>
 #include <cstddef>
 #include <cstdint>
 #include <functional>
 #include <optional>
 #include <string>
+#include <string_view>
 #include <vector>
 
 #include "lockstep/data/source.h"
@@ -14,8 +16,20 @@
 #include "lockstep/report/training_log.h"
 #include "lockstep/run/device.h"
 #include "lockstep/train/reducer.h"
+#include "lockstep/train/resume.h"
 
 namespace lockstep {
+
+// Between checkpoints: steps, or time, or neither.
+struct SaveEvery {
+  std::int64_t steps = 0;
+  std::chrono::nanoseconds interval = {};
+  bool operator==(const SaveEvery&) const = default;
+};
+// "500" (steps), "90s", "10m", "2h", "0" (none); nothing for other text.
+std::optional<SaveEvery> parse_save_every(std::string_view text);
+std::string to_string(const SaveEvery& every);
+inline constexpr SaveEvery kDefaultSaveEvery = {0, std::chrono::minutes(10)};
 
 // What a training run is to do. What is not given is chosen when the data is known.
 struct TrainOptions {
@@ -25,7 +39,7 @@ struct TrainOptions {
   std::string out;
   std::string init;
   std::optional<std::int64_t> steps;
-  std::uint64_t global_batch = 16;
+  std::uint64_t global_batch = 0;
   std::uint64_t micro_batch = 0;
   ModelConfig model;        // 0: chosen
   std::uint32_t vocab = 0;  // of the model, where the data's is smaller
@@ -41,10 +55,12 @@ struct TrainOptions {
   bool recompute = false;
   std::optional<std::int64_t> eval_every;
   std::optional<LogStyle> log;
-  std::int64_t save_every = 0;
+  std::int64_t early_stop = 0;
+  std::optional<SaveEvery> save_every;
   std::int64_t keep_last = 3;
   bool save_wait = false;
-  bool resume = false;
+  FolderUse folder = FolderUse::kNew;
+  std::string remembered;  // the text of run.json, which is written to `out`
 
   // The workers.
   std::optional<int> workers;

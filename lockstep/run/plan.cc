@@ -91,31 +91,47 @@ void add_skipped_lanes(std::vector<SkippedLane>& lanes, const std::vector<Skippe
   lanes.erase(std::unique(lanes.begin(), lanes.end()), lanes.end());
 }
 
-TrainerOptions trainer_options(const TrainOptions& options, const ModelConfig& model) {
+// Of options that are not given, those that follow from others.
+struct Sizes {
+  std::uint64_t global_batch;
+  std::uint64_t micro_batch;
+  Schedule schedule;
+};
+
+Sizes fitting_sizes(const TrainOptions& options, const ModelConfig& model, std::uint64_t samples) {
+  Sizes sizes;
+  sizes.global_batch = options.global_batch != 0 ? options.global_batch : kGlobalBatch;
+  sizes.micro_batch = fitting_micro_batch(sizes.global_batch);
+  const auto context = static_cast<std::uint64_t>(model.context);
+  sizes.schedule.steps =
+      fitting_steps(ParameterLayout(model).size(), sizes.global_batch * context, samples * context);
+  const bool trained = !options.init.empty();
+  sizes.schedule.peak = fitting_learning_rate(model.hidden, trained);
+  sizes.schedule.warmup = options.steps.value_or(sizes.schedule.steps) / 20;
+  return sizes;
+}
+
+TrainerOptions trainer_options(const TrainOptions& options, const ModelConfig& model,
+                               const Sizes& sizes) {
   TrainerOptions result;
   result.model = model;
   result.precision = options.precision;
   result.recompute = options.recompute;
-  result.global_batch = options.global_batch;
-  result.micro_batch = options.micro_batch != 0        ? options.micro_batch
-                       : options.global_batch % 8 == 0 ? 8
-                                                       : options.global_batch;
+  result.global_batch = options.global_batch != 0 ? options.global_batch : sizes.global_batch;
+  result.micro_batch = options.micro_batch != 0 ? options.micro_batch : sizes.micro_batch;
   result.adamw.weight_decay = options.weight_decay;
   result.clip = options.clip;
   result.seed = options.seed;
-  const std::uint64_t tokens_per_step =
-      options.global_batch * static_cast<std::uint64_t>(model.context);
   Schedule& schedule = result.schedule;
-  schedule.steps =
-      options.steps.value_or(fitting_steps(ParameterLayout(model).size(), tokens_per_step));
+  schedule.steps = options.steps.value_or(sizes.schedule.steps);
   schedule.decay = options.decay;
-  const bool trained = !options.init.empty();
-  schedule.peak = options.learning_rate.value_or(fitting_learning_rate(model.hidden, trained));
+  schedule.peak = options.learning_rate.value_or(sizes.schedule.peak);
   schedule.floor = schedule.peak / 10;
-  schedule.warmup = options.warmup.value_or(schedule.steps / 20);
+  schedule.warmup = options.warmup.value_or(sizes.schedule.warmup);
   result.reducer = options.reducer;
   result.verify_every = options.verify_every;
   result.skip_lanes = skipped_lanes(options.skip_lanes);
+  result.early_stop = options.early_stop;
   result.eval_every = options.eval_every.value_or(std::max<std::int64_t>(1, schedule.steps / 10));
   return result;
 }
@@ -137,7 +153,7 @@ std::uint64_t tokens_in(const std::vector<TokenShard>& shards) {
   return tokens;
 }
 
-TrainPlan make_train_plan(const TrainOptions& options, const RunState* resumed) {
+TrainPlan make_train_plan(const TrainOptions& options, const ResumePoint& resume) {
   const bool gpu = choose_device(options.device) == "cuda";
   if (!gpu && !supports(options.precision)) {
     refuse(fmt::format("this processor has no products in {}", to_string(options.precision)));
@@ -148,14 +164,21 @@ TrainPlan make_train_plan(const TrainOptions& options, const RunState* resumed) 
     init = load_model(options.init);
     start = {options.init, init->tokenizer};
   }
+  if (resume.run) start = {"the run that was saved", resume.tokenizer, true};
   DataSource data = options.data(start);
-  if (resumed != nullptr) init.emplace().config = resumed->settings.model;
-  TrainerOptions how = trainer_options(options, choose_model(options, data, init));
-  if (resumed != nullptr) {
-    init.reset();
-    add_skipped_lanes(how.skip_lanes, resumed->skipped_lanes);
+  if (resume.run) init.emplace().config = resume.run->settings.model;
+  const ModelConfig model = choose_model(options, data, init);
+  SplitSamples samples = split_samples(data, model);
+  Sizes sizes = fitting_sizes(options, model, samples.training.size());
+  if (resume.run) {
+    const RunSettings& saved = resume.run->settings;
+    sizes = {saved.global_batch, saved.micro_batch, saved.schedule};
   }
-  SplitSamples samples = split_samples(data, how.model);
+  TrainerOptions how = trainer_options(options, model, sizes);
+  if (resume.run) {
+    init.reset();
+    add_skipped_lanes(how.skip_lanes, resume.run->skipped_lanes);
+  }
   return {std::move(data),
           std::move(init),
           how,

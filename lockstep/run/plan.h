@@ -7,8 +7,8 @@
 
 #include "lockstep/data/samples.h"
 #include "lockstep/run/options.h"
-#include "lockstep/train/checkpoint/run_state.h"
 #include "lockstep/train/formats/model_files.h"
+#include "lockstep/train/resume.h"
 #include "lockstep/train/trainer.h"
 
 namespace lockstep {
@@ -24,8 +24,9 @@ struct TrainPlan {
 };
 
 // Throws Error{kInvalidArgument} for options that do not go together, Error{kIo} for files that
-// cannot be read. A run that goes on has the model and the skipped lanes of the one that was saved.
-TrainPlan make_train_plan(const TrainOptions& options, const RunState* resumed = nullptr);
+// cannot be read. A run that goes on has the model, the tokenizer and the skipped lanes of the one
+// that was saved, and its sizes and schedule where no others are given.
+TrainPlan make_train_plan(const TrainOptions& options, const ResumePoint& resume = {});
 
 // A halt.json that names a lane. Throws Error{kIo} or Error{kInvalidArgument} with the file.
 HaltReport read_halt_report(const std::string& path);

@@ -4,35 +4,73 @@
 
 #include <algorithm>
 #include <chrono>
+#include <filesystem>
 #include <optional>
 
 #include "lockstep/base/deadline.h"
 #include "lockstep/base/error.h"
+#include "lockstep/base/log.h"
 #include "lockstep/comm/mpi/mpi.h"
 #include "lockstep/launch/launch.h"
 #include "lockstep/launch/rank_environment.h"
+#include "lockstep/run/defaults.h"
+#include "lockstep/run/signals.h"
 #include "lockstep/run/threads.h"
 #include "lockstep/run/worker.h"
 #include "lockstep/server/server_run.h"
+#include "lockstep/train/checkpoint/folders.h"
 
 namespace lockstep {
 namespace {
+
+constexpr int kWrongUsage = 2;  // the exit code of workers that did not even begin
 
 void require(bool condition, const std::string& message) {
   if (!condition) throw Error(ErrorCode::kInvalidArgument, message);
 }
 
+// What a run that failed has left.
+void tell_saved(const TrainOptions& options) {
+  if (options.out.empty()) return;
+  std::vector<std::int64_t> steps;
+  try {
+    steps = list_checkpoints(options.out);
+  } catch (const Error&) {  // the run's own error says more
+    return;
+  }
+  if (steps.empty()) {
+    log(LogLevel::kInfo, "no checkpoint was saved in {}", options.out);
+    return;
+  }
+  log(LogLevel::kInfo, "the newest checkpoint is {}; lockstep train --resume {} goes on from it",
+      checkpoint_path(options.out, steps[0]), options.out);
+}
+
+// Runs `work`; when that fails, says what is saved.
+template <typename Work>
+int telling_saved(const TrainOptions& options, bool tells, Work&& work) {
+  try {
+    return work();
+  } catch (const Error& error) {
+    if (tells && error.code() != ErrorCode::kInvalidArgument) tell_saved(options);
+    throw;
+  }
+}
+
 int run_as_threads(const TrainOptions& options, int workers) {
-  stop_on_signals();
-  return run_threads(workers, options.job.timeout,
-                     [&](Job& job) { return train_worker(options, job); });
+  listen_to_signals(true);
+  return telling_saved(options, true, [&] {
+    return run_threads(workers, options.job.timeout,
+                       [&](Job& job) { return train_worker(options, job); });
+  });
 }
 
 // This process as one worker.
 int run_worker(const TrainOptions& options, const JoinOptions& place) {
-  stop_on_signals();
+  listen_to_signals(!is_launched());
   Job job = join(place);
-  return train_worker(options, job);
+  return telling_saved(options, job.rank() == 0 && !is_launched(),
+                       [&] { return train_worker(options, job); });
 }
 
 int run_mpi(const TrainOptions& options, const std::vector<std::string>& arguments) {
@@ -52,6 +90,14 @@ int start_workers(const TrainOptions& options, int workers,
   // They finish their step and save first.
   launch.stop_grace = std::chrono::ceil<std::chrono::milliseconds>(
       std::max<std::chrono::nanoseconds>(std::chrono::minutes(10), 10 * options.job.timeout));
+  launch.before_failure = [&options](int code) {
+    if (code != kWrongUsage) tell_saved(options);
+  };
+  // Their stderr is a pipe, ours may be a terminal.
+  if (!options.log) {
+    launch.arguments.insert(launch.arguments.end(),
+                            {"--log", std::string(to_string(default_log_style()))});
+  }
   if (options.job.transport != TransportKind::kServer) return launch_ranks(launch);
 
   ServerOptions server;
@@ -74,10 +120,11 @@ int start_workers(const TrainOptions& options, int workers,
 // What would fail on every worker alike is told once, before any is started.
 void check_options(const TrainOptions& options) {
   const TransportKind transport = options.job.transport;
+  const std::uint64_t batch = options.global_batch != 0 ? options.global_batch : kGlobalBatch;
   const std::uint64_t micro = options.micro_batch == 0 ? 1 : options.micro_batch;
-  require(options.global_batch % micro == 0,
-          fmt::format("--global-batch {} is not a multiple of --micro-batch {}",
-                      options.global_batch, micro));
+  const bool resumes = options.folder == FolderUse::kResume;
+  require(resumes || batch % micro == 0,
+          fmt::format("--global-batch {} is not a multiple of --micro-batch {}", batch, micro));
   require(options.reducer.reduction != Reduction::kNative || transport == TransportKind::kMpi,
           "--reduction native is MPI's own: it needs --transport mpi");
   const bool native = options.reducer.reduction == Reduction::kNccl;
@@ -87,15 +134,32 @@ void check_options(const TrainOptions& options) {
           "--reduction nccl goes from GPU to GPU, not through --exchange host");
   require(options.job.coordinator.empty() || transport == TransportKind::kServer,
           "--coordinator needs --transport server");
-  require(options.save_every == 0 || !options.out.empty(), "--save-every needs --out");
-  require(!options.resume || !options.out.empty(), "--resume needs --out");
-  require(!options.resume || options.init.empty(),
+  require(!options.save_every || *options.save_every == SaveEvery{} || !options.out.empty(),
+          "--save-every needs --out");
+  require(!resumes || !options.out.empty(), "--resume needs a folder: --resume DIR, or --out DIR");
+  require(!resumes || options.init.empty(),
           "--resume has weights of its own: it does not go with --init");
+  std::error_code error;
+  require(options.init.empty() || options.out.empty() ||
+              !std::filesystem::equivalent(options.init, options.out, error),
+          "--init and --out are the same folder: the new model needs another one");
+  require(options.early_stop == 0 || !options.eval_every || *options.eval_every > 0,
+          "--early-stop counts validations: it does not go with --eval-every 0");
   if (transport == TransportKind::kServer) {
     require(!options.reducer.shard, "--shard-optimizer does not work with --transport server");
     require(options.reducer.reduction == Reduction::kTree && options.reducer.wire == DataType::kF32,
             "--transport server adds in the tree, in f32: no --reduction, no --wire-dtype");
   }
+}
+
+// A run that goes on may have sizes of its own, which are known later.
+void check_lanes(const TrainOptions& options, int workers) {
+  if (options.folder == FolderUse::kResume) return;
+  TrainerOptions sizes;
+  sizes.global_batch = options.global_batch != 0 ? options.global_batch : kGlobalBatch;
+  sizes.micro_batch =
+      options.micro_batch != 0 ? options.micro_batch : fitting_micro_batch(sizes.global_batch);
+  lane_owners(sizes, workers);
 }
 
 }  // namespace
@@ -106,6 +170,7 @@ int train(const TrainOptions& options, const std::vector<std::string>& arguments
   if (options.job.transport == TransportKind::kMpi) return run_mpi(options, arguments);
   const auto environment = rank_environment();
   const int workers = options.workers.value_or(environment ? environment->world_size : 1);
+  check_lanes(options, workers);
   if (options.job.transport == TransportKind::kLocal) return run_as_threads(options, workers);
   const bool server = options.job.transport == TransportKind::kServer;
   const bool joins_server = !options.job.coordinator.empty();

@@ -3,8 +3,8 @@
 #include <fmt/format.h>
 
 #include <algorithm>
-#include <atomic>
-#include <csignal>
+#include <chrono>
+#include <filesystem>
 #include <optional>
 #include <span>
 
@@ -19,11 +19,18 @@
 #include "lockstep/report/metrics.h"
 #include "lockstep/run/fault.h"
 #include "lockstep/run/plan.h"
+#include "lockstep/run/signals.h"
+#include "lockstep/train/checkpoint/folders.h"
 #include "lockstep/train/resume.h"
 #include "lockstep/train/run_checkpoints.h"
 
 namespace lockstep {
 namespace {
+
+// "1 step", "2 steps"
+std::string counted(std::int64_t count, const char* what) {
+  return fmt::format("{} {}{}", count, what, count == 1 ? "" : "s");
+}
 
 void announce(const TrainPlan& plan, Trainer& trainer, int threads) {
   const ModelConfig& model = plan.how.model;
@@ -41,7 +48,7 @@ void announce(const TrainPlan& plan, Trainer& trainer, int threads) {
       trainer.lanes().lanes(),
       fmt::format("{:.1f}",
                   trainer.lanes().epochs(static_cast<std::uint64_t>(plan.how.schedule.steps))),
-      to_string(plan.how.precision), plan.gpu ? gpu_name() : fmt::format("{} threads", threads));
+      to_string(plan.how.precision), plan.gpu ? gpu_name() : counted(threads, "thread"));
 }
 
 // What --init decides that nobody has asked for.
@@ -83,9 +90,28 @@ void tell_result(const DataSource& data, std::optional<double> validation_loss) 
   log_line(LogLevel::kInfo, line);
 }
 
-constinit std::atomic<int> stop_signal{0};
+SaveEvery save_every(const TrainOptions& options) {
+  if (options.out.empty()) return {};
+  return options.save_every.value_or(kDefaultSaveEvery);
+}
 
-Requests current_requests() { return {stop_signal.load(), false}; }
+// What will be left, told before the time is spent.
+void announce_folder(const TrainOptions& options, const Trainer& trainer) {
+  if (options.out.empty()) {
+    log(LogLevel::kWarning, "there is no --out DIR: the model will not be kept");
+    return;
+  }
+  const SaveEvery every = save_every(options);
+  if (every == SaveEvery{}) {
+    log(LogLevel::kInfo, "checkpoints: only when the run is stopped (--save-every 0)");
+    return;
+  }
+  const auto bytes = static_cast<double>(trainer.layout().size() * 3 * sizeof(float));
+  log(LogLevel::kInfo, "checkpoints: every {}, {}B each, written behind training; {} stay in {}",
+      every.steps > 0 ? counted(every.steps, "step") : to_string(every), short_number(bytes),
+      options.keep_last > 0 ? fmt::format("the last {} and the best", options.keep_last) : "all",
+      options.out);
+}
 
 // What people and files are told of the steps; on rank 0.
 class Narrator {
@@ -94,11 +120,12 @@ class Narrator {
       : data_(plan.data),
         log_(options.log.value_or(default_log_style()), plan.how.schedule.steps,
              plan.data.bytes_per_token) {
-    if (!options.out.empty()) metrics_.emplace(options.out + "/metrics.jsonl", steps_done);
+    if (!options.out.empty()) metrics_.emplace(options.out + "/" + kMetricsFile, steps_done);
   }
 
   void step(const StepReport& report) {
     log_.step(report);
+    if (report.save && !metrics_) log_.note("nothing is saved: there is no --out");
     if (metrics_) metrics_->write(metrics_line(report, data_.bytes_per_token));
     if (report.validation_loss) validation_loss_ = report.validation_loss;
     if (report.straggler) {
@@ -122,10 +149,17 @@ int run_steps(Trainer& trainer, const TrainOptions& options, const TrainPlan& pl
   std::optional<Narrator> narrator;
   if (trainer.communicator().rank() == 0) narrator.emplace(options, plan, trainer.steps_done());
   int stopped = 0;
-  trainer.run(current_requests, [&](const StepReport& report) {
+  const auto requests = [&] {
+    Requests requests = requests_of_signals();
+    requests.save = requests.save || checkpoints.interval_passed();
+    return requests;
+  };
+  trainer.run(requests, [&](const StepReport& report) {
     if (narrator) narrator->step(report);
     stopped = report.stop;
-    checkpoints.after_step(stopped != 0);
+    checkpoints.after_step({.stopping = stopped != 0 || report.ends_early,
+                            .requested = report.save,
+                            .best = report.best});
   });
   if (!narrator) return stopped;
   const auto validation_loss = narrator->validation_loss();
@@ -145,16 +179,18 @@ void save(const TrainOptions& options, const TrainPlan& plan, Trainer& trainer) 
 CheckpointPolicy checkpoint_policy(const TrainOptions& options, const TrainPlan& plan,
                                    const ResumePoint& resume) {
   return {.out = options.out,
-          .save_every = options.save_every,
+          .save_every = save_every(options).steps,
+          .interval = save_every(options).interval,
           .keep_last = options.keep_last,
           .wait = options.save_wait,
           .last_step = plan.how.schedule.steps,
-          .damaged = resume.damaged};
+          .damaged = resume.damaged,
+          .saved = note_checkpoint};
 }
 
 void write_halt(const TrainOptions& options, Trainer& trainer) {
   if (trainer.communicator().rank() != 0 || !trainer.halt_report() || options.out.empty()) return;
-  const std::string path = options.out + "/halt.json";
+  const std::string path = options.out + "/" + kHaltFile;
   AtomicFile file(path);
   file.write(to_json(*trainer.halt_report()) + "\n");
   file.commit();
@@ -163,19 +199,47 @@ void write_halt(const TrainOptions& options, Trainer& trainer) {
       path, path, path);
 }
 
+// How the run ended, what it leaves, and what to do with it.
+void tell_end(const TrainOptions& options, const TrainPlan& plan, const Trainer& trainer,
+              int stopped, double seconds) {
+  const std::int64_t steps = trainer.steps_done();
+  const std::string of_all = fmt::format("step {} of {}", steps, plan.how.schedule.steps);
+  std::string how = "done: " + counted(steps, "step");
+  if (stopped != 0) {
+    how = fmt::format("stopped by signal {} after {}", stopped, of_all);
+  } else if (steps < plan.how.schedule.steps) {
+    how = fmt::format("ended early after {}: {} without a better one", of_all,
+                      counted(trainer.validation().since_best, "validation"));
+  }
+  log(LogLevel::kInfo, "{}, in {}", how, short_duration(seconds));
+  if (options.out.empty()) {
+    log(LogLevel::kWarning, "the model is not kept: there was no --out DIR");
+    return;
+  }
+  const ValidationRecord& record = trainer.validation();
+  const std::string best = checkpoint_path(options.out, record.best_step);
+  if (record.best_step > 0 && record.best_step < steps) {
+    log(LogLevel::kInfo, "the best validation loss was {:.4f}, after step {}{}", record.best_loss,
+        record.best_step, std::filesystem::exists(best) ? ": " + best : "");
+  }
+  std::string next = fmt::format("lockstep generate {} --prompt \"Once\"", options.out);
+  if (!plan.data.tokenizer) next = "lockstep verify " + options.out;
+  if (stopped != 0) next = "lockstep train --resume " + options.out;
+  log(LogLevel::kInfo, "the model is in {}; next: {}", options.out, next);
+}
+
 // All steps, and what follows them on all workers. Returns the exit code.
 int run_and_save(Trainer& trainer, const TrainOptions& options, const TrainPlan& plan,
                  RunCheckpoints& checkpoints) {
   Communicator& communicator = trainer.communicator();
+  const auto begin = std::chrono::steady_clock::now();
   const int stopped = run_steps(trainer, options, plan, checkpoints);
   const std::string hash = trainer.verify();
-  checkpoints.finish();
+  checkpoints.finish(stopped != 0);
   save(options, plan, trainer);
+  const std::chrono::duration<double> took = std::chrono::steady_clock::now() - begin;
   if (communicator.rank() == 0) {
-    if (stopped != 0) {
-      log(LogLevel::kInfo, "stopped by signal {} after step {} of {}", stopped,
-          trainer.steps_done(), plan.how.schedule.steps);
-    }
+    tell_end(options, plan, trainer, stopped, took.count());
     if (communicator.world_size() > 1) {
       log(LogLevel::kInfo, "the weights of all {} workers are the same", communicator.world_size());
     }
@@ -191,7 +255,7 @@ int run_and_save(Trainer& trainer, const TrainOptions& options, const TrainPlan&
 void save_halted(Trainer& trainer, const TrainOptions& options, const TrainPlan& plan,
                  RunCheckpoints& checkpoints) {
   try {
-    checkpoints.finish();
+    checkpoints.finish(true);
     save(options, plan, trainer);
     write_halt(options, trainer);
   } catch (const std::exception& failed) {
@@ -225,6 +289,14 @@ Share choose_share(int threads, Communicator& communicator) {
           static_cast<int>(same_host)};
 }
 
+// So that --resume needs no other option.
+void remember(const TrainOptions& options) {
+  if (options.out.empty() || options.remembered.empty()) return;
+  AtomicFile file(options.out + "/" + kRunFile);
+  file.write(options.remembered);
+  file.commit();
+}
+
 std::string data_hash(const TrainPlan& plan) {
   return to_hex(plan.training.fingerprint()) + to_hex(plan.validation.fingerprint());
 }
@@ -242,8 +314,8 @@ void tell_others(Communicator& communicator, const Error& error) {
 int work(const TrainOptions& options, Job& job) {
   Communicator& communicator = job.communicator();
   const int rank = communicator.rank();
-  ResumePoint resume = find_resume_point(communicator, options.out, options.resume);
-  TrainPlan plan = make_train_plan(options, resume.run ? &*resume.run : nullptr);
+  ResumePoint resume = find_resume_point(communicator, options.out, options.folder);
+  TrainPlan plan = make_train_plan(options, resume);
   const Share share = choose_share(options.threads, communicator);
   ThreadPool pool(share.threads);
   choose_exchange(options.exchange, plan.gpu, share.device, communicator, plan.how.reducer);
@@ -264,10 +336,13 @@ int work(const TrainOptions& options, Job& job) {
     announce(plan, trainer, pool.threads());
     announce_start(options, plan);
     announce_workers(trainer);
+    announce_folder(options, trainer);
+    remember(options);
   }
   plan.init.reset();
   trainer.start({{"data hash", data_hash(plan)},
-                 {"save every", std::to_string(options.save_every)},
+                 {"save every", to_string(save_every(options))},
+                 {"out", options.out.empty() ? "none" : "a folder"},
                  {"device", plan.gpu ? gpu_name() : "cpu"}});
   RunCheckpoints checkpoints(trainer, checkpoint_policy(options, plan, resume),
                              plan.data.tokenizer);
@@ -282,14 +357,6 @@ int work(const TrainOptions& options, Job& job) {
 }
 
 }  // namespace
-
-void stop_on_signals() {
-  struct sigaction action {};
-  action.sa_handler = [](int signal) { stop_signal.store(signal); };
-  action.sa_flags = static_cast<int>(SA_RESETHAND) | SA_RESTART;
-  ::sigaction(SIGINT, &action, nullptr);
-  ::sigaction(SIGTERM, &action, nullptr);
-}
 
 int train_worker(const TrainOptions& options, Job& job) {
   try {

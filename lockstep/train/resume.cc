@@ -1,36 +1,84 @@
 #include "lockstep/train/resume.h"
 
 #include <fmt/format.h>
+#include <unistd.h>
 
 #include <algorithm>
+#include <cerrno>
+#include <filesystem>
+#include <initializer_list>
 #include <utility>
 #include <variant>
 
 #include "lockstep/base/error.h"
 #include "lockstep/base/index.h"
 #include "lockstep/base/log.h"
+#include "lockstep/data/shard_builder.h"
+#include "lockstep/files/atomic_file.h"
 #include "lockstep/train/checkpoint/folders.h"
 #include "lockstep/train/run_checkpoints.h"
 
 namespace lockstep {
 namespace {
 
+// The files of a run in its folder, beside checkpoints.
+constexpr std::initializer_list<const char*> kOurFiles = {
+    kWeightsFile, kConfigFile, kTokenizerFile, kRunFile, kMetricsFile, kHaltFile};
+
+[[noreturn]] void refuse_folder(const std::string& message) {
+  throw Error(ErrorCode::kInvalidArgument, message);
+}
+
+bool is_ours(const std::string& name) {
+  return name.starts_with("checkpoint-") || std::ranges::find(kOurFiles, name) != kOurFiles.end();
+}
+
+void require_free(const std::string& out) {
+  if (const auto steps = list_checkpoints(out); !steps.empty()) {
+    refuse_folder(
+        fmt::format("{} has checkpoints, up to {}: --resume goes on from them; a new run "
+                    "needs another --out, or --overwrite",
+                    out, checkpoint_name(steps[0])));
+  }
+  if (std::filesystem::exists(out + "/" + kWeightsFile)) {
+    refuse_folder(
+        fmt::format("{} has a model already: a new run needs another --out, or --overwrite", out));
+  }
+  for (const auto& entry : std::filesystem::directory_iterator(out)) {
+    const std::string name = entry.path().filename();
+    if (is_ours(name)) continue;
+    refuse_folder(
+        fmt::format("{} has other files ({}): a run needs a folder of its own for --out; "
+                    "--overwrite writes among them all the same",
+                    out, name));
+  }
+}
+
+void remove_earlier_run(const std::string& out) {
+  const auto steps = list_checkpoints(out);
+  for (const std::int64_t step : steps) {
+    const std::string path = checkpoint_path(out, step);
+    remove_flat_folder(path + ".tmp");
+    rename_and_sync(path, path + ".tmp");
+  }
+  remove_temporaries(out);
+  for (const char* name : kOurFiles) {
+    const std::string path = out + "/" + name;
+    if (::unlink(path.c_str()) != 0 && errno != ENOENT) throw_io("removing " + path, errno);
+  }
+}
+
 // On rank 0.
-ResumePoint look_into(const std::string& out, bool resume) {
+ResumePoint look_into(const std::string& out, FolderUse use) {
   ResumePoint point;
   if (out.empty()) {
-    if (resume) throw Error(ErrorCode::kInvalidArgument, "--resume needs --out");
+    if (use == FolderUse::kResume) refuse_folder("--resume needs --out");
     return point;
   }
   point.lock.emplace(out);
-  if (!resume) {
-    const auto steps = list_checkpoints(out);
-    if (steps.empty()) return point;
-    throw Error(ErrorCode::kInvalidArgument,
-                fmt::format("{} has checkpoints, up to {}: --resume goes on from them; a new run "
-                            "needs another --out",
-                            out, checkpoint_name(steps[0])));
-  }
+  if (use == FolderUse::kNew) require_free(out);
+  if (use == FolderUse::kOverwrite) remove_earlier_run(out);
+  if (use != FolderUse::kResume) return point;
   auto newest = load_newest_checkpoint(out);
   remove_temporaries(out);
   if (!newest) {
@@ -39,6 +87,7 @@ ResumePoint look_into(const std::string& out, bool resume) {
   }
   log(LogLevel::kInfo, "resuming from {}", checkpoint_path(out, newest->state.run.step));
   point.run = newest->state.run;
+  point.tokenizer = newest->state.tokenizer;
   point.state = std::move(newest->state);
   point.damaged = std::move(newest->damaged);
   return point;
@@ -53,6 +102,20 @@ std::string broadcast_text(Communicator& communicator, const std::string& own) {
   if (communicator.rank() == 0) std::ranges::copy(own, bytes.begin());
   communicator.broadcast(std::span(bytes), 0, patient);
   return {bytes.begin(), bytes.end()};
+}
+
+// Rank 0's tokenizer, on all ranks: one letter, and its file.
+void share_tokenizer(Communicator& communicator, std::shared_ptr<const Tokenizer>& tokenizer) {
+  std::string text = "n";
+  if (tokenizer) {
+    text = tokenizer->kind() == TokenizerKind::kBytes ? "b" : "f";
+    text += tokenizer->model();
+  }
+  text = broadcast_text(communicator, text);
+  if (communicator.rank() == 0 || text[0] == 'n') return;
+  tokenizer = text[0] == 'b'
+                  ? byte_tokenizer()
+                  : sentencepiece_tokenizer(text.substr(1), "the checkpoint's tokenizer");
 }
 
 void require_same_run(const RunState& saved, const RunState& now) {
@@ -108,13 +171,13 @@ void restore_residual(Trainer& trainer, const TrainingState* state) {
 
 }  // namespace
 
-ResumePoint find_resume_point(Communicator& communicator, const std::string& out, bool resume) {
+ResumePoint find_resume_point(Communicator& communicator, const std::string& out, FolderUse use) {
   // One letter and what belongs to it: no checkpoint, a run's state, an error of usage or of files.
   ResumePoint point;
   std::string text = "n";
   if (communicator.rank() == 0) {
     try {
-      point = look_into(out, resume);
+      point = look_into(out, use);
       if (point.run) text = "s" + to_json(*point.run);
     } catch (const Error& error) {
       text = error.code() == ErrorCode::kInvalidArgument ? 'u' : 'f';
@@ -129,12 +192,14 @@ ResumePoint find_resume_point(Communicator& communicator, const std::string& out
     case 's': point.run = std::get<RunState>(parse_run_state(rest)); break;
     default: break;
   }
+  if (point.run) share_tokenizer(communicator, point.tokenizer);
   return point;
 }
 
 void restore(Trainer& trainer, ResumePoint& point) {
   require_same_run(*point.run, run_state_of(trainer));
   trainer.set_steps_done(point.run->step);
+  trainer.set_validation(point.run->validation);
   const TrainingState* state = point.state ? &*point.state : nullptr;
   if (state != nullptr) trainer.replica().set_parameters(state->parameters.span());
   restore_moments(trainer, state);

@@ -1,6 +1,7 @@
 #pragma once
 
 #include <cstdint>
+#include <memory>
 #include <optional>
 #include <string>
 #include <vector>
@@ -15,18 +16,24 @@ namespace lockstep {
 // no disk need be shared. All calls are collective.
 struct ResumePoint {
   std::optional<RunState> run;  // as it was saved, on all ranks; none: the run is a new one
+  std::shared_ptr<const Tokenizer> tokenizer;  // that of the checkpoint, on all ranks; may be none
   // On rank 0.
   std::optional<FolderLock> lock;      // of the run's folder; none without a folder
   std::optional<TrainingState> state;  // until restore() has taken it
   std::vector<std::int64_t> damaged;   // steps of later checkpoints, which could not be read
 };
 
-// Locks the folder `out` and looks for checkpoints, before anything is written. With `resume`: the
-// newest intact checkpoint, or none when there are no checkpoints at all. Without: a new run.
-// Throws on all ranks what rank 0 finds wrong: Error{kInvalidArgument} when a new run would mix
-// with the checkpoints of an old one, or the folder is in use; Error{kIo} when no checkpoint is
-// intact.
-ResumePoint find_resume_point(Communicator& communicator, const std::string& out, bool resume);
+// What a run does with what it finds in its folder.
+enum class FolderUse {
+  kNew,        // refuses a folder that has a model, checkpoints or anything that is not ours
+  kResume,     // goes on from the newest intact checkpoint; a new run when there are none at all
+  kOverwrite,  // a new run: removes our files of an earlier one, and nothing else
+};
+
+// Locks the folder `out` and looks into it, before anything is written. Throws on all ranks what
+// rank 0 finds wrong: Error{kInvalidArgument} when the folder is refused or in use, Error{kIo} when
+// no checkpoint is intact.
+ResumePoint find_resume_point(Communicator& communicator, const std::string& out, FolderUse use);
 
 // Before Trainer::start(), when point.run is there: sets the steps, on rank 0 the weights, and on
 // every rank its moments and residuals. Takes point.state. Throws Error{kInvalidArgument} on all

@@ -14,24 +14,29 @@
 namespace lockstep {
 namespace {
 
-// A state with buffers for a snapshot, unless nothing is ever saved.
+void allocate(TrainingState& state, std::size_t size) {
+  for (FloatBuffer* buffer : {&state.parameters, &state.first_moment, &state.second_moment}) {
+    if (buffer->size() != size) *buffer = FloatBuffer(size);
+  }
+}
+
+// A state with buffers for a snapshot, unless there may never be one.
 TrainingState state_to_fill(const Trainer& trainer, const CheckpointPolicy& policy,
                             std::shared_ptr<const Tokenizer> tokenizer) {
   TrainingState state;
   state.run = run_state_of(trainer);
   state.tokenizer = std::move(tokenizer);
-  if (policy.save_every > 0) {
-    for (FloatBuffer* buffer : {&state.parameters, &state.first_moment, &state.second_moment}) {
-      *buffer = FloatBuffer(trainer.layout().size());
-    }
-  }
+  if (policy.regular()) allocate(state, trainer.layout().size());
   return state;
 }
 
 std::uint64_t save_and_prune(const CheckpointPolicy& policy, const TrainingState& state) {
   const std::uint64_t bytes = save_checkpoint(policy.out, state);
+  if (policy.saved) policy.saved(checkpoint_path(policy.out, state.run.step));
   try {
-    delete_old_checkpoints(policy.out, state.run.step, policy.keep_last, policy.damaged);
+    std::vector<std::int64_t> spared = policy.damaged;
+    spared.push_back(state.run.validation.best_step);
+    delete_old_checkpoints(policy.out, state.run.step, policy.keep_last, spared);
   } catch (const Error& error) {  // one too many does no harm
     log(LogLevel::kWarning, "an old checkpoint stays: {}", error.message());
   }
@@ -87,6 +92,7 @@ RunState run_state_of(const Trainer& trainer) {
   const TrainerOptions& options = trainer.options();
   RunState run;
   run.step = trainer.steps_done();
+  run.validation = trainer.validation();
   run.settings = {.model = options.model,
                   .precision = options.precision,
                   .global_batch = options.global_batch,
@@ -112,10 +118,9 @@ RunCheckpoints::RunCheckpoints(Trainer& trainer, const CheckpointPolicy& policy,
 }
 
 // Rank 0 alone knows whether it is still writing.
-bool RunCheckpoints::agree_to_save(std::int64_t step, bool final) {
+bool RunCheckpoints::agree_to_save(std::int64_t step, bool wait) {
   std::int64_t agreed = -1;
-  if (writer_ &&
-      writer_->request_save(step, final || policy_.wait, Deadline::after(kDiskPatience))) {
+  if (writer_ && writer_->request_save(step, wait, Deadline::after(kDiskPatience))) {
     agreed = step;
   }
   trainer_.communicator().broadcast(std::span(&agreed, 1), 0,
@@ -123,23 +128,39 @@ bool RunCheckpoints::agree_to_save(std::int64_t step, bool final) {
   return agreed == step;
 }
 
-void RunCheckpoints::after_step(bool stopping) {
+void RunCheckpoints::after_step(const SaveReasons& reasons) {
+  if (writer_) writer_->log_outcome();
   const std::int64_t step = trainer_.steps_done();
-  const std::int64_t last = stopping ? step : policy_.last_step;
-  if (step == latest_step_ || !should_save_checkpoint(step, policy_.save_every, last)) return;
+  const bool last = policy_.regular() && step >= policy_.last_step;
+  const bool best = policy_.regular() && reasons.best;
+  const bool due = reasons.stopping || reasons.requested || best || last ||
+                   should_save_checkpoint(step, policy_.save_every, policy_.last_step);
+  if (step == latest_step_ || policy_.out.empty() || !due) return;
   latest_step_ = step;
-  if (!agree_to_save(step, step >= last)) return;
+  latest_save_ = std::chrono::steady_clock::now();
+  if (!agree_to_save(step, reasons.stopping || best || last || policy_.wait)) return;
   trainer_.verify();  // throws on all ranks before anything is written
   if (writer_) {
-    writer_->write([&](TrainingState& snapshot) { collect_state(trainer_, &snapshot); });
+    writer_->write([&](TrainingState& snapshot) { take_snapshot(snapshot); });
   } else {
     collect_state(trainer_, nullptr);
   }
 }
 
-void RunCheckpoints::finish() {
-  after_step(true);
+void RunCheckpoints::take_snapshot(TrainingState& snapshot) {
+  allocate(snapshot, trainer_.layout().size());
+  snapshot.run.validation = trainer_.validation();
+  collect_state(trainer_, &snapshot);
+}
+
+void RunCheckpoints::finish(bool stopping) {
+  after_step({.stopping = stopping});
   if (writer_) writer_->finish(Deadline::after(kDiskPatience));
+}
+
+bool RunCheckpoints::interval_passed() const {
+  return writer_ && policy_.interval.count() > 0 &&
+         std::chrono::steady_clock::now() - latest_save_ >= policy_.interval;
 }
 
 }  // namespace lockstep

@@ -2,6 +2,7 @@
 
 #include <chrono>
 #include <cstdint>
+#include <functional>
 #include <memory>
 #include <optional>
 #include <string>
@@ -12,16 +13,36 @@
 
 namespace lockstep {
 
+// The files of a run in its folder, beside the model's and the checkpoints.
+constexpr const char* kRunFile = "run.json";  // the command's options, for --resume
+constexpr const char* kMetricsFile = "metrics.jsonl";
+constexpr const char* kHaltFile = "halt.json";
+
 // A disk that takes longer than this for one checkpoint is given up.
 constexpr auto kDiskPatience = std::chrono::hours(1);
 
 struct CheckpointPolicy {
-  std::string out = {};
-  std::int64_t save_every = 0;  // steps; 0: never. Otherwise also after the last step.
-  std::int64_t keep_last = 3;   // 0: all
-  bool wait = false;            // for every write, so that no save is skipped
+  std::string out = {};  // empty: nothing is ever saved
+  // Steps or time between checkpoints; 0: not so. With one of them also after the last step and
+  // after every validation that is the best so far; with neither only when a run is stopped, is
+  // halted or is asked to save.
+  std::int64_t save_every = 0;
+  std::chrono::nanoseconds interval = {};
+  std::int64_t keep_last = 3;  // and the one of the best validation; 0: all
+  bool wait = false;           // for every write, so that no save is skipped
   std::int64_t last_step = 0;
   std::vector<std::int64_t> damaged = {};  // steps of checkpoints that could not be read
+  // Told the path of every checkpoint that is on disk, on the writer's thread.
+  std::function<void(const std::string& path)> saved = {};
+
+  bool regular() const { return save_every > 0 || interval.count() > 0; }
+};
+
+// Why a step may be saved, the same on all ranks.
+struct SaveReasons {
+  bool stopping = false;   // no step follows, though the schedule has more
+  bool requested = false;  // by some rank
+  bool best = false;       // the validation after it is the best so far
 };
 
 // Whether a checkpoint is due after `step` steps: every `save_every`, and after the last. Pure.
@@ -35,26 +56,32 @@ RunState run_state_of(const Trainer& trainer);
 // writes, while all train on: the disk need not be shared. All calls are collective.
 class RunCheckpoints {
  public:
-  // On rank 0 memory for a copy of the state is allocated now. The trainer must outlive this.
+  // On rank 0 memory for a copy of the state is allocated now if checkpoints are regular. The
+  // trainer must outlive this.
   RunCheckpoints(Trainer& trainer, const CheckpointPolicy& policy,
                  std::shared_ptr<const Tokenizer> tokenizer);
 
-  // After every step. `stopping`: no step follows. Saves if a checkpoint is due. It is skipped,
-  // with a warning, while the one before is still being written; the last one waits for that.
-  // Throws Error{kReplicaMismatch} on all ranks when their weights differ.
-  void after_step(bool stopping);
-  // After the last step: saves unless this step is saved, and waits on rank 0 until the files are
-  // on disk. Throws Error{kIo} there when that failed.
-  void finish();
+  // After every step. Saves if a checkpoint is due. It is skipped, with a warning, while the one
+  // before is still being written; the last one and that of the best validation wait. Throws
+  // Error{kReplicaMismatch} on all ranks when their weights differ.
+  void after_step(const SaveReasons& reasons);
+  // After the last step: saves what is due unless this step is saved, and waits on rank 0 until the
+  // files are on disk. `stopping` as above. Throws Error{kIo} there when that failed.
+  void finish(bool stopping);
+
+  // On rank 0: the interval has passed since the last save. The rank then requests one of all.
+  bool interval_passed() const;
 
   // What rank 0 is doing; kTraining on the others.
   CheckpointPhase phase() const { return writer_ ? writer_->phase() : CheckpointPhase::kTraining; }
 
  private:
-  bool agree_to_save(std::int64_t step, bool final);
+  bool agree_to_save(std::int64_t step, bool wait);
+  void take_snapshot(TrainingState& snapshot);
 
   Trainer& trainer_;
   const CheckpointPolicy policy_;
+  std::chrono::steady_clock::time_point latest_save_ = std::chrono::steady_clock::now();
   std::int64_t latest_step_;                // for which a save was due, or from which we resumed
   std::optional<CheckpointWriter> writer_;  // on rank 0
 };

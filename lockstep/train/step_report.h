@@ -73,7 +73,9 @@ struct StepReport {
   double learning_rate = 0;
   std::int64_t tokens = 0;
   std::optional<double> validation_loss;
-  double seconds = 0;  // of the step, without validation
+  bool best = false;        // the validation loss is the lowest so far
+  bool ends_early = false;  // no better one has come for too long: this was the last step
+  double seconds = 0;       // of the step, without validation
   // By rank: data, forward and backward of this step, the other phases of the step before (with one
   // worker the optimizer of this step).
   std::vector<PhaseTimes> phases;

@@ -59,8 +59,9 @@ LeafOwners lane_owners(const TrainerOptions& options, int world_size) {
   const std::uint64_t lanes = options.global_batch / options.micro_batch;
   if (lanes < static_cast<std::uint64_t>(world_size)) {
     throw Error(ErrorCode::kInvalidArgument,
-                fmt::format("{} workers, but a step has only {} lanes (global batch {} / micro "
-                            "batch {}); a worker needs at least one",
+                fmt::format("{} workers, but a step has only {} lanes (--global-batch {} / "
+                            "--micro-batch {}), and a worker needs at least one: take a smaller "
+                            "--micro-batch, a larger --global-batch or fewer workers",
                             world_size, lanes, options.global_batch, options.micro_batch));
   }
   return even_owners(lanes, world_size);
@@ -143,6 +144,7 @@ std::vector<Setting> Trainer::settings() const {
   add("training samples", training_.size());
   add("validation samples", validation_.size());
   add("eval every", options_.eval_every);
+  add("early stop", options_.early_stop);
   add("verify every", options_.verify_every);
   add("reduction", to_string(options_.reducer.reduction));
   add("wire type", to_string(options_.reducer.wire));
@@ -370,15 +372,28 @@ std::optional<double> Trainer::evaluate() {
 void Trainer::run(const std::function<Requests()>& requests,
                   const std::function<void(const StepReport&)>& report) {
   bool stopped = false;
-  while (step_ < options_.schedule.steps && !stopped) {
+  while (step_ < options_.schedule.steps && !stopped && !ends_early()) {
     StepReport done = step(requests());
     stopped = done.stop != 0;
-    const bool last = step_ == options_.schedule.steps || stopped;
-    if (last || (options_.eval_every > 0 && step_ % options_.eval_every == 0)) {
-      done.validation_loss = evaluate();
-    }
+    const bool due = step_ == options_.schedule.steps ||
+                     (options_.eval_every > 0 && step_ % options_.eval_every == 0);
+    if (due || stopped) done.validation_loss = evaluate();
+    if (due) record_validation(done);
     report(done);
   }
+}
+
+void Trainer::record_validation(StepReport& report) {
+  if (!report.validation_loss) return;
+  ValidationRecord& record = validation_record_;
+  if (std::isfinite(*report.validation_loss) &&
+      (record.best_step == 0 || *report.validation_loss < record.best_loss)) {
+    record = {step_, *report.validation_loss, 0};
+    report.best = true;
+  } else {
+    ++record.since_best;
+  }
+  report.ends_early = ends_early() && step_ < options_.schedule.steps;
 }
 
 // Lanes are pure functions: a rank computes its own again, one by one, to find the one at fault.

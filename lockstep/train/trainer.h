@@ -12,6 +12,7 @@
 #include "lockstep/data/samples.h"
 #include "lockstep/model/schedule.h"
 #include "lockstep/train/agreement.h"
+#include "lockstep/train/checkpoint/run_state.h"
 #include "lockstep/train/halt.h"
 #include "lockstep/train/reducer.h"
 #include "lockstep/train/replica.h"
@@ -31,6 +32,7 @@ struct TrainerOptions {
   std::uint64_t seed = 0;
   std::int64_t eval_every = 0;  // 0: only after the last step
   std::uint64_t eval_samples = 64;
+  std::int64_t early_stop = 0;  // validations without a better one that end the run; 0: never
   ReducerOptions reducer;
   std::int64_t verify_every = 100;  // steps between comparisons of the replicas; 0: never
   std::vector<SkippedLane> skip_lanes;
@@ -71,8 +73,10 @@ class Trainer {
   const LanePlan& lanes() const { return lanes_; }
   const Samples& training() const { return training_; }
   std::int64_t steps_done() const { return step_; }
+  const ValidationRecord& validation() const { return validation_record_; }
   // For a run that is resumed; restore() sets the state of the replica.
   void set_steps_done(std::int64_t steps) { step_ = steps; }
+  void set_validation(const ValidationRecord& record) { validation_record_ = record; }
 
   // Before the first step: the workers compare their settings (the trainer's and `more`), take the
   // parameters of rank 0 and compare hashes.
@@ -91,8 +95,9 @@ class Trainer {
   // Throws Error{kReplicaMismatch} unless all workers have the same weights. Returns their hash.
   std::string verify();
 
-  // Makes steps until the schedule ends or a rank requests a stop. Calls `requests` before and
-  // `report` after every step.
+  // Makes steps until the schedule ends, a rank requests a stop, or early_stop validations in a row
+  // were not the best. Calls `requests` before and `report` after every step. A validation because
+  // of a stop is not recorded: the run that goes on is as if it had never been stopped.
   void run(const std::function<Requests()>& requests,
            const std::function<void(const StepReport&)>& report);
 
@@ -113,6 +118,10 @@ class Trainer {
   [[noreturn]] void halt();
   HaltReport find_culprit();
   bool skipped(std::uint32_t lane) const;
+  void record_validation(StepReport& report);
+  bool ends_early() const {
+    return options_.early_stop > 0 && validation_record_.since_best >= options_.early_stop;
+  }
   void at(std::string_view place) const {
     if (options_.at) options_.at(place, step_ + 1);
   }
@@ -126,6 +135,7 @@ class Trainer {
   GradientReducer reducer_;
   std::vector<double> block_sums_;
   std::int64_t step_ = 0;
+  ValidationRecord validation_record_;
   PhaseTimes phases_;                    // not sent with a tail yet
   std::vector<double> compute_seconds_;  // by rank, over the last steps
   std::optional<HaltReport> halt_report_;

@@ -49,7 +49,7 @@ class Checkpoints(TrainingCase):
         self.assertEqual(self.saved(self.folder / "few"), ["checkpoint-7"])
 
     def test_zero_saves_none(self):
-        self.train("--steps", 3, "--out", self.out)
+        self.train("--steps", 3, "--save-every", 0, "--out", self.out)
         self.assertEqual(self.saved(), [])
         self.assertIn("--save-every needs --out", self.fails(2, *self.command("--save-every", 1)))
 
@@ -94,6 +94,41 @@ class Checkpoints(TrainingCase):
             self.verify(self.out)
         self.assertEqual(lockstep(*arguments, "--out", self.out, "--resume").stdout.splitlines()[-1], undisturbed)
 
+    def test_resume_needs_nothing_but_the_folder(self):
+        """A run with options of all kinds, stopped where no checkpoint was due."""
+        arguments = self.command("--steps", 300, "--save-every", 0, "--schedule", "linear", "--no-overlap", "--log", "json", "--clip", "0.5")
+        undisturbed = lockstep(*arguments).stdout.splitlines()[-1]
+        process = subprocess.Popen([LOCKSTEP, *map(str, arguments), "--out", self.out], stdout=subprocess.PIPE, stderr=subprocess.PIPE,
+                                   text=True)
+        self.addCleanup(process.communicate)
+        self.addCleanup(process.kill)
+        process.stdout.readline()
+        process.send_signal(signal.SIGINT)
+        _, errors = process.communicate(timeout=60)
+        self.assertEqual(process.returncode, 130, errors)
+        self.assertEqual(len(self.saved()), 1)
+        elsewhere = self.folder / "elsewhere"
+        elsewhere.mkdir()
+        run = lockstep("train", "--resume", self.out, cwd=elsewhere)
+        self.assertEqual(run.returncode, 0, run.stderr)
+        self.assertEqual(run.stdout.splitlines()[-1], undisturbed)
+        self.assertNotIn("resumed with a change", run.stderr)
+        self.assertIn("are two folders", self.fails(2, "train", "--resume", self.out, "--out", elsewhere))
+        self.assertIn("give one of them", self.fails(2, "train", "--resume", self.out, "--overwrite"))
+
+    def test_a_tokenizer_of_the_first_model_goes_on(self):
+        pieces = self.folder / "pieces"
+        run = lockstep(*self.command("--steps", 1, "--tokenizer", "sentencepiece", "--vocab", 300, "--out", pieces))
+        if "built without SentencePiece" in run.stderr:
+            return
+        arguments = ["train", "--data", self.text, "--init", pieces, "--context", 32, "--save-every", 2, "--steps", 4]
+        weights = self.weights_of(lockstep(*arguments, "--out", self.folder / "undisturbed"))
+        self.weights_of(lockstep(*arguments, "--out", self.out))
+        shutil.rmtree(self.out / "checkpoint-4")
+        run = lockstep("train", "--resume", self.out, "--workers", 2, "--transport", "tcp")
+        self.assertEqual(self.weights_of(run), weights)
+        self.assertNotIn("resumed with a change", run.stderr)
+
     def test_another_run_is_refused(self):
         arguments = ["--steps", 4, "--save-every", 2, "--out", self.out]
         weights, _ = self.train(*arguments)
@@ -103,7 +138,8 @@ class Checkpoints(TrainingCase):
                              (["--hidden", 64], "--hidden 64")):
             self.assertIn(word, self.fails(2, *self.command(*arguments, "--resume", *change)))
         self.assertIn("--init", self.fails(2, *self.command(*arguments, "--resume", "--init", self.out)))
-        self.assertIn("--resume needs --out", self.fails(2, *self.command("--resume")))
+        self.assertIn("--resume needs a folder", self.fails(2, *self.command("--resume")))
+        self.assertIn("steps is 3, but 4 are done", self.fails(2, *self.command(*arguments, "--resume", "--steps", 3)))
         other = self.folder / "other.txt"
         other.write_text(self.text.read_text().replace("7", "8"))
         self.assertIn("the data are not the same", self.fails(2, *self.command(*arguments, "--resume", "--data", other)))

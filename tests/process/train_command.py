@@ -5,6 +5,7 @@ threads, clean stops, and one clear line for what is wrong."""
 
 import json
 import math
+import re
 import signal
 import struct
 import subprocess
@@ -41,8 +42,8 @@ class Training(Case):
 
     def test_what_it_leaves(self):
         out = self.folder / "deep" / "model"
-        weights = self.train("--data", self.text, "--steps", 6, "--eval-every", 3, "--out", out)
-        self.assertEqual(sorted(path.name for path in out.iterdir()), ["config.json", "metrics.jsonl", "model.safetensors"])
+        weights = self.train("--data", self.text, "--steps", 6, "--eval-every", 3, "--out", out, "--save-every", 0)
+        self.assertEqual(sorted(path.name for path in out.iterdir()), ["config.json", "metrics.jsonl", "model.safetensors", "run.json"])
         rows = [json.loads(line) for line in (out / "metrics.jsonl").read_text().splitlines()]
         self.assertEqual([row["step"] for row in rows], [1, 2, 3, 4, 5, 6])
         self.assertEqual([row["step"] for row in rows if "val_loss" in row], [3, 6])
@@ -57,6 +58,41 @@ class Training(Case):
             header = json.loads(file.read(struct.unpack("<Q", file.read(8))[0]))
         self.assertEqual(header["__metadata__"]["lockstep_weights"], weights)
         self.assertEqual(header["model.embed_tokens.weight"]["shape"], [256, 32])
+
+    def test_what_it_says_at_the_end(self):
+        out = self.folder / "model"
+        run = lockstep("train", *TINY, self.text, "--steps", 6, "--eval-every", 2, "--out", out)
+        self.assertEqual(run.returncode, 0, run.stderr)
+        self.assertRegex(run.stderr, r"(?m)^done: 6 steps, in \d+s$")
+        self.assertIn(f'the model is in {out}; next: lockstep generate {out} --prompt "Once"\n', run.stderr)
+        self.assertRegex(run.stderr, r"checkpoints: every 10m, [\d.]+[kM]B each, written behind training; the last 3 and the best stay")
+        run = lockstep("train", *TINY, self.text, "--steps", 1, "--threads", 1)
+        self.assertEqual(re.findall("warning: (.*)", run.stderr), ["there is no --out DIR: the model will not be kept",
+                                                                 "the model is not kept: there was no --out DIR"])
+        self.assertRegex(run.stderr, "1 thread\n")
+
+    def test_a_folder_in_use_is_refused_or_overwritten(self):
+        out = self.folder / "model"
+        first = self.train("--data", self.text, "--steps", 1, "--save-every", 0, "--out", out)
+        again = ["train", *TINY, "--data", self.text, "--steps", 2, "--out", out]
+        self.assertIn(f"{out} has a model already", self.fails(2, *again))
+        self.assertIn("are the same folder", self.fails(2, *again, "--init", out, "--overwrite"))
+        self.assertNotEqual(self.train(*again[len(TINY) + 1:], "--overwrite"), first)
+        self.assertIn(f"{out} has checkpoints, up to checkpoint-2", self.fails(2, *again))
+        self.assertIn("a run needs a folder of its own", self.fails(2, *again[:-1], self.folder))
+
+    def test_early_stop_keeps_the_best(self):
+        out = self.folder / "model"
+        run = lockstep("train", *TINY, self.text, "--steps", 90, "--eval-every", 1, "--early-stop", 2, "--lr", 3, "--warmup", 0, "--clip", 0,
+                       "--out", out)
+        self.assertEqual(run.returncode, 0, run.stderr)
+        self.assertRegex(run.stderr, r"ended early after step \d+ of 90: 2 validations without a better one, in ")
+        step = re.search(r"the best validation loss was [\d.]+, after step (\d+): (\S+)", run.stderr)
+        self.assertEqual(step[2], str(out / f"checkpoint-{step[1]}"))
+        self.assertEqual(lockstep("generate", step[2], "--tokens", 3).returncode, 0)
+        # It has ended: there is nothing to go on with.
+        again = lockstep("train", "--resume", out)
+        self.assertEqual(again.stdout.splitlines()[-1], run.stdout.splitlines()[-1], again.stderr)
 
     def test_sensible_without_any_option(self):
         run = lockstep("train", "--data", self.text, "--steps", 2)
@@ -129,6 +165,8 @@ class Training(Case):
                 process.send_signal(number)
                 output, errors = process.communicate(timeout=60)
                 self.assertEqual(process.returncode, 128 + number, errors)
+                self.assertIn("stopping after the step under way; once more to end at once\n", errors)
+                self.assertIn(f"the model is in {out}; next: lockstep train --resume {out}", errors)
                 self.assertRegex(output.splitlines()[-1], WEIGHTS)
                 self.assertRegex(errors, rf"stopped by signal {number:d} after step \d+ of 1000000")
                 self.assertEqual(lockstep("generate", out, "--tokens", 5).returncode, 0)

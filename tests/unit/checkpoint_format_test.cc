@@ -142,6 +142,7 @@ RunState some_run() {
   state.settings.clip = 0.7;
   state.settings.seed = UINT64_MAX;
   state.data = {12345, std::string(64, 'e')};
+  state.validation = {30, 0.1 / 7, 2};
   state.skipped_lanes = {{3, 1}, {17, 0}};
   state.versions = {"0.1.0", "2.36", "x"};
   return state;
@@ -161,6 +162,7 @@ TEST(CheckpointFormat, ARunStateComesBackToTheLastBit) {
   EXPECT_EQ(back.settings.precision, Precision::kBf16);
   EXPECT_EQ(back.skipped_lanes, state.skipped_lanes);
   EXPECT_EQ(back.data, state.data);
+  EXPECT_EQ(back.validation, state.validation);
   EXPECT_EQ(back.versions, state.versions);
   EXPECT_THAT(compare(state, back).forbidden, IsEmpty());
   EXPECT_THAT(compare(state, back).noted, IsEmpty());
@@ -203,6 +205,9 @@ TEST(CheckpointFormat, AnotherRunIsToldFromAChange) {
   now.data.fingerprint = std::string(64, 'f');
   EXPECT_THAT(compare(saved, now).forbidden, ElementsAre("the data are not the same"));
   now = saved;
+  now.settings.schedule.steps = 2000;
+  now.settings.schedule.steps = 40;  // fewer than are done
+  EXPECT_THAT(compare(saved, now).forbidden, ElementsAre("steps is 40, but 41 are done"));
   now.settings.schedule.steps = 2000;
   now.versions.c_library = "2.39";
   EXPECT_THAT(compare(saved, now).forbidden, IsEmpty());

@@ -49,7 +49,7 @@ std::vector<std::optional<Error>> train(const TrainerOptions& options, const std
   return run_ranks(workers, [&](int rank) {
     TestWorker worker(options, some_samples(60), some_samples(9), 1,
                       std::move(group[index_of(rank)]));
-    ResumePoint resume = find_resume_point(worker.communicator, out, true);
+    ResumePoint resume = find_resume_point(worker.communicator, out, FolderUse::kResume);
     EXPECT_EQ(resume.lock.has_value(), rank == 0);
     if (resume.run) restore(worker.trainer, resume);
     worker.trainer.start();
@@ -68,9 +68,9 @@ std::vector<std::optional<Error>> train(const TrainerOptions& options, const std
           if (rank == flip_rank && report.step == 3) {
             worker.replica->complete_parameters([](std::span<float> values) { values[0] += 1; });
           }
-          checkpoints.after_step(report.stop != 0);
+          checkpoints.after_step({.stopping = report.stop != 0});
         });
-    checkpoints.finish();
+    checkpoints.finish(false);
     const std::string own = worker.trainer.verify();
     if (rank == 0) hash = own;
     worker.communicator.barrier();
@@ -187,7 +187,7 @@ class OneWorker : public ::testing::Test {
   }
   void after_step(RunCheckpoints& checkpoints, std::int64_t step, bool stopping = false) {
     worker_.trainer.set_steps_done(step);
-    checkpoints.after_step(stopping);
+    checkpoints.after_step({.stopping = stopping});
   }
 
   TemporaryFolder out_;
@@ -199,7 +199,7 @@ using Resume = OneWorker;
 TEST_F(RunCheckpointsOfOne, SavesWhenDueAndKeepsTheLast) {
   RunCheckpoints checkpoints(worker_.trainer, policy(2, 7), nullptr);
   for (std::int64_t step = 1; step <= 7; ++step) after_step(checkpoints, step);
-  checkpoints.finish();
+  checkpoints.finish(false);
   EXPECT_EQ(checkpoints.phase(), CheckpointPhase::kTraining);
   EXPECT_THAT(list_checkpoints(out_.path()), ElementsAre(7, 6));
   const auto newest = load_newest_checkpoint(out_.path());
@@ -209,39 +209,142 @@ TEST_F(RunCheckpointsOfOne, SavesWhenDueAndKeepsTheLast) {
   EXPECT_EQ(to_json(saved.run), to_json(run_state_of(worker_.trainer)));
 }
 
-TEST_F(RunCheckpointsOfOne, ZeroIsNever) {
+TEST_F(RunCheckpointsOfOne, ZeroIsNeverUnlessTheRunIsStopped) {
   RunCheckpoints checkpoints(worker_.trainer, policy(0, 3), nullptr);
-  for (std::int64_t step = 1; step <= 3; ++step) after_step(checkpoints, step, step == 3);
-  checkpoints.finish();
+  for (std::int64_t step = 1; step <= 3; ++step) {
+    worker_.trainer.set_steps_done(step);
+    checkpoints.after_step({.best = true});
+  }
+  checkpoints.finish(false);
   EXPECT_THAT(list_checkpoints(out_.path()), IsEmpty());
+  after_step(checkpoints, 2, true);
+  checkpoints.finish(true);
+  EXPECT_THAT(list_checkpoints(out_.path()), ElementsAre(2));
+  EXPECT_TRUE(load_newest_checkpoint(out_.path())->damaged.empty());
+}
+
+TEST_F(RunCheckpointsOfOne, WithoutAFolderNothingIsSaved) {
+  RunCheckpoints checkpoints(worker_.trainer, {.last_step = 3}, nullptr);
+  worker_.trainer.set_steps_done(2);
+  checkpoints.after_step({.stopping = true, .requested = true, .best = true});
+  checkpoints.finish(true);
+  EXPECT_EQ(checkpoints.phase(), CheckpointPhase::kTraining);
+}
+
+TEST_F(RunCheckpointsOfOne, ARankMayRequestASave) {
+  std::vector<std::string> told;
+  CheckpointPolicy policy = this->policy(0, 9);
+  policy.saved = [&](const std::string& path) { told.push_back(path); };
+  RunCheckpoints checkpoints(worker_.trainer, policy, nullptr);
+  worker_.trainer.set_steps_done(4);
+  checkpoints.after_step({.requested = true});
+  checkpoints.finish(false);
+  EXPECT_THAT(list_checkpoints(out_.path()), ElementsAre(4));
+  EXPECT_THAT(told, ElementsAre(out_.path() + "/checkpoint-4"));
+}
+
+TEST_F(RunCheckpointsOfOne, ByTimeRankZeroRequestsThem) {
+  using namespace std::chrono_literals;
+  CheckpointPolicy policy = this->policy(0, 9);
+  policy.interval = 1h;
+  EXPECT_FALSE(RunCheckpoints(worker_.trainer, policy, nullptr).interval_passed());
+  policy.interval = 1ns;
+  RunCheckpoints checkpoints(worker_.trainer, policy, nullptr);
+  EXPECT_TRUE(checkpoints.interval_passed());
+  after_step(checkpoints, 8);
+  EXPECT_THAT(list_checkpoints(out_.path()), IsEmpty());
+  after_step(checkpoints, 9);  // the last step
+  checkpoints.finish(false);
+  EXPECT_THAT(list_checkpoints(out_.path()), ElementsAre(9));
+}
+
+TEST_F(RunCheckpointsOfOne, TheBestIsSavedAndStays) {
+  CheckpointPolicy policy = this->policy(2, 9);
+  policy.keep_last = 1;
+  RunCheckpoints checkpoints(worker_.trainer, policy, nullptr);
+  for (std::int64_t step = 1; step <= 9; ++step) {
+    worker_.trainer.set_steps_done(step);
+    const bool best = step == 1 || step == 3;
+    if (best) worker_.trainer.set_validation({step, 1.0 / static_cast<double>(step), 0});
+    checkpoints.after_step({.best = best});
+  }
+  checkpoints.finish(false);
+  EXPECT_THAT(list_checkpoints(out_.path()), ElementsAre(9, 3));
+  const RunState saved = load_newest_checkpoint(out_.path())->state.run;
+  EXPECT_EQ(saved.validation, (ValidationRecord{3, 1.0 / 3, 0}));
 }
 
 TEST_F(RunCheckpointsOfOne, AStopSavesOnceWhereverItIs) {
   RunCheckpoints checkpoints(worker_.trainer, policy(10, 100), nullptr);
   after_step(checkpoints, 3, true);
   after_step(checkpoints, 3, true);
-  checkpoints.finish();
+  checkpoints.finish(true);
   EXPECT_THAT(list_checkpoints(out_.path()), ElementsAre(3));
   EXPECT_FALSE(std::filesystem::exists(out_.path() + "/checkpoint-3.damaged"));
 }
 
 TEST_F(Resume, ANewRunDoesNotTouchAnOldOnesCheckpoints) {
-  const auto find = [&](const std::string& out, bool resume) {
-    return find_resume_point(worker_.communicator, out, resume);
+  const auto find = [&](const std::string& out, FolderUse use) {
+    return find_resume_point(worker_.communicator, out, use);
   };
-  EXPECT_FALSE(find(out_.path(), false).run);
-  EXPECT_FALSE(find(out_.path(), true).run);
-  EXPECT_FALSE(find("", false).run);
-  EXPECT_THROW(find("", true), Error);
+  EXPECT_FALSE(find(out_.path(), FolderUse::kNew).run);
+  EXPECT_FALSE(find(out_.path(), FolderUse::kResume).run);
+  EXPECT_FALSE(find("", FolderUse::kNew).run);
+  EXPECT_THROW(find("", FolderUse::kResume), Error);
   save_checkpoint(out_.path(), some_state(8));
   try {
-    find(out_.path(), false);
+    find(out_.path(), FolderUse::kNew);
     ADD_FAILURE() << "no error";
   } catch (const Error& error) {
     EXPECT_EQ(error.code(), ErrorCode::kInvalidArgument);
     EXPECT_THAT(error.what(), HasSubstr("up to checkpoint-8: --resume goes on"));
   }
-  EXPECT_EQ(find(out_.path(), true).run->step, 8);
+  const ResumePoint found = find(out_.path(), FolderUse::kResume);
+  EXPECT_EQ(found.run->step, 8);
+  EXPECT_EQ(found.tokenizer->kind(), TokenizerKind::kBytes);
+}
+
+TEST_F(Resume, AFolderThatIsNotFreeIsRefusedOrOverwritten) {
+  const auto problem = [&](FolderUse use) -> std::string {
+    try {
+      find_resume_point(worker_.communicator, out_.path(), use);
+    } catch (const Error& error) {
+      EXPECT_EQ(error.code(), ErrorCode::kInvalidArgument);
+      return error.what();
+    }
+    return "none";
+  };
+  const auto write = [&](const char* name) { std::ofstream(out_.path() + "/" + name) << "x"; };
+  const auto there = [&](const char* name) {
+    return std::filesystem::exists(out_.path() + "/" + name);
+  };
+  write("metrics.jsonl");
+  write("halt.json");
+  EXPECT_EQ(problem(FolderUse::kNew), "none");  // a run that left nothing worth keeping
+  write("model.safetensors");
+  EXPECT_THAT(problem(FolderUse::kNew), HasSubstr("has a model already"));
+  EXPECT_EQ(problem(FolderUse::kResume), "none");
+  EXPECT_TRUE(there("model.safetensors"));
+  save_checkpoint(out_.path(), some_state(8));
+  write("letter.txt");
+  EXPECT_EQ(problem(FolderUse::kOverwrite), "none");
+  EXPECT_FALSE(there("model.safetensors") || there("metrics.jsonl") || there("checkpoint-8"));
+  EXPECT_TRUE(there("letter.txt"));
+  EXPECT_THAT(problem(FolderUse::kNew), HasSubstr("has other files (letter.txt)"));
+}
+
+TEST(RunCheckpoints, AllRanksHaveTheTokenizerOfTheCheckpoint) {
+  TemporaryFolder out;
+  save_checkpoint(out.path(), some_state(8));
+  auto group = make_local_group(3);
+  expect_none(run_ranks(3, [&](int rank) {
+    Communicator communicator(std::make_unique<PlanEngine>(std::move(group[index_of(rank)])),
+                              std::chrono::seconds(20));
+    const ResumePoint point = find_resume_point(communicator, out.path(), FolderUse::kResume);
+    ASSERT_TRUE(point.tokenizer);
+    EXPECT_EQ(point.tokenizer->kind(), TokenizerKind::kBytes);
+    communicator.barrier();
+  }));
 }
 
 // Nothing is written before every rank has shown that it has the weights of the step.
@@ -256,15 +359,15 @@ TEST(RunCheckpoints, ASaveWaitsForTheWeightsOfEveryRank) {
     RunCheckpoints checkpoints(worker.trainer, {.out = out.path(), .save_every = 1, .last_step = 9},
                                nullptr);
     worker.trainer.set_steps_done(6);
-    checkpoints.after_step(false);
-    checkpoints.finish();
+    checkpoints.after_step({});
+    checkpoints.finish(false);
     worker.communicator.barrier();
     EXPECT_TRUE(std::filesystem::exists(out.path() + "/checkpoint-6/manifest.json"));
     worker.trainer.set_steps_done(7);
     if (rank == 1) {
       worker.replica->complete_parameters([](std::span<float> values) { values[0] += 1; });
     }
-    EXPECT_THROW(checkpoints.after_step(false), Error);
+    EXPECT_THROW(checkpoints.after_step({}), Error);
     phases[index_of(rank)] = checkpoints.phase();
   });
   expect_none(errors);

@@ -137,6 +137,49 @@ TEST(Trainer, ValidatesWhenAsked) {
   EXPECT_EQ(solo.trainer.evaluate(), solo.trainer.evaluate());
 }
 
+// The steps of a run that has had these validations.
+std::vector<StepReport> reports_of(const TrainerOptions& options,
+                                   const ValidationRecord& before = {}, std::int64_t stop_at = 0) {
+  SoloTrainer solo(options, some_samples(50), some_samples(10), 1);
+  solo.trainer.set_validation(before);
+  std::vector<StepReport> reports;
+  solo.trainer.run(
+      [&] {
+        return Requests{solo.trainer.steps_done() + 1 == stop_at ? 15 : 0, false};
+      },
+      [&](const StepReport& report) { reports.push_back(report); });
+  return reports;
+}
+
+TEST(Trainer, RemembersTheBestValidationAndEndsEarly) {
+  TrainerOptions options = small_options();
+  options.eval_every = 2;
+  options.schedule.steps = 40;
+  options.schedule.peak = 0;  // no validation is better than the first
+  EXPECT_EQ(reports_of(options).size(), 40u);
+  options.early_stop = 3;
+  const std::vector<StepReport> reports = reports_of(options);
+  ASSERT_EQ(reports.size(), 8u);
+  for (const StepReport& report : reports) {
+    EXPECT_EQ(report.best, report.step == 2);
+    EXPECT_EQ(report.ends_early, report.step == 8);
+  }
+  // The count goes on where the run does; a run that has ended has nothing left to do.
+  const double loss = *reports[1].validation_loss;
+  EXPECT_EQ(reports_of(options, {2, loss, 2}).size(), 2u);
+  EXPECT_EQ(reports_of(options, {2, loss, 3}).size(), 0u);
+  EXPECT_TRUE(reports_of(options, {2, loss * 2, 2})[1].best);
+}
+
+TEST(Trainer, AValidationBecauseOfAStopIsNotRecorded) {
+  TrainerOptions options = small_options();
+  options.eval_every = 4;
+  const std::vector<StepReport> reports = reports_of(options, {}, 3);
+  ASSERT_EQ(reports.size(), 3u);
+  EXPECT_TRUE(reports[2].validation_loss);
+  EXPECT_FALSE(reports[2].best);
+}
+
 // Runs one step that must halt; the weights stay as they are.
 std::string halt_message(SoloTrainer& solo) {
   const std::vector<float> before = solo.parameters();
@@ -216,7 +259,15 @@ TEST(Defaults, FitTheData) {
   EXPECT_EQ(validation_samples(2), 1u);
   EXPECT_EQ(validation_samples(1), 0u);
   EXPECT_EQ(validation_samples(1000), 50u);
-  EXPECT_EQ(fitting_steps(1, 1000), 200);
+  EXPECT_EQ(fitting_steps(1, 1000, std::uint64_t{1} << 40), 200);
+  EXPECT_EQ(fitting_steps(1'000'000, 1000, std::uint64_t{1} << 40), 10'000);
+  EXPECT_EQ(fitting_steps(1'000'000, 1000, 1500), 60);  // forty passes
+  EXPECT_EQ(fitting_steps(1'000'000, 1000, 1), 1);
+  EXPECT_EQ(fitting_micro_batch(kGlobalBatch), 2u);  // eight lanes
+  EXPECT_EQ(fitting_micro_batch(64), 8u);
+  EXPECT_EQ(fitting_micro_batch(12), 2u);  // six lanes
+  EXPECT_EQ(fitting_micro_batch(11), 11u);
+  EXPECT_EQ(fitting_micro_batch(1), 1u);
   EXPECT_DOUBLE_EQ(fitting_learning_rate(64, true), fitting_learning_rate(64, false) / 10);
 }
 

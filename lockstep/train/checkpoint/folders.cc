@@ -123,11 +123,11 @@ SavedModel load_model(const std::string& folder) {
 
 std::vector<std::int64_t> checkpoints_to_delete(std::span<const std::int64_t> steps,
                                                 std::int64_t saved, std::int64_t keep_last,
-                                                std::span<const std::int64_t> damaged) {
+                                                std::span<const std::int64_t> spared) {
   if (keep_last <= 0) return {};
   std::vector<std::int64_t> earlier;
   for (const std::int64_t step : steps) {
-    if (step < saved && std::ranges::find(damaged, step) == damaged.end()) {
+    if (step < saved && std::ranges::find(spared, step) == spared.end()) {
       earlier.push_back(step);
     }
   }
@@ -137,9 +137,9 @@ std::vector<std::int64_t> checkpoints_to_delete(std::span<const std::int64_t> st
 }
 
 void delete_old_checkpoints(const std::string& out, std::int64_t saved, std::int64_t keep_last,
-                            std::span<const std::int64_t> damaged) {
+                            std::span<const std::int64_t> spared) {
   for (const std::int64_t step :
-       checkpoints_to_delete(list_checkpoints(out), saved, keep_last, damaged)) {
+       checkpoints_to_delete(list_checkpoints(out), saved, keep_last, spared)) {
     const std::string path = checkpoint_path(out, step);
     remove_flat_folder(path + ".tmp");
     rename_and_sync(path, path + ".tmp");  // from now on it is not a checkpoint

@@ -43,13 +43,14 @@ std::optional<NewestCheckpoint> load_newest_checkpoint(const std::string& out);
 // read_model(). Where the folder has a manifest, the hashes of what is read are checked.
 SavedModel load_model(const std::string& folder);
 
-// Which checkpoints to delete once that of step `saved` is complete. Damaged ones neither count nor
-// are deleted; later ones belong to another run and stay. keep_last 0 keeps all. Pure.
+// Which checkpoints to delete once that of step `saved` is complete. Spared ones, which are damaged
+// or the best, neither count nor are deleted; later ones belong to another run and stay. keep_last
+// 0 keeps all. Pure.
 std::vector<std::int64_t> checkpoints_to_delete(std::span<const std::int64_t> steps,
                                                 std::int64_t saved, std::int64_t keep_last,
-                                                std::span<const std::int64_t> damaged);
+                                                std::span<const std::int64_t> spared);
 void delete_old_checkpoints(const std::string& out, std::int64_t saved, std::int64_t keep_last,
-                            std::span<const std::int64_t> damaged);
+                            std::span<const std::int64_t> spared);
 // Removes what interrupted saves and deletions have left.
 void remove_temporaries(const std::string& out);
 

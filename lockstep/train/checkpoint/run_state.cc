@@ -53,6 +53,10 @@ Json json_of(const RunState& state) {
        {{"samples", state.data.samples},
         {"fingerprint", state.data.fingerprint},
         {"position", static_cast<std::uint64_t>(state.step) * settings.global_batch}}},
+      {"validation",
+       {{"best_step", state.validation.best_step},
+        {"best_loss", state.validation.best_loss},
+        {"since_best", state.validation.since_best}}},
       {"skipped_lanes", skipped},
       {"global_batch", settings.global_batch},
       {"micro_batch", settings.micro_batch},
@@ -159,6 +163,13 @@ std::variant<RunState, FormatProblem> parse_run_state(std::string_view text) {
     state.versions = {inner.text("lockstep"), inner.text("c_library"),
                       inner.text("instruction_set")};
   });
+  if (json.contains("validation")) {
+    read_object(reader, "validation", [&](JsonReader& inner) {
+      state.validation = {static_cast<std::int64_t>(inner.whole("best_step", kMostStep)),
+                          inner.number("best_loss"),
+                          static_cast<std::int64_t>(inner.whole("since_best", kMostStep))};
+    });
+  }
   read_object(reader, "data", [&](JsonReader& inner) {
     state.data = {inner.whole("samples"), inner.text("fingerprint")};
     const auto position = static_cast<std::uint64_t>(state.step) * state.settings.global_batch;
@@ -187,6 +198,11 @@ Differences compare(const RunState& saved, const RunState& now) {
   check(no, "the number of samples", saved.data.samples, now.data.samples);
   if (saved.data.samples == now.data.samples && saved.data != now.data) {
     no.emplace_back("the data are not the same");
+  }
+
+  if (now.settings.schedule.steps < saved.step) {
+    no.push_back(
+        fmt::format("steps is {}, but {} are done", now.settings.schedule.steps, saved.step));
   }
 
   auto& yes = differences.noted;

@@ -45,8 +45,17 @@ struct Versions {
   bool operator==(const Versions&) const = default;
 };
 
+// How validation has gone so far.
+struct ValidationRecord {
+  std::int64_t best_step = 0;  // of the lowest loss; 0: there was no validation
+  double best_loss = 0;
+  std::int64_t since_best = 0;  // validations after it
+  bool operator==(const ValidationRecord&) const = default;
+};
+
 struct RunState {
   std::int64_t step = 0;  // steps that are done
+  ValidationRecord validation;
   RunSettings settings;
   DataIdentity data;
   std::vector<SkippedLane> skipped_lanes;

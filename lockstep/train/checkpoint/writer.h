@@ -49,6 +49,8 @@ class CheckpointWriter {
   // After request_save(), once all ranks have the same weights: calls `snapshot`, then returns
   // while the copy is being written.
   void write(const Snapshot& snapshot);
+  // Logs how the last save went, once it has ended.
+  void log_outcome();
   // Waits for the save under way. Throws Error{kIo} when the last save has failed, Error{kTimeout}
   // at the deadline.
   void finish(Deadline deadline);
@@ -64,7 +66,6 @@ class CheckpointWriter {
 
   void set_phase(CheckpointPhase phase);
   void wait(Deadline deadline);
-  void log_outcome();
   Outcome save() const;
   void work();
 

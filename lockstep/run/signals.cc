@@ -1,0 +1,80 @@
+#include "lockstep/run/signals.h"
+
+#include <unistd.h>
+
+#include <algorithm>
+#include <array>
+#include <atomic>
+#include <cerrno>
+#include <chrono>
+#include <csignal>
+#include <cstring>
+
+#include "lockstep/base/signal_count.h"
+
+namespace lockstep {
+namespace {
+
+constinit SignalCount stop_signals;
+constinit std::atomic<bool> save_requested{false};
+constinit std::atomic<bool> telling{false};
+
+// Two texts in turn: a handler may be reading the one before.
+using PathText = std::array<char, 4096>;
+constinit std::array<PathText, 2> checkpoint_paths{};
+constinit std::atomic<int> newest_path{-1};
+
+// As a handler may.
+void say(const char* text) {
+  [[maybe_unused]] const ssize_t written = ::write(STDERR_FILENO, text, std::strlen(text));
+}
+
+void on_stop(int signal) {
+  const int error = errno;
+  switch (stop_signals.take(signal, std::chrono::steady_clock::now())) {
+    case SignalCount::Meaning::kFirst:
+      if (!telling) break;
+      if (::isatty(STDERR_FILENO) != 0) say("\n");  // a bar may be there
+      say("stopping after the step under way; once more to end at once\n");
+      break;
+    case SignalCount::Meaning::kSameAgain: break;
+    case SignalCount::Meaning::kSecond:
+      if (telling) {
+        const int newest = newest_path.load();
+        say("\nended at once; ");
+        say(newest < 0 ? "no checkpoint was saved" : "the newest checkpoint is ");
+        if (newest >= 0) say(checkpoint_paths[static_cast<std::size_t>(newest)].data());
+        say("\n");
+      }
+      std::signal(signal, SIG_DFL);
+      std::raise(signal);
+      break;
+  }
+  errno = error;
+}
+
+}  // namespace
+
+void listen_to_signals(bool tell) {
+  telling = tell;
+  struct sigaction action {};
+  action.sa_flags = SA_RESTART;
+  action.sa_handler = on_stop;
+  ::sigaction(SIGINT, &action, nullptr);
+  ::sigaction(SIGTERM, &action, nullptr);
+  action.sa_handler = [](int) { save_requested.store(true); };
+  ::sigaction(SIGUSR1, &action, nullptr);
+}
+
+Requests requests_of_signals() { return {stop_signals.first(), save_requested.exchange(false)}; }
+
+void note_checkpoint(const std::string& path) {
+  const int next = newest_path.load() == 0 ? 1 : 0;
+  PathText& text = checkpoint_paths[static_cast<std::size_t>(next)];
+  const std::size_t size = std::min(path.size(), text.size() - 1);
+  std::copy_n(path.data(), size, text.data());
+  text[size] = '\0';
+  newest_path.store(next);
+}
+
+}  // namespace lockstep
