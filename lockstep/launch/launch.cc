@@ -29,6 +29,7 @@
 #include "lockstep/base/signal_count.h"
 #include "lockstep/launch/rank_environment.h"
 #include "lockstep/launch/rank_lines.h"
+#include "lockstep/net/job/blame.h"
 #include "lockstep/net/socket/socket.h"
 
 extern char** environ;
@@ -66,6 +67,7 @@ class BlockedSignals {
 
 constexpr const char* kLaunchedVariable = "LOCKSTEP_LAUNCHED_RANK";
 constexpr std::string_view kErrorPrefix = "error: ";
+constexpr int kCompanion = -1;  // among the parts of the job; the others are ranks
 constexpr std::string_view kClearLine = "\r\x1b[K";
 
 struct Child {
@@ -151,12 +153,13 @@ class Launcher {
       if (stop_at_ && stop_at_->expired()) end_the_rest();
     }
     for (Child& child : children_) forward(child);
-    std::optional<std::string> beside;
+    std::optional<Error> beside;
     if (options_.finish_companion) {
-      beside = options_.finish_companion(!first_failed_ && stopped_by_ == 0);
+      beside = options_.finish_companion(!blame_.culprit() && stopped_by_ == 0);
     }
-    if (options_.before_failure && (first_failed_ || ended_at_once_)) {
-      options_.before_failure(first_failed_ ? exit_code(first_failed()) : 1);
+    if (beside) blame_.add(kCompanion, evidence_of(*beside, kCompanion));
+    if (options_.before_failure && (blame_.culprit() || ended_at_once_)) {
+      options_.before_failure(exit_code());
     }
     return conclude(beside);
   }
@@ -265,29 +268,23 @@ class Launcher {
       if (child.status == 0 || cut_short_) continue;
       const bool as_told = stopped_by_ != 0 && ended_as_told(child);
       if (as_told && !was_killed(child)) continue;
-      if (first_failed_ && weight(child) <= weight(first_failed())) continue;
-      if (as_told) {  // it could not stop in order, and so the others cannot either
+      if (as_told) {
+        if (blame_.evidence() >= Evidence::kKilled) continue;
+        // It could not stop in order, and so the others cannot either.
         cut_short_ = true;
-        first_failed_.reset();
-      } else {
-        first_failed_ = child.rank;
+        blame_ = {};
+      } else if (!blame_.add(child.rank, evidence_of_end(child))) {
+        continue;
       }
       hurry();
     }
   }
 
-  const Child& first_failed() const { return children_[index_of(*first_failed_)]; }
-
   static bool was_killed(const Child& child) { return WIFSIGNALED(child.status); }
 
-  static bool was_echo(const Child& child) {
-    return !was_killed(child) && WEXITSTATUS(child.status) == kEchoCode;
-  }
-
-  // What its end tells of the cause. Who was killed is why others failed.
-  static int weight(const Child& child) {
-    if (was_killed(child)) return 2;
-    return was_echo(child) ? 0 : 1;
+  static Evidence evidence_of_end(const Child& child) {
+    if (was_killed(child)) return Evidence::kKilled;
+    return WEXITSTATUS(child.status) == kEchoCode ? Evidence::kEcho : Evidence::kOwn;
   }
 
   static bool ended_as_told(const Child& child) {
@@ -295,9 +292,11 @@ class Launcher {
     return signal == SIGINT || signal == SIGTERM || signal == SIGHUP;
   }
 
-  // Ours, when this child is the first that failed.
-  static int exit_code(const Child& child) {
-    return was_killed(child) || was_echo(child) ? 1 : WEXITSTATUS(child.status);
+  // Ours, once the culprit is known.
+  int exit_code() const {
+    const auto culprit = blame_.culprit();
+    const bool by_itself = blame_.evidence() == Evidence::kOwn && *culprit != kCompanion;
+    return by_itself ? WEXITSTATUS(children_[index_of(*culprit)].status) : 1;
   }
 
   // The rest have a short while to say what they saw.
@@ -325,7 +324,7 @@ class Launcher {
     if (std::exchange(asked_to_stop_, true)) {
       send_to_running(SIGKILL);
     } else {
-      if (stopped_by_ != 0 && !first_failed_) {
+      if (stopped_by_ != 0 && !blame_.culprit()) {
         log(LogLevel::kError, "{} of {} ranks did not stop in time and are ended", running(),
             options_.ranks);
       }
@@ -339,28 +338,29 @@ class Launcher {
     reap(0);
   }
 
-  int conclude(const std::optional<std::string>& beside) const {
-    if (beside) log_line(LogLevel::kError, *beside);
-    if (first_failed_) {
-      const Child& child = first_failed();
+  int conclude(const std::optional<Error>& beside) const {
+    const auto culprit = blame_.culprit();
+    if (beside) log(LogLevel::kError, "{}: {}", options_.companion, beside->what());
+    if (culprit && *culprit != kCompanion) {
+      const Child& child = children_[index_of(*culprit)];
       if (was_killed(child)) {
         const int signal = WTERMSIG(child.status);
         log(LogLevel::kError, "rank {} (pid {}) was killed by signal {} ({})", child.rank,
             child.pid, signal, strsignal(signal));
         return 1;
       }
-      if (was_echo(child)) {
+      if (blame_.evidence() == Evidence::kEcho) {
         // It tells of another rank, which could not say anything itself.
         std::string_view told = child.lines.last_line();
         if (told.starts_with(kErrorPrefix)) told.remove_prefix(kErrorPrefix.size());
         log(LogLevel::kError, "{} (as rank {} tells)", told.empty() ? "a rank failed" : told,
             child.rank);
-        return exit_code(child);
+        return exit_code();
       }
       log(LogLevel::kError, "rank {} (pid {}) failed first, with exit code {}: {}", child.rank,
-          child.pid, exit_code(child),
+          child.pid, exit_code(),
           child.lines.last_line().empty() ? "it said nothing" : child.lines.last_line());
-      return exit_code(child);
+      return exit_code();
     }
     if (stopped_by_ != 0) return 128 + stopped_by_;
     return beside ? 1 : 0;
@@ -369,7 +369,7 @@ class Launcher {
   const LaunchOptions options_;
   const BlockedSignals signals_;
   std::vector<Child> children_;
-  std::optional<int> first_failed_;
+  Blame blame_;
   std::optional<Deadline> stop_at_;  // set once somebody failed or we were told to stop
   SignalCount stop_signals_;
   bool asked_to_stop_ = false;
@@ -384,7 +384,7 @@ bool is_launched() { return std::getenv(kLaunchedVariable) != nullptr; }
 
 bool is_launched_echo(const Error& error) {
   const char* own = std::getenv(kLaunchedVariable);
-  return own != nullptr && is_echo(error, std::atoi(own));
+  return own != nullptr && evidence_of(error, std::atoi(own)) == Evidence::kEcho;
 }
 
 int launch_ranks(const LaunchOptions& options) { return Launcher(options).run(); }

@@ -25,7 +25,8 @@ struct LaunchOptions {
   std::chrono::milliseconds stop_grace{600};
   // Ends what runs beside the ranks in this process, such as their gradient server, and tells what
   // went wrong there. Called once, when all ranks have ended; `succeeded` if all did.
-  std::function<std::optional<std::string>(bool succeeded)> finish_companion = {};
+  std::function<std::optional<Error>(bool succeeded)> finish_companion = {};
+  std::string companion = "the gradient server";  // how messages call it
   // Called ahead of the last line when a rank has failed or the ranks were ended before they had
   // stopped, with the exit code to come.
   std::function<void(int code)> before_failure = {};
@@ -37,20 +38,16 @@ struct LaunchOptions {
 // and SIGHUP are passed on to the ranks; SIGUSR1 is passed on to one of them.
 //
 // Returns 0 if all succeeded. When one fails the rest are ended and reaped, the last line on stderr
-// tells which rank failed first and how, and its exit code is returned (1 if a signal killed it, or
-// if only the companion failed). Who failed because of another is not the first, however early it
-// ended: a process is gone later than its connections. After a signal to ourselves: 128 + its
-// number. No rank outlives this process, however it ends.
+// tells which rank or companion is to blame (blame.h) and how it ended, and its exit code is
+// returned (1 if a signal killed it, or if it is the companion). After a signal to ourselves: 128 +
+// its number. No rank outlives this process, however it ends.
 int launch_ranks(const LaunchOptions& options);
 
 // Whether this process is a rank of launch_ranks().
 bool is_launched();
 
-// Whether the error of a rank tells of another one's failure.
-inline bool is_echo(const Error& error, int own_rank) {
-  return error.rank() >= 0 && error.rank() != own_rank;
-}
-// The same in a rank of launch_ranks(), whose launcher knows it by the exit code.
+// Whether the error of this process tells of another rank's failure and the process is a rank of
+// launch_ranks(), whose launcher knows it by the exit code.
 bool is_launched_echo(const Error& error);
 inline constexpr int kEchoCode = 4;
 

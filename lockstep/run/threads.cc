@@ -2,12 +2,14 @@
 
 #include <algorithm>
 #include <exception>
+#include <mutex>
 #include <thread>
 #include <utility>
 #include <vector>
 
 #include "lockstep/base/error.h"
-#include "lockstep/launch/launch.h"
+#include "lockstep/base/index.h"
+#include "lockstep/net/job/blame.h"
 
 namespace lockstep {
 
@@ -15,28 +17,29 @@ int run_threads(int world_size, std::chrono::nanoseconds timeout,
                 const std::function<int(Job&)>& work) {
   std::vector<Job> jobs = join_threads(world_size, timeout);
   std::vector<int> codes(jobs.size());
-  std::vector<std::exception_ptr> causes(jobs.size());
-  std::vector<std::exception_ptr> echoes(jobs.size());
+  std::mutex mutex;
+  Blame blame;                 // guarded by mutex
+  std::exception_ptr failure;  // guarded by mutex: the culprit's
+  const auto failed = [&](int rank, Evidence evidence) {
+    const std::lock_guard lock(mutex);
+    if (blame.add(rank, evidence)) failure = std::current_exception();
+  };
   std::vector<std::thread> threads;
-  for (std::size_t rank = 0; rank < jobs.size(); ++rank) {
+  for (int rank = 0; rank < world_size; ++rank) {
     threads.emplace_back([&, rank] {
       try {
-        Job job = std::move(jobs[rank]);  // ends with this rank's work, not with the last one's
-        codes[rank] = work(job);
+        // Ends with this rank's work, not with the last one's.
+        Job job = std::move(jobs[index_of(rank)]);
+        codes[index_of(rank)] = work(job);
       } catch (const Error& error) {
-        auto& kind = is_echo(error, static_cast<int>(rank)) ? echoes : causes;
-        kind[rank] = std::current_exception();
+        failed(rank, evidence_of(error, rank));
       } catch (...) {
-        causes[rank] = std::current_exception();
+        failed(rank, Evidence::kOwn);
       }
     });
   }
   for (std::thread& thread : threads) thread.join();
-  for (const auto& errors : {causes, echoes}) {
-    for (const std::exception_ptr& error : errors) {
-      if (error) std::rethrow_exception(error);
-    }
-  }
+  if (failure) std::rethrow_exception(failure);
   return *std::ranges::max_element(codes);
 }
 

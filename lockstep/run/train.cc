@@ -108,11 +108,9 @@ int start_workers(const TrainOptions& options, int workers,
       listen_for_workers({"127.0.0.1", 0}, server.token, Deadline::after(options.job.timeout)),
       server);
   launch.arguments.insert(launch.arguments.end(), {"--coordinator", to_string(run.address())});
-  launch.finish_companion = [&](bool succeeded) -> std::optional<std::string> {
-    const auto patience = succeeded ? options.job.timeout : std::chrono::nanoseconds(0);
-    const auto error = run.finish(Deadline::after(patience));
-    if (!error) return std::nullopt;
-    return fmt::format("the gradient server: {}", error->what());
+  launch.finish_companion = [&](bool succeeded) {
+    return run.finish(
+        Deadline::after(succeeded ? options.job.timeout : std::chrono::nanoseconds(0)));
   };
   return launch_ranks(launch);
 }
