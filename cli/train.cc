@@ -377,7 +377,9 @@ void add_worker_options(CLI::App& command, TrainFlags& given) {
 int run_train(TrainFlags& options, const std::vector<std::string>& arguments) {
   TrainOptions& run = options.run;
   TokenizerChoice tokenizer = {options.tokenizer, run.vocab, {}, options.force_tokenizer};
-  if (options.tokenizer == "sentencepiece") run.vocab = 0;  // the text may have fewer pieces
+  if (options.tokenizer == "sentencepiece" || options.tokenizer == "bpe") {
+    run.vocab = 0;  // the text may have fewer pieces
+  }
   run.data = [&options, tokenizer](const std::optional<ModelTokenizer>& start) {
     TokenizerChoice choice = tokenizer;
     choice.inherited = start;

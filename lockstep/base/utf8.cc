@@ -73,4 +73,24 @@ std::string repair_utf8(std::string_view text, std::string_view replacement) {
   return repaired.append(text);
 }
 
+void append_utf8(std::string& text, std::uint32_t point) {
+  const auto put = [&](std::uint32_t byte) { text += static_cast<char>(byte); };
+  if (point < 0x80) {
+    put(point);
+    return;
+  }
+  if (point < 0x800) {
+    put(0xc0 | point >> 6);
+  } else {
+    if (point < 0x10000) {
+      put(0xe0 | point >> 12);
+    } else {
+      put(0xf0 | point >> 18);
+      put(0x80 | (point >> 12 & 0x3f));
+    }
+    put(0x80 | (point >> 6 & 0x3f));
+  }
+  put(0x80 | (point & 0x3f));
+}
+
 }  // namespace lockstep

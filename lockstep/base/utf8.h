@@ -1,6 +1,7 @@
 #pragma once
 
 #include <cstddef>
+#include <cstdint>
 #include <optional>
 #include <string>
 #include <string_view>
@@ -24,5 +25,8 @@ std::size_t whole_characters(std::string_view text);
 // The text with `replacement`, which is U+FFFD unless given, for every byte that is not part of a
 // character.
 std::string repair_utf8(std::string_view text, std::string_view replacement = "\xef\xbf\xbd");
+
+// Appends the character of that code point, which is no surrogate and at most 0x10ffff.
+void append_utf8(std::string& text, std::uint32_t point);
 
 }  // namespace lockstep

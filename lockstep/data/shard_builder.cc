@@ -11,7 +11,7 @@
 namespace lockstep {
 namespace {
 
-constexpr std::size_t kPiece = 1 << 20;  // bytes of text at once, then up to the line's end
+constexpr std::size_t kPiece = 1 << 20;  // bytes of text at once, then up to a place to cut
 
 }  // namespace
 
@@ -33,9 +33,9 @@ ShardBuilder::ShardBuilder(const Options& options, const Tokenizer& tokenizer)
     throw Error(ErrorCode::kInvalidArgument,
                 fmt::format("{} is there already: shards of two runs do not mix", there[0]));
   }
-  if (!tokenizer_.model().empty()) {
-    AtomicFile file(fmt::format("{}/{}", options_.folder, kTokenizerFile));
-    file.write(tokenizer_.model());
+  for (const TokenizerFile& made : tokenizer_.files()) {
+    AtomicFile file(fmt::format("{}/{}", options_.folder, made.name));
+    file.write(made.bytes);
     file.commit();
   }
 }
@@ -44,8 +44,10 @@ void ShardBuilder::add_document(std::string_view text,
                                 const std::function<void(std::size_t)>& progress) {
   std::size_t done = 0;
   while (done < text.size()) {
-    std::size_t end = std::min(text.size(), done + kPiece);
-    if (end < text.size()) end = std::min(text.find('\n', end), text.size() - 1) + 1;
+    const std::size_t end = done + tokenizer_.piece_end(text.substr(done), kPiece);
+    if (done == 0 && tokenizer_.start_of_document()) {
+      tokens_.push_back(*tokenizer_.start_of_document());
+    }
     tokenizer_.encode(text.substr(done, end - done), tokens_);
     std::size_t bytes = end - done;
     if (end == text.size() && tokenizer_.end_of_document()) {

@@ -12,7 +12,7 @@
 
 namespace lockstep {
 
-// Documents to a folder of shards, shard_00000.bin and so on, and the tokenizer's model beside
+// Documents to a folder of shards, shard_00000.bin and so on, and the tokenizer's files beside
 // them. Throws Error{kInvalidArgument} when the folder has shards already.
 class ShardBuilder {
  public:
@@ -47,8 +47,6 @@ class ShardBuilder {
   std::uint64_t shard_tokens_ = 0;    // in the shard under way
   std::uint64_t shard_text_bytes_ = 0;
 };
-
-constexpr const char* kTokenizerFile = "tokenizer.model";
 
 // The files of a folder that end in .bin, by name.
 std::vector<std::string> shards_in(const std::string& folder);

@@ -30,6 +30,24 @@ bool is_shard(const MappedFile& file) {
   return file.path().ends_with(".bin") || has_shard_magic(file.bytes());
 }
 
+// Whether the name asks for a tokenizer that is trained on the text.
+bool is_trained(const std::string& name) { return name == "sentencepiece" || name == "bpe"; }
+
+// The tokenizer in a file, whose name says of which kind it is, or in a folder.
+std::shared_ptr<const Tokenizer> open_tokenizer(const std::string& path) {
+  namespace fs = std::filesystem;
+  if (fs::is_directory(path)) {
+    for (const char* name : {kBpeFile, kSentencePieceFile}) {
+      if (fs::exists(fs::path(path) / name)) return open_tokenizer(fs::path(path) / name);
+    }
+    throw_bad_file(path,
+                   fmt::format("neither {} nor {} in this folder", kBpeFile, kSentencePieceFile));
+  }
+  if (!path.ends_with(".json")) return sentencepiece_tokenizer(file_contents(path), path);
+  const std::string config = fs::path(path).replace_filename(kBpeConfigFile);
+  return bpe_tokenizer(file_contents(path), fs::exists(config) ? file_contents(config) : "", path);
+}
+
 TokenShard encode_text(const std::string& name, std::span<const std::string_view> documents,
                        const Tokenizer& tokenizer, double entropy_per_byte) {
   ShardHeader header = shard_header_for(tokenizer);
@@ -47,6 +65,7 @@ TokenShard encode_text(const std::string& name, std::span<const std::string_view
   }
   std::vector<std::int32_t> tokens;
   for (const std::string_view text : documents) {
+    if (tokenizer.start_of_document()) tokens.push_back(*tokenizer.start_of_document());
     tokenizer.encode(text, tokens);
     if (end) tokens.push_back(*end);
   }
@@ -81,11 +100,11 @@ std::shared_ptr<const Tokenizer> tokenizer_for(const TokenizerChoice& choice,
                     "says which one turns text into its tokens",
                     start.model));
   }
-  if (choice.name.empty() || (start.same_run && choice.name == "sentencepiece")) {
+  if (choice.name.empty() || (start.same_run && is_trained(choice.name))) {
     return start.tokenizer;
   }
   const std::string what = fmt::format("--tokenizer {}", choice.name);
-  if (choice.name == "sentencepiece") refuse_other(what + " trains a new one", start);
+  if (is_trained(choice.name)) refuse_other(what + " trains a new one", start);
   const auto given = make_tokenizer(choice, texts);
   if (!same_tokenizer(*given, *start.tokenizer)) refuse_other(what, start);
   return start.tokenizer;
@@ -132,17 +151,21 @@ std::shared_ptr<const Tokenizer> tokenizer_of(const TokenShard& shard,
                            shard.name()));
       }
       return byte_tokenizer();
-    case TokenizerKind::kSentencePiece: break;
+    case TokenizerKind::kSentencePiece:
+    case TokenizerKind::kBpe: break;
   }
-  if (choice.name == "bytes") {
-    refuse(
-        fmt::format("--tokenizer bytes: {} holds tokens of SentencePiece already", shard.name()));
+  const bool bpe = shard.header().tokenizer == TokenizerKind::kBpe;
+  const char* const made_with = bpe ? "bpe" : "sentencepiece";
+  if (choice.name == "bytes" || (is_trained(choice.name) && choice.name != made_with)) {
+    refuse(fmt::format("--tokenizer {}: {} holds tokens of {} already", choice.name, shard.name(),
+                       bpe ? "BPE" : "SentencePiece"));
   }
-  const std::string path =
-      choice.name.empty() || choice.name == "sentencepiece"
-          ? std::filesystem::path(shard.name()).replace_filename(kTokenizerFile).string()
-          : choice.name;
-  std::shared_ptr<const Tokenizer> tokenizer = sentencepiece_tokenizer(file_contents(path), path);
+  const std::string path = choice.name.empty() || is_trained(choice.name)
+                               ? std::filesystem::path(shard.name())
+                                     .replace_filename(bpe ? kBpeFile : kSentencePieceFile)
+                                     .string()
+                               : choice.name;
+  std::shared_ptr<const Tokenizer> tokenizer = open_tokenizer(path);
   if (shard_header_for(*tokenizer).tokenizer_model != shard.header().tokenizer_model) {
     throw_bad_file(path, fmt::format("not the tokenizer that {} was made with", shard.name()));
   }
@@ -256,10 +279,12 @@ DataSource completed(DataSource source) {
 std::shared_ptr<const Tokenizer> make_tokenizer(const TokenizerChoice& choice,
                                                 std::span<const std::string_view> texts) {
   std::shared_ptr<const Tokenizer> tokenizer;
-  if (choice.name == "sentencepiece") {
+  if (is_trained(choice.name)) {
     const std::uint32_t pieces = choice.vocab == 0 ? kDefaultPieces : choice.vocab;
-    tokenizer = sentencepiece_tokenizer(train_sentencepiece(texts, pieces),
-                                        "the model trained on the text");
+    tokenizer = choice.name == "bpe"
+                    ? bpe_tokenizer(train_bpe(texts, pieces), "", "the BPE trained on the text")
+                    : sentencepiece_tokenizer(train_sentencepiece(texts, pieces),
+                                              "the model trained on the text");
     if (choice.vocab > tokenizer->vocab()) {
       log(LogLevel::kWarning, "--vocab {}: the text has only {} pieces, and so has the vocabulary",
           choice.vocab, tokenizer->vocab());
@@ -267,11 +292,7 @@ std::shared_ptr<const Tokenizer> make_tokenizer(const TokenizerChoice& choice,
     return tokenizer;
   }
   const bool bytes = choice.name.empty() || choice.name == "bytes";
-  if (bytes) {
-    tokenizer = byte_tokenizer();
-  } else {
-    tokenizer = sentencepiece_tokenizer(file_contents(choice.name), choice.name);
-  }
+  tokenizer = bytes ? byte_tokenizer() : open_tokenizer(choice.name);
   if (choice.vocab != 0 && choice.vocab < tokenizer->vocab()) {
     refuse(fmt::format("--vocab {}: {} a vocabulary of {}", choice.vocab,
                        bytes ? "bytes have" : choice.name + " has", tokenizer->vocab()));

@@ -32,8 +32,10 @@ struct ModelTokenizer {
 };
 
 struct TokenizerChoice {
-  std::string name = {};    // "bytes", "sentencepiece" (trained on the text), or a .model file
-  std::uint32_t vocab = 0;  // pieces to train, or the vocabulary of shards that do not say
+  // "bytes"; "sentencepiece" or "bpe" (trained on the text); a .model or tokenizer.json file, or
+  // the folder that has one.
+  std::string name = {};
+  std::uint32_t vocab = 0;  // tokens to train, or the vocabulary of shards that do not say
   // Text is encoded with the tokenizer of this model. Another tokenizer is refused unless `force`.
   std::optional<ModelTokenizer> inherited = {};
   bool force = false;

@@ -86,7 +86,7 @@ std::variant<ShardContent, ShardProblem> parse_ours(std::span<const std::byte> f
   if (header.vocab == 0 || header.vocab > kMostVocab) {
     return wrong(16, fmt::format("a vocabulary of {}", header.vocab));
   }
-  if (tokenizer > static_cast<std::uint32_t>(TokenizerKind::kSentencePiece)) {
+  if (tokenizer > static_cast<std::uint32_t>(TokenizerKind::kBpe)) {
     return wrong(20, fmt::format("tokenizer {} is not known", tokenizer));
   }
   if (!std::isfinite(header.entropy_per_byte) || header.entropy_per_byte < 0) {

@@ -18,7 +18,7 @@ namespace lockstep {
 
 enum class ShardFormat { kLockstep, kLlmC, kNanoGpt };
 
-enum class TokenizerKind : std::uint32_t { kUnknown = 0, kBytes = 1, kSentencePiece = 2 };
+enum class TokenizerKind : std::uint32_t { kUnknown = 0, kBytes = 1, kSentencePiece = 2, kBpe = 3 };
 
 constexpr std::uint32_t kMostVocab = 1u << 30;  // so that a token fits an int32
 
@@ -30,7 +30,7 @@ struct ShardHeader {
   std::uint64_t text_bytes =
       0;  // of the text they stand for, ends of documents included; 0: not known
   double entropy_per_byte = 0;      // of the source, in bits, where it is known; 0: not known
-  Blake3Hash tokenizer_model = {};  // of the SentencePiece model's file; zero for bytes
+  Blake3Hash tokenizer_model = {};  // of the tokenizer's file; zero for bytes
   bool operator==(const ShardHeader&) const = default;
 };
 

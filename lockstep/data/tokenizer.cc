@@ -1,5 +1,8 @@
 #include "lockstep/data/tokenizer.h"
 
+#include <algorithm>
+#include <utility>
+
 namespace lockstep {
 namespace {
 
@@ -20,11 +23,28 @@ class ByteTokenizer final : public Tokenizer {
     return text;
   }
   std::string_view model() const override { return {}; }
+  std::vector<TokenizerFile> files() const override { return {}; }
 };
 
 }  // namespace
 
+std::size_t Tokenizer::piece_end(std::string_view text, std::size_t least) const {
+  if (least >= text.size()) return text.size();
+  return std::min(text.find('\n', least), text.size() - 1) + 1;
+}
+
 std::unique_ptr<Tokenizer> byte_tokenizer() { return std::make_unique<ByteTokenizer>(); }
+
+std::unique_ptr<Tokenizer> tokenizer_of_files(TokenizerKind kind, std::string model,
+                                              std::string config, const std::string& name) {
+  switch (kind) {
+    case TokenizerKind::kUnknown: break;
+    case TokenizerKind::kBytes: return byte_tokenizer();
+    case TokenizerKind::kSentencePiece: return sentencepiece_tokenizer(std::move(model), name);
+    case TokenizerKind::kBpe: return bpe_tokenizer(std::move(model), std::move(config), name);
+  }
+  return nullptr;
+}
 
 ShardHeader shard_header_for(const Tokenizer& tokenizer) {
   ShardHeader header;

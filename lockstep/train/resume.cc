@@ -23,7 +23,8 @@ namespace {
 
 // The files of a run in its folder, beside checkpoints.
 constexpr std::initializer_list<const char*> kOurFiles = {
-    kWeightsFile, kConfigFile, kTokenizerFile, kRunFile, kMetricsFile, kHaltFile};
+    kWeightsFile,   kConfigFile, kSentencePieceFile, kBpeFile,
+    kBpeConfigFile, kRunFile,    kMetricsFile,       kHaltFile};
 
 [[noreturn]] void refuse_folder(const std::string& message) {
   throw Error(ErrorCode::kInvalidArgument, message);
@@ -104,18 +105,18 @@ std::string broadcast_text(Communicator& communicator, const std::string& own) {
   return {bytes.begin(), bytes.end()};
 }
 
-// Rank 0's tokenizer, on all ranks: one letter, and its file.
+// Rank 0's tokenizer, on all ranks: its kind, and its two files where it has them.
 void share_tokenizer(Communicator& communicator, std::shared_ptr<const Tokenizer>& tokenizer) {
-  std::string text = "n";
-  if (tokenizer) {
-    text = tokenizer->kind() == TokenizerKind::kBytes ? "b" : "f";
-    text += tokenizer->model();
-  }
-  text = broadcast_text(communicator, text);
-  if (communicator.rank() == 0 || text[0] == 'n') return;
-  tokenizer = text[0] == 'b'
-                  ? byte_tokenizer()
-                  : sentencepiece_tokenizer(text.substr(1), "the checkpoint's tokenizer");
+  auto kind = static_cast<std::int32_t>(tokenizer ? tokenizer->kind() : TokenizerKind::kUnknown);
+  communicator.broadcast(std::span(&kind, 1), 0,
+                         {.deadline = Deadline::after(kDiskPatience)});
+  std::vector<TokenizerFile> files;
+  if (tokenizer) files = tokenizer->files();
+  files.resize(2);
+  for (TokenizerFile& file : files) file.bytes = broadcast_text(communicator, file.bytes);
+  if (communicator.rank() == 0) return;
+  tokenizer = tokenizer_of_files(static_cast<TokenizerKind>(kind), std::move(files[0].bytes),
+                                 std::move(files[1].bytes), "the checkpoint's tokenizer");
 }
 
 void require_same_run(const RunState& saved, const RunState& now) {

@@ -54,6 +54,7 @@ class SentencePieceTokenizer final : public Tokenizer {
   }
 
   std::string_view model() const override { return model_; }
+  std::vector<TokenizerFile> files() const override { return {{kSentencePieceFile, model_}}; }
 
  private:
   std::string model_;

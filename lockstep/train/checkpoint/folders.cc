@@ -116,7 +116,8 @@ std::optional<NewestCheckpoint> load_newest_checkpoint(const std::string& out) {
 SavedModel load_model(const std::string& folder) {
   MappedFolder files(folder);
   if (files.find(kManifestFile)) {
-    require_intact(files, {kConfigFile, kTokenizerFile, kWeightsFile});
+    require_intact(files,
+                   {kConfigFile, kSentencePieceFile, kBpeFile, kBpeConfigFile, kWeightsFile});
   }
   return read_model(files);
 }

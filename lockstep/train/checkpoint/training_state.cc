@@ -156,8 +156,10 @@ std::vector<StateFile> state_files(const TrainingState& state) {
   require_sizes(state, layout);
   std::vector<StateFile> files;
   files.push_back({kConfigFile, config_json(layout.config(), state.tokenizer.get())});
-  if (state.tokenizer && !state.tokenizer->model().empty()) {
-    files.push_back({kTokenizerFile, std::string(state.tokenizer->model())});
+  if (state.tokenizer) {
+    for (TokenizerFile& file : state.tokenizer->files()) {
+      files.push_back({std::move(file.name), std::move(file.bytes)});
+    }
   }
   files.push_back({kStateFile, to_json(state.run)});
   files.push_back(tensors_file(kWeightsFile, tensors_to_store(layout, state.parameters.span())));

@@ -8,7 +8,6 @@
 #include <utility>
 
 #include "lockstep/base/error.h"
-#include "lockstep/data/shard_builder.h"
 #include "lockstep/files/atomic_file.h"
 #include "lockstep/files/json.h"
 #include "lockstep/files/mapped_file.h"
@@ -19,7 +18,13 @@ namespace {
 
 std::string_view name_of(const Tokenizer* tokenizer) {
   if (tokenizer == nullptr) return "none";
-  return tokenizer->kind() == TokenizerKind::kBytes ? "bytes" : "sentencepiece";
+  switch (tokenizer->kind()) {
+    case TokenizerKind::kUnknown: break;
+    case TokenizerKind::kBytes: return "bytes";
+    case TokenizerKind::kSentencePiece: return "sentencepiece";
+    case TokenizerKind::kBpe: return "bpe";
+  }
+  return "none";
 }
 
 Json config_of(const ModelConfig& config, const Tokenizer* tokenizer) {
@@ -43,7 +48,8 @@ Json config_of(const ModelConfig& config, const Tokenizer* tokenizer) {
       {"lockstep_tokenizer", name_of(tokenizer)},
   };
   if (tokenizer != nullptr && tokenizer->end_of_document()) {
-    json["bos_token_id"] = *tokenizer->end_of_document();  // it separates documents
+    // Where nothing begins a document, the end of the one before does.
+    json["bos_token_id"] = tokenizer->start_of_document().value_or(*tokenizer->end_of_document());
     json["eos_token_id"] = *tokenizer->end_of_document();
   }
   return json;
@@ -144,9 +150,14 @@ std::shared_ptr<const Tokenizer> read_tokenizer(FileSource& files, const ConfigF
   std::shared_ptr<const Tokenizer> tokenizer;
   if (config.tokenizer == "bytes") {
     tokenizer = byte_tokenizer();
-  } else if (config.tokenizer == "sentencepiece" || files.find(kTokenizerFile)) {
-    tokenizer = sentencepiece_tokenizer(std::string(as_text(files.get(kTokenizerFile))),
-                                        files.path(kTokenizerFile));
+  } else if (config.tokenizer == "sentencepiece" ||
+             (config.tokenizer != "bpe" && files.find(kSentencePieceFile))) {
+    tokenizer = sentencepiece_tokenizer(std::string(as_text(files.get(kSentencePieceFile))),
+                                        files.path(kSentencePieceFile));
+  } else if (config.tokenizer == "bpe" || files.find(kBpeFile)) {
+    const auto beside = files.find(kBpeConfigFile);
+    tokenizer = bpe_tokenizer(std::string(as_text(files.get(kBpeFile))),
+                              beside ? std::string(as_text(*beside)) : "", files.path(kBpeFile));
   }
   if (tokenizer && tokenizer->vocab() > static_cast<std::uint32_t>(config.model.vocab)) {
     throw_bad_file(files.path(kConfigFile),
@@ -241,8 +252,10 @@ void save_model(const std::string& folder, const ParameterLayout& layout,
                 std::span<const float> parameters, const Tokenizer* tokenizer, std::int64_t steps) {
   make_folder(folder);
   const std::string prefix = folder + "/";
-  if (tokenizer != nullptr && !tokenizer->model().empty()) {
-    write_file(prefix + kTokenizerFile, tokenizer->model());
+  if (tokenizer != nullptr) {
+    for (const TokenizerFile& file : tokenizer->files()) {
+      write_file(prefix + file.name, file.bytes);
+    }
   }
   write_file(prefix + kConfigFile, config_json(layout.config(), tokenizer));
   write_safetensors(prefix + kWeightsFile, tensors_to_store(layout, parameters),

@@ -18,7 +18,7 @@
 namespace lockstep {
 
 // The files of a trained model, as Hugging Face's LlamaForCausalLM has them: config.json,
-// model.safetensors, and tokenizer.model where the tokenizer has a file.
+// model.safetensors, and the tokenizer's files.
 
 constexpr const char* kConfigFile = "config.json";
 constexpr const char* kWeightsFile = "model.safetensors";
@@ -27,7 +27,7 @@ constexpr const char* kWeightsIndexFile = "model.safetensors.index.json";
 // config.json.
 struct ConfigFile {
   ModelConfig model;
-  std::string tokenizer;              // "bytes", "sentencepiece", "none"; empty: it does not say
+  std::string tokenizer;              // "bytes", "sentencepiece", "bpe", "none"; empty: not said
   std::optional<std::int32_t> start;  // the token before the first one of a document
 };
 // `tokenizer` may be none. Pure.
