@@ -21,6 +21,8 @@ may be larger than memory; docs/data_format.md specifies them. `lockstep train` 
 
   lockstep data book.txt letters.txt --out shards                          bytes, no files needed
   lockstep data book.txt --out shards --tokenizer sentencepiece --vocab 4096
+  lockstep data book.txt --out shards --tokenizer bpe --vocab 8192         learns a tokenizer.json
+  lockstep data book.txt --out shards --tokenizer Qwen2.5/tokenizer.json   byte-level BPE of Hugging Face
   lockstep data --stories 20000 --out stories                              the built-in corpus
   lockstep data --stories 3 --print                                        a look at it
   lockstep data --check shards                                             reads every token once)";
@@ -162,10 +164,12 @@ void add_data(CLI::App& app, Action& action) {
   command.add_option("--out", options->out, "Folder for the shards")->option_text("DIR");
   command
       .add_option("--tokenizer", options->tokenizer.name,
-                  "bytes, sentencepiece (trained on the text), or a SentencePiece .model file")
+                  "bytes; sentencepiece or bpe (trained on the text); a tokenizer.json or .model "
+                  "file, or the folder that has it")
       ->option_text("NAME [bytes]");
   command
-      .add_option("--vocab", options->tokenizer.vocab, "Pieces of a sentencepiece that is trained")
+      .add_option("--vocab", options->tokenizer.vocab,
+                  "Tokens of a sentencepiece or bpe that is trained")
       ->check(CLI::Range(1, 1 << 24))
       ->option_text("N [4096]");
   command.add_option("--stories", options->stories, "Make so many stories of the built-in corpus")

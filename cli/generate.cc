@@ -14,8 +14,8 @@ namespace {
 
 constexpr const char* kGenerateExplanation =
     R"(MODEL is a folder that `lockstep train --out` left, one of its checkpoints, or any LlamaForCausalLM of
-Hugging Face in safetensors with a SentencePiece tokenizer.model. The text goes to standard output, the prompt first.
-The same seed gives the same text.
+Hugging Face in safetensors with a SentencePiece tokenizer.model or a byte-level BPE in tokenizer.json. The text goes
+to standard output, the prompt first. The same seed gives the same text.
 
   lockstep generate my-model --prompt "Once upon a time" --temperature 0.7 --top-p 0.95 --seed 3)";
 
@@ -48,7 +48,8 @@ int run_generate(const GenerateFlags& options) {
   if (!model.tokenizer) {
     throw Error(
         ErrorCode::kIo,
-        fmt::format("{}: there is no tokenizer, so tokens cannot become text", options.model));
+        fmt::format("{}: there is no tokenizer, so tokens cannot become text{}{}", options.model,
+                    model.no_tokenizer.empty() ? "" : ": ", model.no_tokenizer));
   }
   if (const auto position = find_not_utf8(options.prompt)) {
     throw Error(ErrorCode::kInvalidArgument,

@@ -86,7 +86,8 @@ void add_data_options(CLI::App& command, TrainFlags& options) {
   command
       .add_option(
           "--tokenizer", options.tokenizer,
-          "For text: bytes, sentencepiece (trained on the text), or a SentencePiece .model file")
+          "For text: bytes; sentencepiece or bpe (trained on the text); a tokenizer.json or .model "
+          "file, or the folder that has it")
       ->option_text("NAME [that of --init, else bytes]")
       ->group(group);
   command
@@ -94,9 +95,10 @@ void add_data_options(CLI::App& command, TrainFlags& options) {
                 "Train the model of --init on the tokens of another tokenizer than its own")
       ->group(group);
   command
-      .add_option("--vocab", options.run.vocab,
-                  "Pieces for sentencepiece; for shards without a header the number of tokens "
-                  "there are; otherwise the model's vocabulary, at least the tokenizer's")
+      .add_option(
+          "--vocab", options.run.vocab,
+          "Tokens for sentencepiece or bpe; for shards without a header the number of tokens "
+          "there are; otherwise the model's vocabulary, at least the tokenizer's")
       ->check(CLI::Range(1, 1 << 24))
       ->option_text("N")
       ->group(group);

@@ -4,34 +4,14 @@ PyPI into build/test_venv; without a network the test is skipped."""
 # ctest: TIMEOUT 300
 # builds: release
 
-import importlib.util
 import json
-import os
-import subprocess
 import sys
 import unittest
 from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).parent / "support"))
+import pypi  # noqa: E402
 from training import TrainingCase  # noqa: E402
-
-NEEDED = ["safetensors", "numpy"]
-
-
-def enter_interpreter_with_packages():
-    if all(importlib.util.find_spec(name) for name in NEEDED):
-        return
-    folder = Path(os.environ["LOCKSTEP_BUILD_DIR"]).parent / "test_venv"
-    python = folder / "bin" / "python"
-    if Path(sys.executable) == python:
-        sys.exit(f"{folder} lacks {NEEDED}")
-    if subprocess.run([python, "-c", f"import {', '.join(NEEDED)}"], capture_output=True).returncode if python.exists() else 1:
-        for command in ([sys.executable, "-m", "venv", folder], [python, "-m", "pip", "install", "-q", *NEEDED]):
-            done = subprocess.run(command, capture_output=True, text=True)
-            if done.returncode != 0:
-                print(f"skipped: {' '.join(map(str, command))}: {done.stderr.strip()[-300:]}")
-                sys.exit(77)
-    os.execv(python, [python, *sys.argv])
 
 
 class Safetensors(TrainingCase):
@@ -85,5 +65,5 @@ class Safetensors(TrainingCase):
 
 
 if __name__ == "__main__":
-    enter_interpreter_with_packages()
+    pypi.need("safetensors", "numpy")
     unittest.main()

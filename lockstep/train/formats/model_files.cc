@@ -146,18 +146,30 @@ void write_file(const std::string& path, std::string_view text) {
   file.commit();
 }
 
-std::shared_ptr<const Tokenizer> read_tokenizer(FileSource& files, const ConfigFile& config) {
+std::shared_ptr<const Tokenizer> read_bpe(FileSource& files) {
+  const auto beside = files.find(kBpeConfigFile);
+  return bpe_tokenizer(std::string(as_text(files.get(kBpeFile))),
+                       beside ? std::string(as_text(*beside)) : "", files.path(kBpeFile));
+}
+
+// `problem`: weights of others are of use without their tokenizer, of which there are many kinds.
+std::shared_ptr<const Tokenizer> read_tokenizer(FileSource& files, const ConfigFile& config,
+                                                std::string& problem) {
   std::shared_ptr<const Tokenizer> tokenizer;
   if (config.tokenizer == "bytes") {
     tokenizer = byte_tokenizer();
   } else if (config.tokenizer == "sentencepiece" ||
-             (config.tokenizer != "bpe" && files.find(kSentencePieceFile))) {
+             (config.tokenizer.empty() && files.find(kSentencePieceFile))) {
     tokenizer = sentencepiece_tokenizer(std::string(as_text(files.get(kSentencePieceFile))),
                                         files.path(kSentencePieceFile));
-  } else if (config.tokenizer == "bpe" || files.find(kBpeFile)) {
-    const auto beside = files.find(kBpeConfigFile);
-    tokenizer = bpe_tokenizer(std::string(as_text(files.get(kBpeFile))),
-                              beside ? std::string(as_text(*beside)) : "", files.path(kBpeFile));
+  } else if (config.tokenizer == "bpe") {
+    tokenizer = read_bpe(files);
+  } else if (config.tokenizer.empty() && files.find(kBpeFile)) {
+    try {
+      tokenizer = read_bpe(files);
+    } catch (const Error& error) {
+      problem = error.message();
+    }
   }
   if (tokenizer && tokenizer->vocab() > static_cast<std::uint32_t>(config.model.vocab)) {
     throw_bad_file(files.path(kConfigFile),
@@ -270,7 +282,7 @@ SavedModel read_model(FileSource& files) {
   SavedModel model;
   model.config = config.model;
   model.start = config.start;
-  model.tokenizer = read_tokenizer(files, config);
+  model.tokenizer = read_tokenizer(files, config, model.no_tokenizer);
   const ParameterLayout layout(model.config);
   if (!files.find(kWeightsFile) && files.find(kWeightsIndexFile)) {
     model.parameters = FloatBuffer(layout.size());

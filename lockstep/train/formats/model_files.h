@@ -38,6 +38,7 @@ ConfigFile parse_config_json(const std::string& path, std::string_view text);
 struct SavedModel {
   ModelConfig config;
   std::shared_ptr<const Tokenizer> tokenizer;  // none: the shards were made elsewhere
+  std::string no_tokenizer;                    // why the one in a folder of others is not known
   std::optional<std::int32_t> start;           // the token before the first one of a document
   FloatBuffer parameters;                      // in the order of ParameterLayout(config)
 };

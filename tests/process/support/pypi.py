@@ -1,5 +1,6 @@
-"""Packages of PyPI for tests, in build/test_venv."""
+"""Packages of PyPI for tests, in build/test_venv. Tests that run at the same time take turns."""
 
+import fcntl
 import importlib.util
 import os
 import subprocess
@@ -16,9 +17,11 @@ def need(*packages):
     python = folder / "bin" / "python"
     if Path(sys.executable) == python:
         sys.exit(f"{folder} lacks {packages}")
-    if subprocess.run([python, "-c", f"import {', '.join(packages)}"], capture_output=True).returncode if python.exists() else 1:
-        for command in ([sys.executable, "-m", "venv", folder], [python, "-m", "pip", "install", "-q", *packages]):
-            run(command)
+    with open(f"{folder}.lock", "w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        if subprocess.run([python, "-c", f"import {', '.join(packages)}"], capture_output=True).returncode if python.exists() else 1:
+            for command in ([sys.executable, "-m", "venv", folder], [python, "-m", "pip", "install", "-q", *packages]):
+                run(command)
     os.execv(python, [python, *sys.argv])
 
 
