@@ -131,6 +131,17 @@ def trained(texts, pattern, special, vocab=2000, **options):
     return assemble(tokenizers.models.BPE(vocab=model["vocab"], merges=merges, **options), pattern, special)
 
 
+def every_pair(pattern, special, seed=0):
+    """Any two bytes of a word merge, so that a text cut elsewhere has other ids."""
+    import tokenizers
+
+    letters = byte_letters().values()
+    pairs = [(a, b) for a in letters for b in letters]
+    random.Random(seed).shuffle(pairs)
+    vocab = {token: number for number, token in enumerate([*letters, *(a + b for a, b in pairs)])}
+    return assemble(tokenizers.models.BPE(vocab=vocab, merges=pairs), pattern, special)
+
+
 def shard_tokens(folder):
     """The tokens of all shards of a folder."""
     tokens = []
@@ -185,20 +196,20 @@ class Tokenizers(TextCase):
             # Without the middle of the large blocks of Chinese and Korean, and what is not assigned.
             points = [*range(1, 0x3500), *range(0x9F00, 0xAD00), *range(0xD700, 0xD800), *range(0xF800, 0x12500 if name == "gpt2" else 0x1FC00)]
             text = "".join(f"{c}'{c} {c}\na{c}1{c}{c}.{c} b\u0301{c}\n" for c in map(chr, points))
-            tokenizer = trained(["plain words, nothing else\n"], pattern, SPECIAL[name], vocab=300)
+            tokenizer = every_pair(pattern, SPECIAL[name])
             self.compare(name, tokenizer, text, "<|end_of_text|>" if name == "llama3" else "<|endoftext|>")
 
     def test_added_tokens_and_options(self):
         """Tokens that take space with them, that are no special ones, that begin alike; a space before the text."""
         from tokenizers import AddedToken, pre_tokenizers
 
-        tokenizer = trained(["plain words, nothing else\n"], QWEN2, SPECIAL["qwen2"], vocab=300)
+        tokenizer = every_pair(QWEN2, SPECIAL["qwen2"])
         tokenizer.add_tokens([AddedToken("<left>", lstrip=True), AddedToken("<right>", rstrip=True), AddedToken("e\u0301t"),
                               AddedToken("<le"), AddedToken("\n\n\n"), AddedToken("words", normalized=False)])
         special = [*SPECIAL["qwen2"], "<left>", "<right>", "<le", "e\u0301t", "\u00e9t", "\n\n\n", "swords", "<|im_"]
         text = mixed_text(3, 100_000, special) + " ".join(random.Random(4).choices(special, k=2000))
         self.compare("added", tokenizer, text, "<|endoftext|>")
-        prefixed = trained(["plain words, nothing else\n"], GPT2, SPECIAL["gpt2"], vocab=300)
+        prefixed = every_pair(GPT2, SPECIAL["gpt2"])
         prefixed.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=True)
         self.compare("prefixed", prefixed, "words <|endoftext|>words<|endoftext|> \n" * 3 + mixed_text(5, 50_000, SPECIAL["gpt2"]), "<|endoftext|>")
 
