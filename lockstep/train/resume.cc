@@ -108,8 +108,7 @@ std::string broadcast_text(Communicator& communicator, const std::string& own) {
 // Rank 0's tokenizer, on all ranks: its kind, and its two files where it has them.
 void share_tokenizer(Communicator& communicator, std::shared_ptr<const Tokenizer>& tokenizer) {
   auto kind = static_cast<std::int32_t>(tokenizer ? tokenizer->kind() : TokenizerKind::kUnknown);
-  communicator.broadcast(std::span(&kind, 1), 0,
-                         {.deadline = Deadline::after(kDiskPatience)});
+  communicator.broadcast(std::span(&kind, 1), 0, {.deadline = Deadline::after(kDiskPatience)});
   std::vector<TokenizerFile> files;
   if (tokenizer) files = tokenizer->files();
   files.resize(2);

@@ -232,6 +232,7 @@ class Letters final : public Tokenizer {
   }
   std::string decode(std::span<const std::int32_t>) const override { return {}; }
   std::string_view model() const override { return "letters"; }
+  std::vector<TokenizerFile> files() const override { return {}; }
 };
 
 TEST(OpenData, TextIsEncodedWithTheTokenizerOfTheModelThatTrainingStartsFrom) {
