@@ -5,10 +5,11 @@
 import os
 import socket
 import sys
+import time
 
 sys.path.insert(0, os.path.join(os.path.dirname(__file__), "support"))
 import ranks
-from ranks import Cases, Job
+from ranks import Cases, Failure, Job
 
 TIMEOUT = 2.0
 LIMIT = TIMEOUT + ranks.SLACK
@@ -65,6 +66,44 @@ def visited_job(transport, hold_at, count, inside=None):
             leave(strangers)
 
 
+def cpu_seconds(pid):
+    with open(f"/proc/{pid}/stat") as file:
+        fields = file.read().rsplit(")", 1)[1].split()
+    return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
+
+
+def trickling_strangers(count, rate, seconds):
+    """Strangers of several addresses that send a byte now and then cost the rank hardly anything."""
+    arguments = ["--transport", "tcp", "--collective", "all_reduce", "--timeout", 20, "--iterations", 6]
+    with Job(2, arguments, {r: ["--hold-at", 3] for r in range(2)}) as job:
+        for r in range(2):
+            job.wait_event(r, "held")
+        strangers = [socket.create_connection(job.master, timeout=10, source_address=(f"127.0.0.{2 + i % 4}", 0))
+                     for i in range(count)]
+        try:
+            pid = job.ranks[0].process.pid
+            before, start = cpu_seconds(pid), time.monotonic()
+            sent = 0
+            while (elapsed := time.monotonic() - start) < seconds:
+                while sent < rate * elapsed:
+                    try:
+                        strangers[sent % count].send(HEADER[sent // count:][:1])
+                    except OSError:  # its time was over
+                        pass
+                    sent += 1
+                time.sleep(0.01)
+            share = (cpu_seconds(pid) - before) / elapsed
+            for rank in job.ranks.values():
+                rank.tell()
+            job.expect_success()
+        finally:
+            leave(strangers)
+    print(f"        {count} strangers with {rate} bytes a second: {share:.1%} of a core", flush=True)
+    # Far from the 25 % of a core that it takes to look at every stranger for every byte.
+    if share >= 0.1:
+        raise Failure(f"{count} strangers cost {share:.1%} of a core")
+
+
 def visited_rendezvous():
     arguments = ["--transport", "tcp", "--collective", "all_reduce", "--timeout", 10, "--iterations", 3]
     with Job(3, arguments, start=False) as job:
@@ -87,6 +126,8 @@ def main():
     for transport in ("tcp", "shm"):
         cases.run(f"{transport}: 200 strangers at every port, before the first collective", visited_job, transport, 1, 200)
         cases.run(f"{transport}: 200 strangers at every port, later", visited_job, transport, 3, 200)
+    if not ranks.SANITIZED:
+        cases.run("1000 strangers that send a byte now and then", trickling_strangers, 1000, 400, 3)
     if not ranks.SANITIZED:  # a sanitizer needs descriptors to look at memory
         few = {r: ["prlimit", "--nofile=80"] for r in range(3)}
         cases.run("strangers use up all descriptors", visited_job, "tcp", 3, 200, few)
