@@ -27,6 +27,9 @@ class Thread {
              std::function<void(const Error&)> failed);
   bool started() const { return thread_.joinable(); }
   void join();
+  // Leaves a thread behind that waits in a call without a deadline. Its body and `failed` own all
+  // that they use.
+  void detach() { thread_.detach(); }
 
  private:
   std::thread thread_;

@@ -3,12 +3,12 @@
 #include <algorithm>
 #include <exception>
 #include <mutex>
-#include <thread>
 #include <utility>
 #include <vector>
 
 #include "lockstep/base/error.h"
 #include "lockstep/base/index.h"
+#include "lockstep/base/thread.h"
 #include "lockstep/net/job/blame.h"
 
 namespace lockstep {
@@ -24,21 +24,23 @@ int run_threads(int world_size, std::chrono::nanoseconds timeout,
     const std::lock_guard lock(mutex);
     if (blame.add(rank, evidence)) failure = std::current_exception();
   };
-  std::vector<std::thread> threads;
-  for (int rank = 0; rank < world_size; ++rank) {
-    threads.emplace_back([&, rank] {
-      try {
-        // Ends with this rank's work, not with the last one's.
-        Job job = std::move(jobs[index_of(rank)]);
-        codes[index_of(rank)] = work(job);
-      } catch (const Error& error) {
-        failed(rank, evidence_of(error, rank));
-      } catch (...) {
-        failed(rank, Evidence::kOwn);
-      }
-    });
+  {
+    std::vector<Thread> threads(jobs.size());
+    for (int rank = 0; rank < world_size; ++rank) {
+      const auto run = [&, rank] {
+        try {
+          // Ends with this rank's work, not with the last one's.
+          Job job = std::move(jobs[index_of(rank)]);
+          codes[index_of(rank)] = work(job);
+        } catch (const Error& error) {
+          failed(rank, evidence_of(error, rank));
+        } catch (...) {
+          failed(rank, Evidence::kOwn);
+        }
+      };
+      threads[index_of(rank)].start("a rank's thread", run, [](const Error&) {});
+    }
   }
-  for (std::thread& thread : threads) thread.join();
   if (failure) std::rethrow_exception(failure);
   return *std::ranges::max_element(codes);
 }

@@ -3,7 +3,9 @@
 #include <fmt/format.h>
 
 #include <future>
-#include <thread>
+#include <memory>
+
+#include "lockstep/base/thread.h"
 
 namespace lockstep {
 namespace {
@@ -46,10 +48,13 @@ std::unique_ptr<MpiGroup> MpiGroup::split(const std::vector<int>& members,
                                           std::uint32_t group) const {
   // MPI can do this only in a blocking call, which a stopped member would never let return: it gets
   // a thread of its own, which is left behind in that case.
-  std::packaged_task<MPI_Comm()> task(
+  const auto task = std::make_shared<std::packaged_task<MPI_Comm()>>(
       [parent = comm_, members, group] { return create(parent, members, group); });
-  std::future<MPI_Comm> created = task.get_future();
-  std::thread(std::move(task)).detach();
+  std::future<MPI_Comm> created = task->get_future();
+  Thread thread;
+  thread.start(
+      "the thread that splits a group", [task] { (*task)(); }, [](const Error&) {});
+  thread.detach();
   const Deadline deadline = Deadline::after(10 * world_.timeout());
   while (created.wait_for(1ms) != std::future_status::ready) {
     control().latch().check();

@@ -14,6 +14,7 @@
 #include "lockstep/base/hash/blake3.h"
 #include "lockstep/base/host.h"
 #include "lockstep/base/log.h"
+#include "lockstep/base/thread.h"
 #include "lockstep/comm/mpi/group.h"
 #include "lockstep/net/socket/interface.h"
 
@@ -57,11 +58,16 @@ bool mpi_finalized() {
 
 // MPI_Finalize has no deadline of its own, and a rank may still die in it.
 void finalize_within(std::chrono::nanoseconds timeout) {
-  std::thread([timeout] {
-    std::this_thread::sleep_for(timeout);
-    log(LogLevel::kError, "MPI_Finalize did not end in time: a rank has gone");
-    ::_exit(1);
-  }).detach();
+  Thread watch;
+  watch.start(
+      "the watch over MPI_Finalize",
+      [timeout] {
+        std::this_thread::sleep_for(timeout);
+        log(LogLevel::kError, "MPI_Finalize did not end in time: a rank has gone");
+        ::_exit(1);
+      },
+      [](const Error&) {});
+  watch.detach();
   MPI_Finalize();
 }
 

@@ -10,10 +10,10 @@
 #include <cstring>
 #include <memory>
 #include <mutex>
-#include <thread>
 
 #include "lockstep/base/check.h"
 #include "lockstep/base/error.h"
+#include "lockstep/base/thread.h"
 
 namespace lockstep {
 namespace {
@@ -175,12 +175,16 @@ std::vector<SocketAddress> resolve(const HostPort& where, Deadline deadline) {
     std::optional<Lookup> lookup;  // guarded by mutex
   };
   const auto shared = std::make_shared<Shared>();
-  std::thread([shared, where] {
-    Lookup lookup = look_up(where, 0);
+  const auto finish = [shared](Lookup lookup) {
     const std::lock_guard lock(shared->mutex);
     shared->lookup = std::move(lookup);
     shared->finished.notify_one();
-  }).detach();
+  };
+  Thread thread;
+  thread.start(
+      "the resolver's thread", [finish, where] { finish(look_up(where, 0)); },
+      [finish](const Error&) { finish({.status = EAI_MEMORY, .addresses = {}}); });
+  thread.detach();
 
   std::unique_lock lock(shared->mutex);
   if (!shared->finished.wait_until(lock, deadline.time(),
