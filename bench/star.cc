@@ -152,7 +152,10 @@ class Coordinator {
  public:
   Coordinator(const Setup& setup, Socket ours, const Socket& raw, const std::vector<Pipe>& orders,
               const std::vector<Pipe>& answers)
-      : orders_(orders), answers_(answers), server_(std::move(ours), options(setup)) {
+      : orders_(orders),
+        answers_(answers),
+        door_(open_to_workers(std::move(ours), {})),
+        server_(&door_->arrivals(), options(setup)) {
     server_.wait_for_workers();
     std::vector<int> sockets;
     for (int i = 0; i < setup.workers; ++i) {
@@ -190,6 +193,7 @@ class Coordinator {
 
   const std::vector<Pipe>& orders_;
   const std::vector<Pipe>& answers_;
+  const std::unique_ptr<ControlPlane> door_;
   GradientServer server_;
   std::vector<Socket> raw_;
   std::unique_ptr<RawStar> star_;

@@ -10,6 +10,7 @@
 #include "lockstep/base/log.h"
 #include "lockstep/base/text.h"
 #include "lockstep/server/gradient_server.h"
+#include "lockstep/server/rank_server.h"
 
 namespace lockstep::cli {
 namespace {
@@ -41,11 +42,15 @@ constexpr std::uint64_t kDefaultSteps = 100;
 struct CoordinatorFlags {
   std::string bind = "127.0.0.1:0";
   ServerOptions server;
+  DoorOptions door;
   std::optional<std::uint64_t> steps;
   double timeout = 30;
   std::string token_file;
   bool local = false;
   SyntheticOptions synthetic;  // of the local workers
+
+  // Ranks deal out their lanes themselves and say when they are done.
+  bool serves_ranks() const { return server.settings.mode == Mode::kLanes && !steps && !local; }
 };
 
 HostPort parse_bind(const std::string& text) {
@@ -131,23 +136,15 @@ void run_step(GradientServer& server, Mode mode, std::uint64_t step, Progress& p
   progress.end_step(step);
 }
 
-void serve(GradientServer& server, const CoordinatorFlags& options) {
-  const ServerSettings& settings = options.server.settings;
+void run_steps(GradientServer& server, const CoordinatorFlags& options) {
   server.wait_for_workers();
+  const Mode mode = options.server.settings.mode;
   const std::uint64_t steps = options.steps.value_or(kDefaultSteps);
-  fmt::print("all {} workers are here; {}, mode {}, average {}\n", options.server.workers,
-             settings.serves_ranks() ? "until they are done" : fmt::format("{} steps", steps),
-             to_string(settings.mode), to_string(settings.average));
+  fmt::print("all {} workers are here; {} steps, mode {}, average {}\n", options.server.workers,
+             steps, to_string(mode), to_string(options.server.settings.average));
   std::fflush(stdout);
   Progress progress(steps);
-  if (settings.serves_ranks()) {
-    server.serve_ranks([&](const LaneStep::Piece& piece) { progress.add_sum(piece); });
-    fmt::print("done: all {} workers have left\n", options.server.workers);
-    return;
-  }
-  for (std::uint64_t step = 0; step < steps; ++step) {
-    run_step(server, settings.mode, step, progress);
-  }
+  for (std::uint64_t step = 0; step < steps; ++step) run_step(server, mode, step, progress);
   server.shutdown();
   fmt::print("done: {} steps with {} workers\n", steps, options.server.workers);
 }
@@ -183,7 +180,7 @@ void run_local_workers(const CoordinatorFlags& options) {
   std::exception_ptr failure;
   try {
     star.server->set_notice(print_notice);
-    serve(*star.server, options);
+    run_steps(*star.server, options);
   } catch (const Error&) {
     failure = std::current_exception();
   }
@@ -192,26 +189,41 @@ void run_local_workers(const CoordinatorFlags& options) {
   if (failure) std::rethrow_exception(failure);
 }
 
+void serve_ranks(Socket listener, const CoordinatorFlags& options) {
+  RankServerOptions ranks;
+  ranks.ranks = options.server.workers;
+  ranks.token = options.door.token;
+  ranks.timeout = options.door.timeout;
+  ranks.stop_fd = options.server.stop_fd;
+  RankServer server(std::move(listener), ranks);
+  Progress progress(0);
+  server.serve({[](const std::vector<std::string>& names) {
+                  for (const std::string& name : names) fmt::print("{} joined\n", name);
+                  print_notice(fmt::format("all {} workers are here", names.size()));
+                },
+                [&](const LaneStep::Piece& piece) { progress.add_sum(piece); }});
+  fmt::print("done: all {} workers have left\n", ranks.ranks);
+}
+
 void run_served(const CoordinatorFlags& options) {
-  Socket listener = listen_for_workers(parse_bind(options.bind), options.server.token,
-                                       Deadline::after(options.server.settings.timeout));
+  Socket listener = listen_for_workers(parse_bind(options.bind), options.door.token,
+                                       Deadline::after(options.door.timeout));
   fmt::print("listening on {}; {} workers expected\n", to_string(listener.local_address()),
              options.server.workers);
   std::fflush(stdout);
-  GradientServer server(std::move(listener), options.server);
+  if (options.serves_ranks()) return serve_ranks(std::move(listener), options);
+  const auto door = open_to_workers(std::move(listener), options.door);
+  GradientServer server(&door->arrivals(), options.server);
   server.set_notice(print_notice);
-  serve(server, options);
+  run_steps(server, options);
 }
 
 int run_coordinator(CoordinatorFlags& options) {
-  options.server.settings.timeout = duration_of(options.timeout);
-  options.server.token = token_from(options.token_file);
   ServerSettings& settings = options.server.settings;
-  // Ranks deal out their lanes themselves and say when they are done.
-  const bool lanes = settings.mode == Mode::kLanes;
-  if (lanes && !options.steps && !options.local) {
-    settings.total_samples = 0;
-  } else if (lanes && (settings.total_samples < 1 || settings.total_samples > (1U << 20))) {
+  settings.timeout = options.door.timeout = duration_of(options.timeout);
+  options.door.token = token_from(options.token_file);
+  if (settings.mode == Mode::kLanes && !options.serves_ranks() &&
+      (settings.total_samples < 1 || settings.total_samples > (1U << 20))) {
     throw Error(ErrorCode::kInvalidArgument,
                 "--mode lanes needs --total-samples from 1 to 1048576");
   }
@@ -263,7 +275,7 @@ void add_coordinator(CLI::App& app, Action& action) {
       ->option_text("NAME [weighted]");
   command.add_option("--token-file", options->token_file, "The job's secret, needed between hosts")
       ->option_text("FILE");
-  command.add_flag("--insecure", options->server.insecure,
+  command.add_flag("--insecure", options->door.insecure,
                    "With a token: let in workers that have none, such as the original protocol's");
   command
       .add_option("--timeout", options->timeout,

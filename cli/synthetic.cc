@@ -72,12 +72,6 @@ SyntheticJob::SyntheticJob(WorkerClient& client, const SyntheticOptions& options
     throw Error(ErrorCode::kInvalidArgument,
                 "the original protocol does not tell what is averaged, so nothing can be checked");
   }
-  if (client.settings() && client.settings()->serves_ranks()) {
-    throw Error(ErrorCode::kInvalidArgument,
-                fmt::format("{} serves ranks of 'lockstep train'; for the synthetic job, start it "
-                            "with --steps",
-                            client.coordinator()));
-  }
 }
 
 SyntheticJob::Report SyntheticJob::step(const Shard& shard) {

@@ -38,10 +38,6 @@ class Communicator::State {
   Outcome run(const Call& call);
   Work start(Call call);
   std::vector<Progress> progress() const;
-  void leave(Deadline deadline) {
-    const std::lock_guard lock(running_);
-    engine_->leave(deadline);
-  }
   Deadline deadline_of(const CallOptions& options) const {
     return options.deadline ? *options.deadline : Deadline::roughly_after(10 * timeout_);
   }
@@ -240,11 +236,6 @@ std::unique_ptr<Communicator> Communicator::split(int color, int key) {
   }
   return std::make_unique<Communicator>(state_->engine().split(members, group), state_->timeout(),
                                         group);
-}
-
-void Communicator::leave(const CallOptions& options) {
-  barrier(options);
-  state_->leave(state_->deadline_of(options));
 }
 
 void Communicator::abort(const std::string& reason) { state_->supervisor().abort(reason); }

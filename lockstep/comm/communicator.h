@@ -99,10 +99,6 @@ class Communicator {
   // color joins none and gets null. Collective. Groups of a job fail together.
   std::unique_ptr<Communicator> split(int color, int key);
 
-  // The end of the job in good order: waits for all ranks. Collective; nothing may follow. Groups
-  // that nobody serves may as well just end, but a gradient server takes that for a death.
-  void leave(const CallOptions& options = {});
-
   // Ends everything at once, on every rank; callable from any thread.
   void abort(const std::string& reason);
 

@@ -33,8 +33,6 @@ class Engine {
   virtual Buffer allocate(std::size_t bytes) = 0;
   // Sums of values that are not finite end the job, instead of being results like any other.
   virtual bool finite_only() const { return false; }
-  // Takes leave of whoever serves the group, where somebody does. All ranks have met before.
-  virtual void leave(Deadline) {}
   // As Transport::waits_for. Callable from any thread.
   virtual int waits_for() const { return -1; }
 };

@@ -88,15 +88,12 @@ Job join_server(const JoinOptions& options) {
                 fmt::format("--coordinator {}: not HOST:PORT", options.coordinator));
   }
   StarOptions star;
-  star.worker.coordinator = *where;
-  star.worker.node_id = this_host().hostname;
-  star.worker.token = options.token;
-  star.worker.timeout = options.timeout;
-  if (options.rank) {
-    star.worker.node_id = fmt::format("rank {} on {}", *options.rank, star.worker.node_id);
-    star.rank = *options.rank;
-  }
-  if (options.world_size) star.world_size = *options.world_size;
+  star.coordinator = *where;
+  star.job = options.name;
+  star.token = options.token;
+  star.timeout = options.timeout;
+  star.rank = options.rank.value_or(-1);
+  star.world_size = options.world_size.value_or(0);
   return job_over(join_star(star));
 }
 
@@ -136,7 +133,7 @@ int Job::rank() const { return communicator().rank(); }
 int Job::world_size() const { return communicator().world_size(); }
 std::uint32_t Job::generation() const { return state_->generation; }
 Communicator& Job::communicator() const { return *state_->communicator; }
-void Job::leave(const CallOptions& options) { communicator().leave(options); }
+void Job::leave(const CallOptions& options) { communicator().barrier(options); }
 
 Job join() { return join(JoinOptions::from_environment()); }
 

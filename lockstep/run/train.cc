@@ -100,13 +100,11 @@ int start_workers(const TrainOptions& options, int workers,
   }
   if (options.job.transport != TransportKind::kServer) return launch_ranks(launch);
 
-  ServerOptions server;
-  server.workers = workers;
-  server.settings.timeout = options.job.timeout;
+  RankServerOptions server;
+  server.ranks = workers;
+  server.timeout = options.job.timeout;
   server.token = options.job.token;
-  ServerRun run(
-      listen_for_workers({"127.0.0.1", 0}, server.token, Deadline::after(options.job.timeout)),
-      server);
+  ServerRun run(listen_tcp(SocketAddress::loopback_v4()), server);
   launch.arguments.insert(launch.arguments.end(), {"--coordinator", to_string(run.address())});
   launch.finish_companion = [&](bool succeeded) {
     return run.finish(

@@ -246,7 +246,7 @@ int run_and_save(Trainer& trainer, const TrainOptions& options, const TrainPlan&
     fmt::print("weights {}\n", hash);
     std::fflush(stdout);
   }
-  communicator.leave(
+  communicator.barrier(
       {.deadline = Deadline::after(kDiskPatience)});  // nobody goes while rank 0 still writes
   return stopped == 0 ? 0 : 128 + stopped;
 }

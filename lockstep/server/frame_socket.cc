@@ -27,9 +27,12 @@ void append(std::vector<std::byte>& to, std::span<const std::byte> bytes) {
 
 }  // namespace
 
-FrameSocket::FrameSocket(Socket socket, std::size_t window, std::uint32_t most)
+FrameSocket::FrameSocket(Socket socket, std::size_t window, std::uint32_t most,
+                         std::span<const std::byte> received)
     : socket_(std::move(socket)), most_(most) {
-  set_window(window);
+  set_window(std::max(window, 2 * received.size()));
+  if (!received.empty()) std::memcpy(bytes_.get(), received.data(), received.size());
+  end_ = received.size();
 }
 
 void FrameSocket::set_window(std::size_t bytes) {

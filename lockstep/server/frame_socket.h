@@ -26,7 +26,9 @@ inline constexpr std::size_t kTurnBytes = 256 * 1024;
 class FrameSocket {
  public:
   // `window` bytes may arrive ahead of being taken; frames over `most` bytes are refused.
-  FrameSocket(Socket socket, std::size_t window, std::uint32_t most);
+  // `received` has come already.
+  FrameSocket(Socket socket, std::size_t window, std::uint32_t most,
+              std::span<const std::byte> received = {});
 
   Socket& socket() { return socket_; }
   const Socket& socket() const { return socket_; }

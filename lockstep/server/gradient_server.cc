@@ -33,16 +33,6 @@ std::string printable(std::string_view text) {
   return clean;
 }
 
-LobbyOptions lobby_options(const ServerOptions& options) {
-  return {.identity = {.job = options.job,
-                       .generation = 0,
-                       .id = random_member_id(),
-                       .rank = -1,
-                       .token = options.token},
-          .insecure = options.insecure,
-          .timeout = options.settings.timeout};
-}
-
 WireTag average_tag(RoundKind kind) {
   switch (kind) {
     case RoundKind::kVector: return WireTag::kAveragedGradient;
@@ -52,11 +42,11 @@ WireTag average_tag(RoundKind kind) {
   return {};
 }
 
-// Bytes that a worker has not taken yet; with more, no new piece is begun and nothing passed on.
-constexpr std::size_t kMostQueued = std::size_t{4} << 20;
-// Of a partial sum, and of its tail.
-constexpr std::size_t kMostPieceBytes = std::size_t{4} << 20;
-constexpr std::size_t kMostTailBytes = 16 * 1024;
+// A worker asks to join at once, however long the job's timeout is.
+constexpr Deadline::Clock::duration kLongestRequest = 10s;
+constexpr std::size_t kNewcomerWindow = 48 * 1024;  // more than twice any of their messages
+constexpr std::size_t kNewcomerBytes = 16 * 1024;
+constexpr std::uint32_t kNoGradients = 0;
 
 }  // namespace
 
@@ -89,13 +79,29 @@ Socket listen_for_workers(const HostPort& bind, const std::string& token, Deadli
   return listen_tcp(address);
 }
 
-GradientServer::GradientServer(std::optional<Socket> listener, ServerOptions options)
+std::unique_ptr<ControlPlane> open_to_workers(Socket listener, const DoorOptions& options) {
+  HostOptions host;
+  host.job = options.job;
+  host.token = options.token;
+  host.timeout = options.timeout;
+  return host_job(host,
+                  {std::move(listener), {Purpose::kServer}, /*original=*/true, options.insecure});
+}
+
+GradientServer::GradientServer(Arrivals* arrivals, ServerOptions options)
     : options_(std::move(options)),
-      lobby_(std::move(listener), lobby_options(options_)),
+      arrivals_(arrivals),
       membership_(options_.workers, options_.settings.timeout, Clock::now()),
       connections_(static_cast<std::size_t>(options_.workers)),
       inputs_(connections_.size()) {
   LOCKSTEP_CHECK(options_.window >= kLeastWindow);
+}
+
+void GradientServer::adopt(Socket socket, int place) {
+  newcomers_.push_back({.frames = FrameSocket(std::move(socket), kNewcomerWindow, kNoGradients),
+                        .limit = Deadline::after(options_.settings.timeout).time(),
+                        .ours = true,
+                        .place = place});
 }
 
 std::vector<std::string> GradientServer::names() const {
@@ -158,18 +164,6 @@ LaneStep::Piece GradientServer::reduce_lanes(std::uint64_t step) {
   run([this] { return lanes_->done(); });
   lanes_.reset();
   return std::move(*std::exchange(last_piece_, std::nullopt));
-}
-
-void GradientServer::serve_ranks(const std::function<void(const LaneStep::Piece&)>& after) {
-  LOCKSTEP_CHECK(options_.settings.serves_ranks());
-  wait_for_workers();
-  lanes_.emplace(names());
-  after_piece_ = after;
-  run([this] {
-    return std::ranges::all_of(connections_, [](const auto& each) { return !each || each->left; });
-  });
-  finished_ = true;
-  take_leave(std::min(options_.settings.timeout, kLeavePatience));
 }
 
 void GradientServer::drain() {
@@ -241,8 +235,13 @@ void GradientServer::wait_for_events() {
         static_cast<short>((reading ? POLLIN : POLLRDHUP) | (sending ? POLLOUT : 0));
     entries_.push_back({each ? each->frames.socket().fd() : -1, events, 0});
   }
-  lobby_.add_poll(entries_);
-  const auto wake = std::min(membership_.wake_at(), lobby_.wake_at());
+  entries_.push_back({arrivals_ != nullptr ? arrivals_->fd() : -1, POLLIN, 0});
+  auto wake = membership_.wake_at();
+  for (const Newcomer& newcomer : newcomers_) {
+    const short events = newcomer.frames.wants_to_send() ? POLLIN | POLLOUT : POLLIN;
+    entries_.push_back({newcomer.frames.socket().fd(), events, 0});
+    wake = std::min(wake, newcomer.limit);
+  }
   const int ready = ::poll(entries_.data(), entries_.size(), Deadline::at(wake).poll_timeout());
   if (ready < 0 && errno != EINTR) throw_io("polling the workers", errno);
   if (ready < 0) {
@@ -265,42 +264,79 @@ void GradientServer::receive(Clock::time_point now) {
     }
     if (each.frames.fill(kTurnBytes) > 0) membership_.heard(worker, now);
   });
-  const auto rest = std::span<const pollfd>(entries_).subspan(1 + connections_.size());
-  welcome(lobby_.serve(rest), now);
+  meet_newcomers(now);
 }
 
-void GradientServer::welcome(std::vector<Lobby::Candidate> candidates, Clock::time_point now) {
-  for (Lobby::Candidate& candidate : candidates) {
-    const JoinRequest& request = candidate.request;
-    const auto [worker, refusal] = membership_.join({.node_id = printable(request.node_id),
-                                                     .gpu_count = request.gpu_count,
-                                                     .backend = printable(request.backend),
-                                                     .address = candidate.frames.socket().peer(),
-                                                     .ours = candidate.ours,
-                                                     .place = candidate.place},
-                                                    now);
-    if (worker < 0) {
-      lobby_.turn_away(std::move(candidate), Error(ErrorCode::kInvalidRank, refusal));
-      continue;
-    }
-    FrameSocket& frames = candidate.frames;
-    frames.socket().set_peer(membership_.name(worker), worker);
-    frames.set_window(options_.window);
-    frames.set_largest_frame(options_.settings.largest_frame);
-    frames.queue(encode(JoinAccepted{static_cast<std::uint32_t>(worker),
-                                     static_cast<std::uint32_t>(membership_.size())}));
-    if (candidate.ours) frames.queue(encode(to_welcome(options_.settings)));
-    if (notice_) {
-      const WorkerCard& card = membership_.card(worker);
-      notice_(fmt::format("{} joined: {} GPUs, backend {}{}", membership_.name(worker),
-                          card.gpu_count, card.backend, card.ours ? "" : ", original protocol"));
-    }
-    connections_[index_of(worker)].emplace(Connection{.frames = std::move(frames),
-                                                      .ours = candidate.ours,
-                                                      .totals = {},
-                                                      .incoming = {},
-                                                      .passing = {}});
+void GradientServer::meet_newcomers(Clock::time_point now) {
+  while (auto arrival = arrivals_ != nullptr ? arrivals_->next() : std::nullopt) {
+    newcomers_.push_back({.frames = FrameSocket(std::move(arrival->link.socket()), kNewcomerWindow,
+                                                kNoGradients, arrival->link.rest()),
+                          .limit = now + std::min(options_.settings.timeout, kLongestRequest),
+                          .ours = !arrival->original});
   }
+  for (auto newcomer = newcomers_.begin(); newcomer != newcomers_.end();) {
+    bool done = now >= newcomer->limit;
+    try {
+      done = attend(*newcomer, now) || done;
+    } catch (const Error& error) {
+      log(LogLevel::kWarning, "coordinator: let {} go: {}", newcomer->frames.socket().peer(),
+          error.message());
+      done = true;
+    }
+    if (done && newcomer->frames.socket()) newcomer->frames.socket().close_gently();
+    newcomer = done ? newcomers_.erase(newcomer) : std::next(newcomer);
+  }
+}
+
+bool GradientServer::attend(Newcomer& newcomer, Clock::time_point now) {
+  FrameSocket& frames = newcomer.frames;
+  frames.fill(kNewcomerBytes);
+  if (newcomer.leaving) {
+    frames.consume(frames.raw().size());
+  } else if (const auto start = frames.start()) {
+    if (start->tag != WireTag::kJoinRequest) {
+      throw Error(ErrorCode::kUnexpectedMessage,
+                  fmt::format("it sent a {} before it joined", to_string(start->tag)));
+    }
+    if (const auto message = frames.take_small()) {
+      welcome(newcomer, std::get<JoinRequest>(*message), now);
+    }
+  }
+  if (!frames.socket()) return true;  // it has joined
+  frames.flush(kNewcomerBytes);
+  return frames.ended() || (newcomer.leaving && !frames.wants_to_send());
+}
+
+void GradientServer::welcome(Newcomer& newcomer, const JoinRequest& request,
+                             Clock::time_point now) {
+  FrameSocket& frames = newcomer.frames;
+  const auto [worker, refusal] = membership_.join({.node_id = printable(request.node_id),
+                                                   .gpu_count = request.gpu_count,
+                                                   .backend = printable(request.backend),
+                                                   .address = frames.socket().peer(),
+                                                   .ours = newcomer.ours,
+                                                   .place = newcomer.place},
+                                                  now);
+  if (worker < 0) {
+    log(LogLevel::kWarning, "coordinator: turned {} ({}) away: {}", printable(request.node_id),
+        frames.socket().peer(), refusal);
+    newcomer.leaving = true;
+    if (newcomer.ours) frames.queue(encode(Refusal{{ErrorCode::kInvalidRank, -1, refusal}}));
+    return;
+  }
+  frames.socket().set_peer(membership_.name(worker), worker);
+  frames.set_window(options_.window);
+  frames.set_largest_frame(options_.settings.largest_frame);
+  frames.queue(encode(JoinAccepted{static_cast<std::uint32_t>(worker),
+                                   static_cast<std::uint32_t>(membership_.size())}));
+  if (newcomer.ours) frames.queue(encode(to_welcome(options_.settings)));
+  if (notice_) {
+    const WorkerCard& card = membership_.card(worker);
+    notice_(fmt::format("{} joined: {} GPUs, backend {}{}", membership_.name(worker),
+                        card.gpu_count, card.backend, card.ours ? "" : ", original protocol"));
+  }
+  connections_[index_of(worker)].emplace(
+      Connection{.frames = std::move(frames), .ours = newcomer.ours, .totals = {}, .intake = {}});
 }
 
 void GradientServer::send(Clock::time_point now) {
@@ -356,7 +392,7 @@ Error GradientServer::departure(int worker) const {
 
 void GradientServer::lose(int worker, const Error& error) {
   auto& each = connections_[index_of(worker)];
-  if ((finished_ || each->left) && !each->frames.wants_to_send()) {
+  if (finished_ && !each->frames.wants_to_send()) {
     membership_.watch(worker, false, Clock::now());
     return each.reset();
   }
@@ -419,11 +455,8 @@ void GradientServer::process_all() {
 void GradientServer::process(int worker) {
   while (true) {
     bool moved = false;
-    const FrameSocket& frames = connection(worker).frames;
-    if (!frames.bulk_is_open()) {
+    if (!connection(worker).frames.bulk_is_open()) {
       moved = process_between(worker);
-    } else if (frames.head().tag == WireTag::kBytes) {
-      moved = process_bytes(worker);
     } else if (round_) {
       moved = process_round(worker);
     } else if (lanes_) {
@@ -442,9 +475,6 @@ bool GradientServer::process_between(int worker) {
     if (message) handle(worker, *message);
     return message.has_value();
   }
-  if (start->tag == WireTag::kBytes && options_.settings.serves_ranks()) {
-    return membership_.complete() && frames.open_bulk();
-  }
   // A gradient that nobody has asked for yet waits, and with it what follows.
   if (round_ ? round_->begun(worker) : !lanes_ || lanes_->done()) return false;
   if (round_) round_->check_tag(worker, start->tag);
@@ -458,18 +488,7 @@ void GradientServer::handle(int worker, const SmallMessage& message) {
     each.totals = *totals;
     return;
   }
-  if (std::holds_alternative<Shutdown>(message) && options_.settings.serves_ranks()) {
-    each.left = true;
-    membership_.brought(worker);
-    return;
-  }
   if (const auto* halted = std::get_if<Halt>(&message); halted && each.ours) {
-    // It saw what another rank did.
-    const WireError& error = halted->error;
-    if (error.code == ErrorCode::kCollectiveMismatch || error.code == ErrorCode::kSizeMismatch) {
-      const bool known = error.rank >= 0 && error.rank < membership_.size();
-      throw Error(error.code, error.message, known ? error.rank : worker);
-    }
     throw Error(ErrorCode::kAborted,
                 fmt::format("{} gave up: {}: {}", membership_.name(worker),
                             to_string(halted->error.code), halted->error.message),
@@ -544,46 +563,20 @@ bool GradientServer::advance_round() {
 
 bool GradientServer::process_lanes(int worker) {
   Connection& each = connection(worker);
-  FrameSocket& frames = each.frames;
-  const BulkHead& head = frames.head();
-  if (!each.accepted) {
-    const auto behind = [&](const auto& other) {
-      return other && other->frames.queued_bytes() > kMostQueued;
-    };
-    if (lanes_->done() || std::ranges::any_of(connections_, behind)) return false;
-    if (head.count > kMostPieceBytes / sizeof(float) || foot_bytes(head) > kMostTailBytes) {
-      throw Error(ErrorCode::kMessageTooLarge,
-                  fmt::format("{} sent a PartialSum of {} elements and a tail of {}; {} and {} "
-                              "bytes are allowed",
-                              membership_.name(worker), head.count, head.tail_count,
-                              kMostPieceBytes, kMostTailBytes),
-                  worker);
-    }
-    const bool first =
-        options_.settings.serves_ranks() ? !lanes_->piece_is_open() : !lanes_->begun();
-    if (!lanes_->offer(worker, head)) return false;
-    check_all_stay();
-    // Until somebody brings something all may be computing, for as long as they like.
-    if (first) owe_all(fmt::format("its lanes of step {}", head.step));
-    each.accepted = true;
-    each.incoming.data.reserve(static_cast<std::size_t>(head.count));
+  const auto behind = [&](const auto& other) {
+    return other && other->frames.queued_bytes() > kMostQueued;
+  };
+  if (!each.intake.accepted() && (lanes_->done() || std::ranges::any_of(connections_, behind))) {
+    return false;
   }
-  const std::size_t count = frames.elements_here();
-  if (count > 0) {
-    const std::size_t before = each.incoming.data.size();
-    each.incoming.data.resize(before + count);
-    std::copy_n(
-        frames.elements(), count * sizeof(float),
-        std::as_writable_bytes(std::span(each.incoming.data)).data() + before * sizeof(float));
-    frames.consume_elements(count);
+  const bool first = !lanes_->begun();
+  const std::uint64_t step = each.frames.head().step;
+  const bool added = each.intake.take(*lanes_, worker, each.frames);
+  // Until somebody brings something all may be computing, for as long as they like.
+  if (first && lanes_->begun()) {
+    owe_all(fmt::format("its lanes of step {}", step));
   }
-  if (frames.elements_left() > 0) return false;
-  const BulkHead whole = head;
-  auto foot = frames.take_foot();
-  if (!foot) return false;
-  each.accepted = false;
-  each.incoming.tail = std::move(foot->tail);
-  lanes_->add(worker, whole, std::exchange(each.incoming, {}));
+  if (!added) return false;
   membership_.brought(worker);
   finish_piece();
   return true;
@@ -593,81 +586,15 @@ void GradientServer::finish_piece() {
   auto piece = lanes_->take_finished();
   if (!piece) return;
   piece_finished_ = true;
-  const auto sum = std::make_shared<LaneValue>(piece->sum);
-  queue_all({encode_head(piece->head), std::as_bytes(std::span(sum->data)),
-             encode_foot(piece->head, BulkFoot{0, 0, 0, sum->tail}), sum});
-  if (!lanes_->done() && !options_.settings.serves_ranks()) {
-    return owe_all("its lanes of the next piece");
-  }
+  queue_all(raw_sum_frame(*piece));
+  if (!lanes_->done()) return owe_all("its lanes of the next piece");
   for_each_connection([this](int worker, Connection&) { membership_.brought(worker); });
-  if (after_piece_) after_piece_(*piece);
-  if (lanes_->done()) last_piece_ = std::move(piece);
-}
-
-// Ranks call their collectives together: whoever has left will be missed.
-void GradientServer::check_all_stay() const {
-  if (!options_.settings.serves_ranks()) return;
-  for (int worker = 0; worker < membership_.size(); ++worker) {
-    const auto& each = connections_[index_of(worker)];
-    if (each && !each->left) continue;
-    throw Error(ErrorCode::kPeerLost,
-                fmt::format("{} has left the job; the others go on", membership_.name(worker)),
-                worker);
-  }
-}
-
-void GradientServer::check_bytes(int worker, const BulkHead& head) const {
-  const auto size = static_cast<std::uint32_t>(membership_.size());
-  const auto self = static_cast<std::uint32_t>(worker);
-  std::string wrong;
-  if (head.from != self) {
-    wrong = fmt::format("in the name of {}", head.from);
-  } else if (head.to != kEveryOther && (head.to >= size || head.to == self)) {
-    wrong = fmt::format("for {} of {}", head.to, size);
-  }
-  if (!wrong.empty()) {
-    throw Error(ErrorCode::kInvalidRank,
-                fmt::format("{} sent Bytes {}", membership_.name(worker), wrong), worker);
-  }
-  if (head.count > kBytesPiece) {
-    throw Error(ErrorCode::kMessageTooLarge,
-                fmt::format("{} sent {} bytes at once; {} are allowed", membership_.name(worker),
-                            head.count, kBytesPiece),
-                worker);
-  }
-}
-
-bool GradientServer::process_bytes(int worker) {
-  Connection& each = connection(worker);
-  FrameSocket& frames = each.frames;
-  const BulkHead head = frames.head();
-  if (!each.accepted) {
-    check_bytes(worker, head);
-    check_all_stay();
-    bool room = true;
-    for_each_receiver(head, [&](Connection& receiver) {
-      room = room && receiver.frames.queued_bytes() <= kMostQueued;
-    });
-    if (!room) return false;
-    each.accepted = true;
-    each.passing = std::make_shared<std::vector<std::byte>>();
-    each.passing->reserve(static_cast<std::size_t>(head.count));
-  }
-  const std::size_t count = frames.elements_here();
-  each.passing->insert(each.passing->end(), frames.elements(), frames.elements() + count);
-  frames.consume_elements(count);
-  if (frames.elements_left() > 0) return false;
-  frames.take_foot();
-  each.accepted = false;
-  const auto bytes = std::exchange(each.passing, nullptr);
-  const FrameSocket::Outgoing whole{encode_head(head), *bytes, {}, bytes};
-  for_each_receiver(head, [&](Connection& receiver) { receiver.frames.queue(whole); });
-  return true;
+  last_piece_ = std::move(piece);
 }
 
 LocalStar make_local_star(const ServerOptions& options) {
   LocalStar star;
-  star.server = std::make_unique<GradientServer>(std::nullopt, options);
+  star.server = std::make_unique<GradientServer>(nullptr, options);
   for (int worker = 0; worker < options.workers; ++worker) {
     auto [ours, theirs] = unix_socket_pair();
     ours.set_peer(fmt::format("thread {}", worker), worker);

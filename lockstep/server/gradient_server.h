@@ -5,6 +5,7 @@
 #include <array>
 #include <cstddef>
 #include <functional>
+#include <list>
 #include <memory>
 #include <optional>
 #include <string>
@@ -12,9 +13,11 @@
 
 #include "lockstep/base/deadline.h"
 #include "lockstep/base/index.h"
+#include "lockstep/net/job/arrivals.h"
+#include "lockstep/net/job/job.h"
 #include "lockstep/server/frame_socket.h"
+#include "lockstep/server/lane_intake.h"
 #include "lockstep/server/lane_step.h"
-#include "lockstep/server/lobby.h"
 #include "lockstep/server/membership.h"
 #include "lockstep/server/round.h"
 #include "lockstep/server/settings.h"
@@ -24,9 +27,6 @@ namespace lockstep {
 struct ServerOptions {
   int workers = 1;
   ServerSettings settings;
-  std::string job = "lockstep";
-  std::string token;      // empty: loopback only, everybody is let in
-  bool insecure = false;  // with a token: let in those who have none
   // Bytes that a worker may be ahead of the slowest one, the system's buffers aside. What all have
   // sent should fit the second-level cache. At least 64 KiB.
   std::size_t window = 256 * 1024;
@@ -53,9 +53,6 @@ class PayloadPool {
   std::array<std::shared_ptr<Payload>, 2> payloads_;
 };
 
-// A listener for workers. Without a token only loopback may be bound: Error{kInvalidArgument}.
-Socket listen_for_workers(const HostPort& bind, const std::string& token, Deadline deadline);
-
 // The coordinator of a star of workers (docs/wire_protocol.md): gives every worker its shard of a
 // step, then collects, checks, averages and sends back what they send. Elements are checked and
 // added as they come from all workers at once; at most two payloads and one window per worker are
@@ -69,12 +66,14 @@ class GradientServer {
  public:
   using Clock = Deadline::Clock;
 
-  GradientServer(std::optional<Socket> listener, ServerOptions options);
+  // Connections of workers, ours and of the original protocol, come from `arrivals` (see
+  // open_to_workers); null: only adopted ones come.
+  GradientServer(Arrivals* arrivals, ServerOptions options);
   GradientServer(const GradientServer&) = delete;
   GradientServer& operator=(const GradientServer&) = delete;
 
   // A worker of this process, at the other end of the socket; it will be worker `place`.
-  void adopt(Socket socket, int place) { lobby_.adopt(std::move(socket), place); }
+  void adopt(Socket socket, int place);
 
   // Called with a line for people when a worker joins or leaves.
   using Notice = std::function<void(const std::string&)>;
@@ -93,9 +92,6 @@ class GradientServer {
   // Collects the partial sums of a step and sends every piece's sum back as soon as it is there.
   // Returns the last piece, which has the tail.
   LaneStep::Piece reduce_lanes(std::uint64_t step);
-  // Serves ranks (ServerSettings::serves_ranks) until all have left: adds up their sums and passes
-  // on their bytes. `after` is called with every piece of a sum.
-  void serve_ranks(const std::function<void(const LaneStep::Piece&)>& after = {});
   // Tells all workers that the job is done, sends what is left and waits until they have gone.
   void shutdown();
   // Ends the job: all workers are told the cause. Does nothing once it has ended.
@@ -107,17 +103,25 @@ class GradientServer {
     FrameSocket frames;
     bool ours = false;             // it speaks our protocol, not the original one
     std::optional<Totals> totals;  // of the gradient that follows
-    LaneValue incoming;            // of the open PartialSum
-    std::shared_ptr<std::vector<std::byte>> passing;  // of the open Bytes
-    bool accepted = false;  // the open message has its place: the open piece, its receivers' queues
-    bool left = false;      // this rank is done
+    LaneIntake intake;             // of PartialSums
+  };
+  // A connection that has not asked to join yet, or that is leaving.
+  struct Newcomer {
+    FrameSocket frames;
+    Clock::time_point limit;
+    bool ours = false;
+    int place = -1;        // the one it is to have; -1: any
+    bool leaving = false;  // once its answer is sent
   };
 
   // Serves until `done`; an error ends the job.
   void run(const std::function<bool()>& done);
   void wait_for_events();
   void receive(Clock::time_point now);
-  void welcome(std::vector<Lobby::Candidate> candidates, Clock::time_point now);
+  void meet_newcomers(Clock::time_point now);
+  // Takes its request to join, once it is there. Whether the newcomer is done with.
+  bool attend(Newcomer& newcomer, Clock::time_point now);
+  void welcome(Newcomer& newcomer, const JoinRequest& request, Clock::time_point now);
   void send(Clock::time_point now);
   void judge(Clock::time_point now);
   // A worker is gone. Before all are there it is forgotten; later its loss ends the job, unless the
@@ -133,9 +137,6 @@ class GradientServer {
   bool process_between(int worker);
   bool process_round(int worker);
   bool process_lanes(int worker);
-  bool process_bytes(int worker);
-  void check_bytes(int worker, const BulkHead& head) const;
-  void check_all_stay() const;
   void handle(int worker, const SmallMessage& message);
   void begin_round(int worker);
   bool take_output();
@@ -148,14 +149,6 @@ class GradientServer {
   bool anyone_sending() const;
   std::vector<std::string> names() const;
   Connection& connection(int worker) { return *connections_[index_of(worker)]; }
-  // Those to whom a Bytes message goes.
-  template <typename Body>
-  void for_each_receiver(const BulkHead& head, Body&& body) {
-    for_each_connection([&](int worker, Connection& each) {
-      const auto rank = static_cast<std::uint32_t>(worker);
-      if (head.to == kEveryOther ? rank != head.from : rank == head.to) body(each);
-    });
-  }
   template <typename Body>
   void for_each_connection(Body&& body) {
     for (int worker = 0; worker < membership_.size(); ++worker) {
@@ -167,7 +160,8 @@ class GradientServer {
   const ServerOptions options_;
   Notice notice_;
 
-  Lobby lobby_;
+  Arrivals* const arrivals_;
+  std::list<Newcomer> newcomers_;
   Membership membership_;
   std::vector<std::optional<Connection>> connections_;  // by worker
   PayloadPool pool_;
@@ -175,13 +169,23 @@ class GradientServer {
   std::shared_ptr<Payload> output_;  // of the round
   std::optional<LaneStep> lanes_;
   std::optional<LaneStep::Piece> last_piece_;
-  std::function<void(const LaneStep::Piece&)> after_piece_;
   bool piece_finished_ = false;  // since frames were last looked at
   std::vector<pollfd> entries_;
   std::vector<const std::byte*> inputs_;
   bool finished_ = false;  // all workers have been told; they may go
   std::optional<Error> failure_;
 };
+
+struct DoorOptions {
+  std::string job = "lockstep";
+  std::string token;      // empty: loopback only, everybody is let in
+  bool insecure = false;  // with a token: let in those who have none
+  Deadline::Clock::duration timeout = std::chrono::seconds(30);
+};
+// A listener for workers. Without a token only loopback may be bound: Error{kInvalidArgument}.
+Socket listen_for_workers(const HostPort& bind, const std::string& token, Deadline deadline);
+// Lets workers in, on a thread of its own, for as long as it lives: its arrivals().
+std::unique_ptr<ControlPlane> open_to_workers(Socket listener, const DoorOptions& options);
 
 // A gradient server and its workers in one process, over socket pairs: one thread drives the
 // server, worker i builds its WorkerClient from ends[i] on a thread of its own.

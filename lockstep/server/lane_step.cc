@@ -13,6 +13,10 @@
 namespace lockstep {
 namespace {
 
+// Of a partial sum, and of its tail.
+constexpr std::size_t kMostPieceBytes = std::size_t{4} << 20;
+constexpr std::size_t kMostTailBytes = 16 * 1024;
+
 std::string node_name(const BulkHead& head) {
   return fmt::format("lanes [{}, {}) of {} at step {}", head.lane_begin, head.lane_end, head.lanes,
                      head.step);
@@ -48,6 +52,12 @@ bool LaneStep::offer(int worker, const BulkHead& head) {
                      to_string(WireTag::kPartialSum), step));
   }
   check_step(worker, head);
+  if (head.count > kMostPieceBytes / sizeof(float) || foot_bytes(head) > kMostTailBytes) {
+    fail(ErrorCode::kMessageTooLarge, worker,
+         fmt::format(
+             "sent a PartialSum of {} elements and a tail of {}; {} and {} bytes are allowed",
+             head.count, head.tail_count, kMostPieceBytes, kMostTailBytes));
+  }
   if (!open_) open_.emplace(Open{head, worker, LaneTree(head.lanes)});
   const BulkHead& first = open_->head;
   const std::string& opener = names_[index_of(open_->opener)];

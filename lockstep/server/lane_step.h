@@ -38,7 +38,6 @@ class LaneStep {
   std::optional<Piece> take_finished();
   // A frame of the step has been accepted.
   bool begun() const { return begun_; }
-  bool piece_is_open() const { return open_.has_value(); }
   bool done() const { return done_; }
   // "lanes [4, 8) of step 3, elements from 65536 on"; what is missing first.
   std::string missing() const;

@@ -3,44 +3,17 @@
 #include <fmt/format.h>
 
 #include <algorithm>
-#include <array>
 #include <cstring>
 #include <functional>
 
 #include "lockstep/base/check.h"
 #include "lockstep/base/index.h"
-#include "lockstep/comm/call_check.h"
 #include "lockstep/comm/kernels/kernels.h"
 #include "lockstep/comm/kernels/outcome.h"
 #include "lockstep/comm/tree_inputs.h"
-#include "lockstep/net/job/job_health.h"
-#include "lockstep/server/membership.h"
 
 namespace lockstep {
 namespace {
-
-// How a worker introduces itself to the others.
-struct Introduction {
-  std::int32_t rank;
-  std::array<char, 124> name;
-};
-
-// What is not a call of the user's: joining and leaving.
-MeshFrame own_stamp() { return {}; }
-
-// The server has numbers of its own; so that its messages tell the rank, too.
-WorkerOptions worker_options(const StarOptions& options) {
-  WorkerOptions worker = options.worker;
-  if (options.rank >= 0) worker.node_id = fmt::format("rank {}, {}", options.rank, worker.node_id);
-  return worker;
-}
-
-std::unique_ptr<Communicator> make_communicator(std::unique_ptr<WorkerClient> client,
-                                                const StarOptions& options) {
-  auto engine = std::make_unique<ServerEngine>(std::move(client), options);
-  const auto timeout = engine->timeout();
-  return std::make_unique<Communicator>(std::move(engine), timeout);
-}
 
 // A sum's tail has at most so many numbers.
 constexpr std::size_t kMostNumbers = 2048;
@@ -62,123 +35,30 @@ bool everybody_owns_a_lane(const LeafOwners& owners, int world_size) {
 }  // namespace
 
 std::unique_ptr<Communicator> join_star(const StarOptions& options) {
-  return make_communicator(std::make_unique<WorkerClient>(worker_options(options)), options);
+  JobOptions place;
+  place.rank = options.rank;
+  place.world_size = options.world_size;
+  place.master_host = options.coordinator.host;
+  place.master_port = options.coordinator.port;
+  place.served_elsewhere = true;
+  place.listens = false;
+  place.job = options.job;
+  place.token = options.token;
+  place.timeout = options.timeout;
+  JoinedJob job = join_job(place);
+  const auto timeout = job.timeout;
+  std::unique_ptr<WorkerClient> client;
+  try {
+    client = std::make_unique<WorkerClient>(options.coordinator, job);
+  } catch (const Error& error) {
+    job.control->fail(error);
+  }
+  return std::make_unique<Communicator>(
+      std::make_unique<ServerEngine>(std::move(job), std::move(client)), timeout);
 }
 
-std::unique_ptr<Communicator> join_star(Socket end, const StarOptions& options) {
-  return make_communicator(std::make_unique<WorkerClient>(std::move(end), worker_options(options)),
-                           options);
-}
-
-ServerSupervisor::ServerSupervisor(WorkerClient& client) : client_(client) {
-  client_.set_stop(latch_.fd(), [this] { return *latch_.error(); });
-}
-
-void ServerSupervisor::set_name(std::string name, int rank) {
-  name_ = std::move(name);
-  rank_ = rank;
-}
-
-void ServerSupervisor::fail(const Error& seen) {
-  latch_.trip(seen);
-  const Error cause = *latch_.error();
-  client_.abort(cause);
-  throw Error(cause);
-}
-
-void ServerSupervisor::abort(const std::string& reason) {
-  const Error cause = aborted_error(name_, rank_, reason);
-  if (latch_.trip(cause)) client_.abort(cause);
-}
-
-ServerEngine::ServerEngine(std::unique_ptr<WorkerClient> client, const StarOptions& options)
-    : client_(std::move(client)), supervisor_(*client_) {
-  const auto& settings = client_->settings();
-  if (!settings || !settings->serves_ranks()) {
-    throw Error(ErrorCode::kInvalidArgument,
-                fmt::format("{} does not serve ranks: start it with --mode lanes, without --steps",
-                            client_->coordinator()));
-  }
-  if (options.world_size > 0 && options.world_size != world_size()) {
-    throw Error(ErrorCode::kInvalidWorldSize,
-                fmt::format("{} waits for {} workers, but this job has {} ranks",
-                            client_->coordinator(), world_size(), options.world_size));
-  }
-  introduce(options);
-}
-
-void ServerEngine::introduce(const StarOptions& options) {
-  const auto n = static_cast<std::size_t>(world_size());
-  const int worker = client_->worker_id();
-  // Until all ranks are known, workers go by the server's numbers.
-  rank_ = worker;
-  for (std::size_t i = 0; i < n; ++i) {
-    rank_of_worker_.push_back(static_cast<int>(i));
-    names_.push_back(fmt::format("worker {}", i));
-  }
-  supervisor_.set_name(names_[index_of(worker)], worker);
-  Introduction own{options.rank, {}};
-  std::string name = options.worker.node_id;
-  if (const auto address = client_->own_address()) name += ", " + to_string(*address);
-  std::copy_n(name.data(), std::min(name.size(), own.name.size() - 1), own.name.data());
-  std::vector<Introduction> cards(n, own);
-  std::vector<BytesIn> in;
-  for (std::size_t i = 0; i < n; ++i) {
-    const auto peer = static_cast<int>(i);
-    if (peer != worker) in.push_back({peer, std::as_writable_bytes(std::span(&cards[i], 1))});
-  }
-  const BytesOut out{kEveryOther, std::as_bytes(std::span(&own, 1))};
-  guarded(own_stamp(), Deadline::after((kOverdueFactor + 1) * timeout()), [&] {
-    client_->enter(own_stamp());
-    client_->move_bytes({&out, n > 1 ? 1U : 0U}, in);
-    std::vector<std::int32_t> wanted;
-    for (std::size_t i = 0; i < n; ++i) {
-      cards[i].name.back() = '\0';
-      wanted.push_back(cards[i].rank);
-      names_[i] = fmt::format("worker {} ({})", i, cards[i].name.data());
-    }
-    assign_ranks(wanted);
-  });
-  std::vector<std::string> by_worker;
-  worker_of_rank_.resize(n);
-  for (std::size_t i = 0; i < n; ++i) {
-    const int rank = rank_of_worker_[i];
-    worker_of_rank_[index_of(rank)] = static_cast<int>(i);
-    by_worker.push_back(fmt::format("rank {} ({})", rank, cards[i].name.data()));
-    names_[index_of(rank)] = by_worker.back();
-  }
-  client_->set_names(by_worker);
-  rank_ = rank_of_worker_[index_of(worker)];
-  supervisor_.set_name(name_of(rank_), rank_);
-}
-
-void ServerEngine::assign_ranks(const std::vector<std::int32_t>& wanted) {
-  const std::size_t n = wanted.size();
-  std::vector<std::optional<std::size_t>> worker_of(n);
-  for (std::size_t i = 0; i < n; ++i) {
-    if (wanted[i] < 0) continue;
-    const auto rank = static_cast<std::size_t>(wanted[i]);
-    if (rank >= n) {
-      throw Error(ErrorCode::kInvalidRank,
-                  fmt::format("{} says that it is rank {} of {} ranks", names_[i], rank, n));
-    }
-    if (worker_of[rank]) {
-      throw Error(ErrorCode::kInvalidRank, fmt::format("{} and {} both say that they are rank {}",
-                                                       names_[*worker_of[rank]], names_[i], rank));
-    }
-    worker_of[rank] = i;
-  }
-  std::size_t next = 0;
-  for (std::size_t i = 0; i < n; ++i) {
-    if (wanted[i] < 0) {
-      while (worker_of[next]) ++next;
-      worker_of[next] = i;
-    }
-  }
-  for (std::size_t rank = 0; rank < n; ++rank) {
-    rank_of_worker_[*worker_of[rank]] = static_cast<int>(rank);
-  }
-}
+ServerEngine::ServerEngine(JoinedJob job, std::unique_ptr<WorkerClient> client)
+    : job_(std::move(job)), rank_(job_.rank()), client_(std::move(client)) {}
 
 Algorithm ServerEngine::choose(const Call& call) const {
   const Algorithm asked = call.options.algorithm;
@@ -194,40 +74,11 @@ std::unique_ptr<Engine> ServerEngine::split(const std::vector<int>&, std::uint32
               "needs another transport");
 }
 
-template <typename Body>
-void ServerEngine::guarded(const MeshFrame& stamp, Deadline deadline, Body&& body) {
-  supervisor_.latch().check();
-  try {
-    if (left_) throw Error(ErrorCode::kChannelClosed, "this rank has left the job already");
-    client_->set_deadline(deadline);
-    body();
-  } catch (const Error& error) {
-    supervisor_.fail(in_ranks(error, stamp));
-  }
-}
-
-// The server counts workers as they joined, and knows sizes but not what was called.
-Error ServerEngine::in_ranks(const Error& error, const MeshFrame& stamp) const {
-  const int worker = error.rank();
-  const int rank = worker >= 0 && worker < world_size() ? rank_of_worker_[index_of(worker)] : -1;
-  std::string text(error.message());
-  const std::string own = describe(stamp);
-  const bool unclear = error.code() == ErrorCode::kSizeMismatch ||
-                       error.code() == ErrorCode::kTimeout ||
-                       error.code() == ErrorCode::kCollectiveMismatch;
-  if (unclear && text.find(own) == std::string::npos) {
-    text += fmt::format("; {} is in collective {}: {}", name_of(rank_), stamp.sequence, own);
-  }
-  return Error(error.code(), text, rank);
-}
-
 Outcome ServerEngine::run(const Call& call, const MeshFrame& stamp, Deadline deadline) {
   if (world_size() == 1) return run_alone(call);
-  // The server gives up on whoever is absent after the same time and says who: let it.
-  const bool usual =
-      !call.options.deadline && deadline.remaining() < 2 * kOverdueFactor * timeout();
-  const Deadline limit = usual ? Deadline::at(deadline.time() + timeout()) : deadline;
-  guarded(stamp, limit, [&] {
+  supervisor().latch().check();
+  try {
+    client_->set_deadline(deadline);
     client_->enter(stamp);
     switch (call.collective) {
       case Collective::kBarrier: meet(); break;
@@ -243,13 +94,10 @@ Outcome ServerEngine::run(const Call& call, const MeshFrame& stamp, Deadline dea
       case Collective::kAllToAll: all_to_all(call); break;
       case Collective::kPointToPoint: LOCKSTEP_CHECK(false);  // complete_call refuses it
     }
-  });
+  } catch (const Error& error) {
+    supervisor().fail(error);
+  }
   return outcome_of(call, rank_);
-}
-
-void ServerEngine::leave(Deadline deadline) {
-  guarded(own_stamp(), deadline, [&] { client_->leave(); });
-  left_ = true;
 }
 
 std::vector<double> ServerEngine::add_up(std::size_t lanes, std::span<const LanePartial> partials,
@@ -350,8 +198,9 @@ void ServerEngine::reduce_here(const Call& call, const LeafOwners& owners,
     };
     if (alike) send(kEveryOther, part_of(own));
     for (int rank = 0; rank < world_size() && !alike; ++rank) {
-      const auto receiver = static_cast<std::uint32_t>(worker_of(rank));
-      if (rank != rank_) send(receiver, part_of(wanted[index_of(rank)]));
+      if (rank != rank_) {
+        send(static_cast<std::uint32_t>(rank), part_of(wanted[index_of(rank)]));
+      }
     }
 
     const Range mine = part_of(own);
@@ -365,7 +214,7 @@ void ServerEngine::reduce_here(const Call& call, const LeafOwners& owners,
         strips.push_back(partials[source.partial] + mine.begin * element);
         continue;
       }
-      if (turn == 0 || bytes > 0) in.push_back({worker_of(source.rank), {place, bytes}});
+      if (turn == 0 || bytes > 0) in.push_back({source.rank, {place, bytes}});
       strips.push_back(place);
       place += bytes;
     }
@@ -391,12 +240,12 @@ void ServerEngine::reduce_ranks(const Call& call) {
   reduce_here(call, even_owners(n, world_size()), {&own, 1}, wanted);
 }
 
-BytesOut ServerEngine::to(int rank, ConstBufferView bytes) const {
-  return {static_cast<std::uint32_t>(worker_of(rank)), {bytes.data(), bytes.bytes()}};
+BytesOut ServerEngine::to(int rank, ConstBufferView bytes) {
+  return {static_cast<std::uint32_t>(rank), {bytes.data(), bytes.bytes()}};
 }
 
-BytesIn ServerEngine::from(int rank, BufferView bytes) const {
-  return {worker_of(rank), {bytes.data(), bytes.bytes()}};
+BytesIn ServerEngine::from(int rank, BufferView bytes) {
+  return {rank, {bytes.data(), bytes.bytes()}};
 }
 
 void ServerEngine::broadcast(const Call& call) {

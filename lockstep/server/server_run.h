@@ -4,12 +4,10 @@
 #include <memory>
 #include <mutex>
 #include <optional>
-#include <vector>
 
 #include "lockstep/base/event.h"
-#include "lockstep/base/index.h"
 #include "lockstep/base/thread.h"
-#include "lockstep/server/gradient_server.h"
+#include "lockstep/server/rank_server.h"
 
 namespace lockstep {
 
@@ -17,30 +15,24 @@ namespace lockstep {
 // other threads.
 class ServerRun {
  public:
-  ServerRun(Socket listener, const ServerOptions& options);
-  // For workers of this process: join_star(end(i), …) on a thread of its own each.
-  explicit ServerRun(const ServerOptions& options);
+  // options.stop_fd is not used: finish() stops it.
+  ServerRun(Socket listener, RankServerOptions options);
   ~ServerRun();
   ServerRun(const ServerRun&) = delete;
   ServerRun& operator=(const ServerRun&) = delete;
 
-  // Where workers find it.
+  // Where ranks find it.
   const SocketAddress& address() const { return address_; }
-  // To be taken once for every worker.
-  Socket end(int worker) { return std::move(ends_[index_of(worker)]); }
 
   // Waits for its end until the deadline, then stops it. Returns what went wrong; that it had to be
   // stopped is no error.
   std::optional<Error> finish(Deadline deadline);
 
  private:
-  void start();
-
   // Constant after construction.
   SocketAddress address_;
   const Event stop_;
-  std::unique_ptr<GradientServer> server_;  // used by thread_ alone once it runs
-  std::vector<Socket> ends_;
+  std::unique_ptr<RankServer> server_;  // used by thread_ alone once it runs
 
   std::mutex mutex_;
   std::condition_variable ended_;

@@ -23,13 +23,9 @@ std::string_view to_string(Mode mode);
 struct ServerSettings {
   Mode mode = Mode::kVector;
   Average average = Average::kWeighted;
-  std::uint64_t total_samples = 0;  // of a step; in mode lanes, its lanes, or 0: it serves ranks
+  std::uint64_t total_samples = 0;  // of a step; in mode lanes, its lanes
   Deadline::Clock::duration timeout = std::chrono::seconds(30);
   std::uint32_t largest_frame = 0x7fffffff;  // bytes of one gradient message
-
-  // The workers are ranks, which call collectives and go when they are done. Otherwise the server
-  // deals out steps.
-  bool serves_ranks() const { return mode == Mode::kLanes && total_samples == 0; }
 
   bool operator==(const ServerSettings&) const = default;
 };

@@ -32,6 +32,14 @@ Socket connect_to_coordinator(const WorkerOptions& options) {
   return socket;
 }
 
+Socket connect_as_rank(const HostPort& coordinator, const JoinedJob& job) {
+  Socket socket = connect_to_rendezvous(coordinator, job.identity, Deadline::after(job.timeout),
+                                        Purpose::kServer);
+  tune_tcp(socket, job.timeout);
+  socket.set_peer(fmt::format("the coordinator ({})", socket.peer()), -1);
+  return socket;
+}
+
 std::string describe(const BulkHead& head) {
   switch (head.tag) {
     case WireTag::kAveragedBlockGradient:
@@ -78,6 +86,20 @@ WorkerClient::WorkerClient(Socket socket, const WorkerOptions& options)
         "the heartbeat's thread", [this] { pulse(); }, [](const Error&) {});
 }
 
+WorkerClient::WorkerClient(const HostPort& coordinator, const JoinedJob& job)
+    : ours_(true),
+      is_rank_(true),
+      timeout_(job.timeout),
+      worker_id_(job.rank()),
+      total_workers_(job.world_size()),
+      frames_(connect_as_rank(coordinator, job), kWindow, kLargestFrame) {
+  FailureLatch& latch = job.control->latch();
+  set_stop(latch.fd(), [&latch] { return *latch.error(); });
+  for (const Card& card : job.roster) {
+    peers_.push_back({.name = name_of(card), .awaited = {}, .early = {}});
+  }
+}
+
 WorkerClient::~WorkerClient() {
   {
     const Lock lock(mutex_);
@@ -115,10 +137,6 @@ void WorkerClient::join(const WorkerOptions& options) {
   }
   timeout_ = settings_->timeout;
   next_alive_ = Clock::now();  // by the new timeout
-  if (!settings_->serves_ranks()) return;
-  for (int i = 0; i < total_workers_; ++i) {
-    peers_.push_back({.name = fmt::format("worker {}", i), .awaited = {}, .early = {}});
-  }
 }
 
 void WorkerClient::pulse() {
@@ -188,7 +206,7 @@ void WorkerClient::take_between() {
 }
 
 void WorkerClient::queue_alive(Clock::time_point now) {
-  if (!ours_ || worker_id_ < 0 || now < next_alive_) return;
+  if (!beats() || worker_id_ < 0 || now < next_alive_) return;
   next_alive_ = now + timeout_ / 5;
   if (!frames_.wants_to_send()) frames_.queue(encode(Alive{}));
 }
@@ -242,6 +260,7 @@ void WorkerClient::wait(const std::string& what, Clock::time_point since) {
 
 void WorkerClient::check_limits(const std::string& what, Clock::time_point since,
                                 Clock::time_point now) {
+  if (is_rank_) return;
   last_heard_ = excuse_own_pause(last_heard_, last_look_, now, timeout_);  // or nobody listened
   last_look_ = now;
   // Without heartbeats a coordinator that waits for other workers is silent.
@@ -302,12 +321,6 @@ void WorkerClient::set_deadline(Deadline deadline) {
   deadline_ = deadline;
 }
 
-std::optional<SocketAddress> WorkerClient::own_address() const {
-  const SocketAddress address = frames_.socket().local_address();
-  if (address.family() != AF_INET && address.family() != AF_INET6) return std::nullopt;
-  return address;
-}
-
 void WorkerClient::abort(const Error& reason) {
   const Lock lock(mutex_);
   if (failure_) return;
@@ -316,12 +329,11 @@ void WorkerClient::abort(const Error& reason) {
 }
 
 void WorkerClient::tell(const Error& reason) {
-  if (!ours_ || worker_id_ < 0) return;
+  if (!beats() || worker_id_ < 0) return;
   try {
     frames_.drop_unsent();
-    const int fault = reason.rank() >= 0 ? reason.rank() : worker_id_;
     frames_.queue(encode(
-        Halt{{reason.code(), fault, std::string(reason.message().substr(0, kMaxErrorText))}}));
+        Halt{{reason.code(), worker_id_, std::string(reason.message().substr(0, kMaxErrorText))}}));
     frames_.flush(kTurnBytes);
   } catch (const Error&) {  // it is gone already
   }
@@ -504,12 +516,6 @@ std::vector<double> WorkerClient::reduce_lanes(std::uint64_t step, std::uint64_t
   return tail;
 }
 
-void WorkerClient::set_names(std::vector<std::string> names) {
-  const Lock lock(mutex_);
-  LOCKSTEP_CHECK(names.size() == peers_.size());
-  for (std::size_t i = 0; i < names.size(); ++i) peers_[i].name = std::move(names[i]);
-}
-
 void WorkerClient::enter(const MeshFrame& stamp) {
   const Lock lock(mutex_);
   if (failure_) throw Error(*failure_);
@@ -619,25 +625,17 @@ void WorkerClient::move_bytes(std::span<const BytesOut> out, std::span<const Byt
   const auto first_missing = [this] {
     return std::ranges::find_if(peers_, [](const Peer& peer) { return !peer.awaited.empty(); });
   };
-  const auto moved = [&] { return first_missing() == peers_.end() && !frames_.wants_to_send(); };
-  try {
-    for (const BytesIn& each : in) take_early(each.from);
-  } catch (const Error& error) {
-    tell(error);
-    fail(error);
-  }
+  for (const BytesIn& each : in) take_early(each.from);
   const auto missing = first_missing();
-  drive(missing == peers_.end() ? fmt::format("{} to take bytes", frames_.socket().peer())
-                                : fmt::format("the bytes of {}", missing->name),
-        moved);
-}
-
-void WorkerClient::leave() {
-  const Lock lock(mutex_);
-  if (failure_) throw Error(*failure_);
-  frames_.queue(encode(Shutdown{}));
-  drive(fmt::format("{} to hear that we leave", frames_.socket().peer()),
-        [this] { return !frames_.wants_to_send(); });
+  const std::string what = missing == peers_.end()
+                               ? fmt::format("{} to take bytes", frames_.socket().peer())
+                               : fmt::format("the bytes of {}", missing->name);
+  drive(what, [&] {
+    const auto next = first_missing();
+    waits_for_.store(next == peers_.end() ? -1 : static_cast<int>(next - peers_.begin()),
+                     std::memory_order_relaxed);
+    return next == peers_.end() && !frames_.wants_to_send();
+  });
 }
 
 }  // namespace lockstep

@@ -1,5 +1,6 @@
 #pragma once
 
+#include <atomic>
 #include <condition_variable>
 #include <deque>
 #include <functional>
@@ -12,6 +13,7 @@
 #include "lockstep/base/canonical_tree.h"
 #include "lockstep/base/deadline.h"
 #include "lockstep/base/thread.h"
+#include "lockstep/net/job/job.h"
 #include "lockstep/net/socket/address.h"
 #include "lockstep/server/frame_socket.h"
 #include "lockstep/server/settings.h"
@@ -55,6 +57,9 @@ struct BytesIn {
 // Sending does not wait for a receive: what arrives meanwhile is kept. When the coordinator has
 // gone, calls first read all that it sent, so that its reason is not missed. A thread of the
 // client's own sends heartbeats between calls. Used by one thread.
+//
+// A rank has a control link besides: here it neither joins nor sends heartbeats, nor watches over
+// the coordinator, and it tells its control plane what goes wrong.
 class WorkerClient {
  public:
   using Clock = Deadline::Clock;
@@ -63,6 +68,8 @@ class WorkerClient {
   explicit WorkerClient(const WorkerOptions& options);
   // Joins over a connection to a server of this process.
   WorkerClient(Socket socket, const WorkerOptions& options);
+  // For a rank that has joined: connects under the job's identity.
+  WorkerClient(const HostPort& coordinator, const JoinedJob& job);
   ~WorkerClient();
   WorkerClient(const WorkerClient&) = delete;
   WorkerClient& operator=(const WorkerClient&) = delete;
@@ -73,8 +80,6 @@ class WorkerClient {
   const std::optional<ServerSettings>& settings() const { return settings_; }
   // "the coordinator (10.0.0.1:4700)"
   const std::string& coordinator() const { return frames_.socket().peer(); }
-  // Nothing where both are in one process.
-  std::optional<SocketAddress> own_address() const;
 
   // The samples of the next step, or nothing: the job is done.
   std::optional<Shard> next_shard();
@@ -102,18 +107,16 @@ class WorkerClient {
                                    std::span<const LanePartial> partials, std::size_t tail_count,
                                    std::span<float> sum);
 
-  // For ranks (ServerSettings::serves_ranks).
+  // For ranks.
 
-  // How errors call the ranks.
-  void set_names(std::vector<std::string> names);
   // This rank enters a collective. The calls that follow belong to it, and what other ranks send
   // for it must come with the same stamp: Error{kCollectiveMismatch} names the rank whose does not.
   void enter(const MeshFrame& stamp);
   // Sends bytes to other ranks and receives theirs, all at once. All ranks of a collective move
   // matching bytes. Bytes that a rank ahead of this one sends are kept for later calls.
   void move_bytes(std::span<const BytesOut> out, std::span<const BytesIn> in);
-  // Tells the coordinator that this rank is done. Nothing may follow.
-  void leave();
+  // The rank whose bytes this one has been waiting for lately, -1: none. Callable from any thread.
+  int waits_for() const { return waits_for_.load(std::memory_order_relaxed); }
 
   // A descriptor that, once readable, ends calls with the error that `why` gives then, or with
   // Error{kAborted}. The coordinator is told.
@@ -129,6 +132,8 @@ class WorkerClient {
 
   void join(const WorkerOptions& options);
   void pulse();
+  // Heartbeats go both ways, and silence is death.
+  bool beats() const { return ours_ && !is_rank_; }
 
   // Moves bytes until `done`, which takes what has come. `what` is what we wait for.
   void drive(const std::string& what, const std::function<bool()>& done);
@@ -185,6 +190,7 @@ class WorkerClient {
 
   // Constant after joining.
   bool ours_;
+  bool is_rank_ = false;  // its control plane watches over the job
   Clock::duration timeout_;
   int worker_id_ = -1;
   int total_workers_ = 0;
@@ -209,7 +215,8 @@ class WorkerClient {
   std::span<std::byte> place_;             // of the open Bytes
   std::size_t placed_ = 0;                 // bytes of them
   bool early_ = false;                     // they are kept for later
-  Thread thread_;                          // last: it uses all of the above
+  std::atomic<int> waits_for_{-1};
+  Thread thread_;  // last: it uses all of the above
 };
 
 }  // namespace lockstep

@@ -158,7 +158,7 @@ class Launch(unittest.TestCase):
         process = self.start("--server", *LONG, "star", "star:die")
         pids = self.ready(process, 2)
         _, errors = self.end(process, 1, pids.values())
-        self.assertIn("puppet 1", errors)
+        self.assertIn("rank 1 (", errors)
         self.assertRegex(errors.splitlines()[-1], r"rank 1 \(pid \d+\) was killed by signal 9")
 
     def test_ranks_that_never_come_to_the_star(self):

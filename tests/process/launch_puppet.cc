@@ -56,8 +56,7 @@ int wait_and_save(int rank) {
 
 int join_the_star(const RankEnvironment& environment, bool die) {
   StarOptions options;
-  options.worker.coordinator = *parse_host_port(std::getenv(kCoordinator));
-  options.worker.node_id = fmt::format("puppet {}", environment.rank);
+  options.coordinator = *parse_host_port(std::getenv(kCoordinator));
   options.rank = environment.rank;
   options.world_size = environment.world_size;
   const auto comm = join_star(options);
@@ -66,7 +65,7 @@ int join_the_star(const RankEnvironment& environment, bool die) {
   std::vector<std::int64_t> data = {comm->rank() + 1};
   comm->all_reduce(std::span(data), ReduceOp::kSum);
   fmt::print("sum {}\n", data[0]);
-  comm->leave();
+  comm->barrier();
   return 0;
 }
 
@@ -111,9 +110,9 @@ int launch(int ranks, LaunchOptions options, bool server) {
   options.ranks = ranks;
   std::optional<ServerRun> run;
   if (server) {
-    ServerOptions server_options;
-    server_options.workers = ranks;
-    server_options.settings.timeout = 20s;
+    RankServerOptions server_options;
+    server_options.ranks = ranks;
+    server_options.timeout = 20s;
     run.emplace(listen_tcp(SocketAddress::loopback_v4()), server_options);
     options.environment = {fmt::format("{}={}", kCoordinator, to_string(run->address()))};
     options.finish_companion = [&run](bool succeeded) {

@@ -18,7 +18,7 @@ import ranks
 from ranks import Cases, Failure
 from star import Star
 
-SIZE_MISMATCH, COLLECTIVE_MISMATCH, NON_FINITE, AUTHENTICATION, UNEXPECTED, TOO_LARGE = 5, 11, 12, 13, 15, 16
+SIZE_MISMATCH, NON_FINITE, AUTHENTICATION, UNEXPECTED, TOO_LARGE = 5, 12, 13, 15, 16
 STEP_MISMATCH, BLOCK_MISMATCH, COMPONENT_MISMATCH = 17, 18, 19
 INVALID_RANK, PEER_LOST = 1, 9
 
@@ -154,50 +154,10 @@ def lanes():
         finish(star, workers)
 
 
-def sum_of_ranks(workers, step, call, values):
-    """Every rank brings its own lane."""
-    for worker in workers:
-        i = worker.worker_id
-        worker.connection.send("PartialSum", step=step, offset=0, lanes=len(workers), lane_begin=i, lane_end=i + 1, call=call,
-                               tail_count=0, sum=values[i], tail=[])
-
-
-def collectives():
-    """Without --steps no shards are dealt out: ranks add up, send bytes to each other and go when they are done."""
-    values = [numbers(lane, 0, 0, 6) for lane in range(3)]
-    with Star(3, "--mode", "lanes") as star, Joined(star, [True] * 3) as workers:
-        for step in range(2):
-            sum_of_ranks(workers, step, 4711 + step, values)
-            for worker in workers:
-                got = worker.connection.receive("RawSum")
-                check((got.step, got.call) == (step, 4711 + step), f"{got}")
-                same_bits(got.sum, client.tree_sum(values, client.add_f32), "the sum")
-        one, two, three = (worker.connection for worker in workers)
-        words = os.urandom(1 << 18)
-        for size in (0, 1, 1 << 18):
-            one.send("Bytes", to=client.EVERY_OTHER, sender=0, stamp=client.stamp(size), payload=words[:size])
-            three.send("Bytes", to=1, sender=2, stamp=client.stamp(size), payload=words[:size])
-            heard = [two.receive("Bytes"), two.receive("Bytes"), three.receive("Bytes")]
-            check(sorted(got.sender for got in heard[:2]) == [0, 2] and heard[2].sender == 0, f"{heard}")
-            for got in heard:
-                check(got.payload == words[:size] and got.stamp == client.stamp(size), f"{size} bytes are others")
-        for worker in workers:
-            worker.connection.send("Shutdown")
-            worker.connection.close()
-        star.expect_end([star.coordinator], 0, ["all 3 workers have left"])
-
-
-def different_collectives():
-    """Sums of one step with two digests."""
-    with Star(2, "--mode", "lanes") as star, Joined(star, [True] * 2) as (good, bad):
-        for call, worker in enumerate((good, bad)):
-            worker.connection.send("PartialSum", step=0, offset=0, lanes=2, lane_begin=call, lane_end=call + 1, call=call,
-                                   tail_count=0, sum=[1.0], tail=[])
-        halt = good.connection.receive("Halt")
-        check(halt.code == COLLECTIVE_MISMATCH and "another collective" in halt.reason, f"{halt}")
-        good.connection.close()
-        bad.connection.close()
-        star.expect_end([star.coordinator], 1, ["another collective"])
+def ranks_are_served():
+    """Without --steps, mode lanes is for ranks of lockstep train, which meet at the rendezvous first."""
+    with Star(1, "--mode", "lanes") as star:
+        refused(lambda: client.join(star.address, "synthetic", True), INVALID_RANK, "serves ranks", "--steps")
 
 
 # A member that misbehaves ends the job; everybody learns who and why.
@@ -463,8 +423,7 @@ def main():
     cases.run("five workers", vector, [True, False, True, True, False], "weighted", [1, 2, 3, 4, 5])
     cases.run("4 workers, 100 steps, 24 blocks", blocks, [True, False, True, False], "weighted", 100, 24, [2, 1], 1023)
     cases.run("lanes", lanes)
-    cases.run("collectives", collectives)
-    cases.run("different collectives", different_collectives)
+    cases.run("a coordinator of ranks", ranks_are_served)
     for name, mode, words, code, said in DEFECTS:
         for own in (True, False):
             cases.run(f"{name} from {'one of ours' if own else 'an original worker'}", misbehave, mode, words, code, said,

@@ -29,10 +29,9 @@ inline ServerOptions server_options(int workers, Average average = Average::kMea
 
 // A server on loopback and what its workers need to find it.
 struct Star {
-  explicit Star(const ServerOptions& options)
-      : listener(listen_tcp(SocketAddress::loopback_v4())),
-        where(listener.local_address()),
-        server(std::move(listener), options) {}
+  explicit Star(const ServerOptions& options, DoorOptions door_options = {})
+      : door(open(door_options, options.settings.timeout, where)),
+        server(&door->arrivals(), options) {}
 
   WorkerOptions worker(const std::string& node = "node") const {
     WorkerOptions options;
@@ -61,11 +60,19 @@ struct Star {
   // From then on a worker that leaves ends the job; before, another could take its place.
   void wait_until_all_are_there() const { all_are_there_.get(); }
 
-  Socket listener;
   SocketAddress where;
+  std::unique_ptr<ControlPlane> door;
   GradientServer server;
 
  private:
+  static std::unique_ptr<ControlPlane> open(DoorOptions options, Deadline::Clock::duration timeout,
+                                            SocketAddress& where) {
+    Socket listener = listen_tcp(SocketAddress::loopback_v4());
+    where = listener.local_address();
+    options.timeout = timeout;
+    return open_to_workers(std::move(listener), options);
+  }
+
   std::promise<void> joined_;
   std::shared_future<void> all_are_there_ = joined_.get_future().share();
 };

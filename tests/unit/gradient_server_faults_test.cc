@@ -1,12 +1,10 @@
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
-#include <array>
 #include <cmath>
 #include <future>
 #include <thread>
 
-#include "lockstep/base/index.h"
 #include "tests/support/gradient_frames.h"
 #include "tests/support/star.h"
 
@@ -224,46 +222,6 @@ TEST(GradientServerFaults, ACoordinatorThatGoesIsNoticed) {
   ASSERT_TRUE(errors[0]);
   EXPECT_EQ(errors[0]->code(), ErrorCode::kPeerLost);
   EXPECT_THAT(errors[0]->what(), HasSubstr("nothing was heard of the coordinator"));
-}
-
-TEST(GradientServerFaults, BytesOfAnotherForNobodyOrTooManyEndTheJob) {
-  struct Case {
-    std::uint32_t from, to;
-    std::size_t count;
-    ErrorCode code;
-    const char* words;
-  };
-  for (const Case& each :
-       {Case{1, kEveryOther, 3, ErrorCode::kInvalidRank, "sent Bytes in the name of 1"},
-        Case{0, 2, 3, ErrorCode::kInvalidRank, "sent Bytes for 2 of 2"},
-        Case{0, 0, 3, ErrorCode::kInvalidRank, "sent Bytes for 0 of 2"},
-        Case{0, 1, kBytesPiece + 1, ErrorCode::kMessageTooLarge, "262144 are allowed"}}) {
-    ServerOptions options = server_options(2);
-    options.settings.mode = Mode::kLanes;
-    options.settings.total_samples = 0;
-    LocalStar star = make_local_star(options);
-    const auto errors = run_ranks(3, [&](int i) {
-      if (i == 2) return star.server->serve_ranks();
-      const auto end = std::move(star.ends[index_of(i)]);
-      end.send_all(encode(JoinRequest{"by-hand", 0, "cpu"}), soon());
-      BulkHead head;
-      head.tag = WireTag::kBytes;
-      head.from = each.from;
-      head.to = each.to;
-      head.count = head.stamp.payload = each.count;
-      if (i == 0) end.send_all(encode_whole({head, Bytes(each.count), {}}), soon());
-      std::array<std::byte, 1024> rest;
-      try {
-        while (true) end.recv_all(std::span(rest).first(1), soon());
-      } catch (const Error& error) {
-        EXPECT_EQ(error.code(), ErrorCode::kChannelClosed);
-      }
-    });
-    ASSERT_TRUE(errors[2]);
-    EXPECT_EQ(errors[2]->code(), each.code) << errors[2]->what();
-    EXPECT_EQ(errors[2]->rank(), 0);
-    EXPECT_THAT(errors[2]->what(), AllOf(HasSubstr("worker 0 (by-hand"), HasSubstr(each.words)));
-  }
 }
 
 TEST(GradientServerFaults, TooLargeAFrameEndsTheJob) {

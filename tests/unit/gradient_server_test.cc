@@ -231,10 +231,10 @@ TEST(GradientServer, AWorkerThatLeavesBeforeAllAreThereIsReplaced) {
 
 TEST(GradientServer, TokensAreProven) {
   for (const bool insecure : {false, true}) {
-    ServerOptions options = server_options(1);
-    options.token = "secret";
-    options.insecure = insecure;
-    Star star(options);
+    DoorOptions door;
+    door.token = "secret";
+    door.insecure = insecure;
+    Star star(server_options(1), door);
     const auto errors = star.run(
         1, [&](GradientServer& server) { server.shutdown(); },
         [&](int) {

@@ -227,21 +227,7 @@ void MeshTransport::check_frame(Active& a, const MeshFrame& stamp) {
   expected.part = a.part;
   expected.payload = a.size();
   if (*got == expected) return;
-
-  MeshFrame same_size = *got;
-  same_size.payload = expected.payload;
-  if (same_size == expected) {
-    supervisor().fail(
-        Error(ErrorCode::kSizeMismatch,
-              fmt::format("{} sent {} bytes where {} expected {}, in {}", name_of(peer),
-                          got->payload, name_of(rank_), expected.payload, describe(expected)),
-              job_rank(peer)));
-  }
-  supervisor().fail(Error(ErrorCode::kCollectiveMismatch,
-                          fmt::format("{} is in collective {}: {}; {} is in collective {}: {}",
-                                      name_of(peer), got->sequence, describe(*got), name_of(rank_),
-                                      expected.sequence, describe(expected)),
-                          job_rank(peer)));
+  supervisor().fail(frame_mismatch(*got, name_of(peer), job_rank(peer), expected, name_of(rank_)));
 }
 
 void MeshTransport::wait(std::span<Active> active, Deadline deadline) {

@@ -23,7 +23,9 @@ Centre::Time later(Centre::Time now, Centre::Clock::duration by) {
 
 Centre::Centre(CentreOptions options, Time now)
     : options_(std::move(options)),
-      gathering_(options_.world_size, options_.version, later(now, options_.timeout)) {}
+      gathering_(options_.world_size, options_.version,
+                 later(now, options_.patience.count() > 0 ? options_.patience : options_.timeout)) {
+}
 
 void Centre::opened(LinkId link, const std::optional<PeerIdentity>& peer, Time now) {
   const Time limit = now + std::min<Clock::duration>(options_.timeout, kLongestSilence);

@@ -23,6 +23,8 @@ struct CentreOptions {
   int world_size = 1;
   std::string version;
   Deadline::Clock::duration timeout{};
+  // How long to wait for the members, who have a patience of their own; zero: the timeout.
+  Deadline::Clock::duration patience{};
 };
 
 // The centre of a job: lets the members in, sends them the roster, then hears their heartbeats and
@@ -65,6 +67,8 @@ class Centre {
   // Once all members are there.
   const std::optional<RosterMessage>& roster() const { return roster_; }
   const std::optional<Error>& verdict() const { return verdict_; }
+  // Whether the job has formed and all its members have gone.
+  bool all_left() const { return health_ && health_->all_left(); }
 
  private:
   // The other end of a link.

@@ -66,6 +66,11 @@ RosterMessage ControlLoop::wait_for_roster(Deadline deadline) {
   throw Error(ErrorCode::kTimeout, "the job has not formed in time");
 }
 
+void ControlLoop::wait_until_all_left(Deadline deadline) {
+  std::unique_lock lock(mutex_);
+  formed_.wait_until(lock, deadline.time(), [this] { return all_left() || latch_.tripped(); });
+}
+
 bool ControlLoop::report(const Error& error) {
   if (!connected_.load(std::memory_order_acquire)) return false;
   {
@@ -265,6 +270,7 @@ void ControlLoop::publish() {
     connected_.store(member_->connected() && !member_->centre_left(), std::memory_order_release);
   }
   if (failure) latch_.trip(*failure);
+  if (centre_) all_left_.store(centre_->all_left(), std::memory_order_release);
   const std::lock_guard lock(mutex_);
   if (roster) {
     roster_ = std::move(roster);

@@ -41,6 +41,10 @@ class ControlLoop {
   // Tells the centre of a failure. False if the centre cannot be reached.
   bool report(const Error& error);
 
+  // Of the job whose centre this process has.
+  bool all_left() const { return all_left_.load(std::memory_order_acquire); }
+  void wait_until_all_left(Deadline deadline);
+
   bool centre_left() const { return centre_left_.load(std::memory_order_acquire); }
 
  private:
@@ -87,6 +91,7 @@ class ControlLoop {
 
   std::atomic<bool> connected_{false};
   std::atomic<bool> centre_left_{false};
+  std::atomic<bool> all_left_{false};
 
   // Control thread only, as the rest.
   std::unique_ptr<Door> door_;

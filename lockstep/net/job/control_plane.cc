@@ -42,6 +42,13 @@ RosterMessage ControlPlane::wait_for_roster(Deadline deadline) {
   return message;
 }
 
+bool ControlPlane::all_left() const { return loop_ && loop_->all_left(); }
+
+void ControlPlane::wait_until_all_left(Deadline deadline) {
+  if (loop_) loop_->wait_until_all_left(deadline);
+  latch_.check();
+}
+
 void ControlPlane::fail(const Error& seen) {
   latch_.check();
   if (loop_ && loop_->report(seen)) {

@@ -41,6 +41,11 @@ class ControlPlane final : public Supervisor {
   // The same for a process that is no member: waits until the others have formed the job.
   RosterMessage wait_for_roster(Deadline deadline);
 
+  // Whether all members of the job that formed here have gone.
+  bool all_left() const;
+  // Waits for that until the deadline. Throws the cause if the job has failed.
+  void wait_until_all_left(Deadline deadline);
+
   // This process's, once it has joined; -1: none.
   int rank() const { return rank_; }
   // Connections for this process, other than to the centre.

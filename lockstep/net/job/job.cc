@@ -121,19 +121,20 @@ std::unique_ptr<ControlPlane> host_job(const HostOptions& options, Entrance entr
   std::unique_ptr<Centre> centre;
   if (options.world_size > 0) {
     centre = std::make_unique<Centre>(
-        CentreOptions{card, options.world_size, options.version, options.timeout},
+        CentreOptions{card, options.world_size, options.version, options.timeout, options.patience},
         Deadline::Clock::now());
   }
   return std::make_unique<ControlPlane>(std::move(door), std::move(centre), name_of(card),
                                         options.timeout);
 }
 
-Socket connect_to_rendezvous(const HostPort& where, const Identity& identity, Deadline deadline) {
+Socket connect_to_rendezvous(const HostPort& where, const Identity& identity, Deadline deadline,
+                             Purpose purpose) {
   while (true) {
     try {
       Socket socket = connect_with_retry(where, deadline);
       require_token_for(socket.peer_address(), identity.token);
-      client_handshake(socket, identity, Purpose::kRendezvous, 0, deadline);
+      client_handshake(socket, identity, purpose, 0, deadline);
       return socket;
     } catch (const Error& error) {
       // Closed without a reason: a server that was just ending, or had no room. Call again.

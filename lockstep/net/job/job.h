@@ -58,14 +58,17 @@ struct HostOptions {
   std::uint32_t generation = 0;
   std::string token;
   Deadline::Clock::duration timeout = std::chrono::seconds(30);
+  Deadline::Clock::duration patience{};  // for ranks to come; zero: the timeout
 };
 
 // Serves in a process that is no rank: the door for all that the entrance offers and, if a job
 // forms here, its centre. Returns at once.
 std::unique_ptr<ControlPlane> host_job(const HostOptions& options, Entrance entrance);
 
-// Connects to the rendezvous and passes the handshake; tries again for as long as nobody answers.
-Socket connect_to_rendezvous(const HostPort& where, const Identity& identity, Deadline deadline);
+// Connects to the rendezvous, or to what else is served at its address, and passes the handshake;
+// tries again for as long as nobody answers.
+Socket connect_to_rendezvous(const HostPort& where, const Identity& identity, Deadline deadline,
+                             Purpose purpose = Purpose::kRendezvous);
 
 // The listener that rank 0 serves on: bound to master_host:master_port, on all interfaces where
 // master_host is a name or an address of another device (then a token is needed).

@@ -47,6 +47,10 @@ class JobHealth {
   // Whether every rank is to be asked for its progress; true once for each request.
   bool take_ping();
   const std::optional<Error>& verdict() const { return verdict_; }
+  // Whether every rank has said goodbye or died, and nothing is left to decide.
+  bool all_left() const {
+    return heard_.empty() && (verdict_ || (accusers_.empty() && !question_));
+  }
   bool all_departed() const { return heard_.empty(); }
 
  private:

@@ -29,7 +29,6 @@ _MESSAGES = [
     ("Refusal", 0x44, "code:B worker:i reason:text"),
     ("Totals", 0x45, "step:Q loss:f correct:Q total:Q"),
     ("Welcome", 0x46, "timeout_ms:Q mode:B average:B total_samples:Q largest_frame:I"),
-    ("Bytes", 0x47, "to:I sender:I stamp:stamp payload:rest"),
 ]
 _BY_NAME = {name: (tag, [each.split(":") for each in fields.split()]) for name, tag, fields in _MESSAGES}
 _BY_TAG = {tag: name for name, tag, _ in _MESSAGES}
@@ -78,8 +77,6 @@ def encode(name, **values):
             body.append(struct.pack("<I", len(value)) + array("I", value).tobytes())
         elif kind == "tail":
             body.append(array("d", value).tobytes())
-        elif kind in ("stamp", "rest"):
-            body.append(value)
         else:
             body.append(struct.pack("<" + kind, value))
     assert not values, f"{name} has no {list(values)}"
@@ -116,33 +113,10 @@ def decode(body):
             values[field_name] = list(numbers("I", 4, number("I")))
         elif kind == "tail":
             values[field_name] = numbers("d", 8, values["tail_count"])
-        elif kind == "stamp":
-            values[field_name] = bytes(take(64))
-        elif kind == "rest":
-            values[field_name] = bytes(take(len(body) - at))
         else:
             values[field_name] = number(kind)
     assert at == len(body), f"{name} has bytes left over"
     return Message(name, values)
-
-
-EVERY_OTHER = 0xFFFFFFFF
-
-
-def crc32c(data):
-    crc = 0xFFFFFFFF
-    for byte in data:
-        crc ^= byte
-        for _ in range(8):
-            crc = crc >> 1 ^ (0x82F63B78 if crc & 1 else 0)
-    return crc ^ 0xFFFFFFFF
-
-
-def stamp(payload, sequence=1, part=0, kind=4, count=0):
-    """The header of the mesh protocol, of which this one knows few fields; kind 4 is all_gather."""
-    fields = [b"LS", 1, kind, 0, 0, 0, 0, 0, 0, sequence, count, 0, 0, 0, part]
-    unsealed = struct.pack("<2sBBBBBBIIQQQIII", *fields) + struct.pack("<IQ", 0, payload)
-    return unsealed[:52] + struct.pack("<I", crc32c(unsealed)) + unsealed[56:]
 
 
 class Connection:
