@@ -57,7 +57,8 @@ def start_ours(model, workers, options, folder, out, cores):
     command = [BUILD / "lockstep", "train", "--data", folder / f"{model}.bin", *shape, "--steps", options.steps,
                "--global-batch", BATCH * workers, "--micro-batch", BATCH, "--threads", options.threads, "--lr", "3e-4",
                "--schedule", "constant", "--warmup", 0, "--eval-every", 0, "--precision", options.precision,
-               "--workers", workers, "--transport", options.transport, "--out", out, "--log", "plain", *options.ours]
+               "--workers", workers, "--transport", options.transport, "--out", out, "--overwrite", "--save-every", 0, "--log", "plain",
+               *options.ours]
     return subprocess.Popen([str(word) for word in command], stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL,
                             preexec_fn=lambda: os.sched_setaffinity(0, cores))
 

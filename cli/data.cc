@@ -4,6 +4,7 @@
 #include <chrono>
 
 #include "cli/commands.h"
+#include "cli/options.h"
 #include "cli/stories/stories.h"
 #include "lockstep/base/error.h"
 #include "lockstep/base/log.h"
@@ -170,14 +171,15 @@ void add_data(CLI::App& app, Action& action) {
   command
       .add_option("--vocab", options->tokenizer.vocab,
                   "Tokens of a sentencepiece or bpe that is trained")
-      ->check(CLI::Range(1, 1 << 24))
+      ->transform(whole_number(1, 1 << 24))
       ->option_text("N [4096]");
   command.add_option("--stories", options->stories, "Make so many stories of the built-in corpus")
+      ->transform(whole_number(0, std::int64_t{1} << 40))
       ->option_text("N");
   command.add_option("--seed", options->seed, "Of the stories")->option_text("N [0]");
   command
       .add_option("--shard-tokens", options->shard_tokens, "Begin a new shard after so many tokens")
-      ->check(CLI::PositiveNumber)
+      ->transform(whole_number(1, std::int64_t{1} << 50))
       ->option_text("N [100000000]");
   command.add_flag("--print", options->print, "Print the stories");
   command.add_flag("--check", options->check, "Read the given shards and say what they hold");

@@ -1,8 +1,10 @@
 #include <fmt/format.h>
 
 #include <cstdio>
+#include <filesystem>
 
 #include "cli/commands.h"
+#include "cli/options.h"
 #include "lockstep/base/cores.h"
 #include "lockstep/base/error.h"
 #include "lockstep/base/utf8.h"
@@ -44,6 +46,12 @@ class TextPrinter {
 };
 
 int run_generate(const GenerateFlags& options) {
+  if (!std::filesystem::is_directory(options.model)) {
+    throw Error(ErrorCode::kIo,
+                fmt::format("{}: there is no such folder; a model is a folder with config.json and "
+                            "model.safetensors",
+                            options.model));
+  }
   const SavedModel model = load_model(options.model);
   if (!model.tokenizer) {
     throw Error(
@@ -94,25 +102,25 @@ void add_generate(CLI::App& app, Action& action) {
       ->option_text("MODEL");
   command.add_option("--prompt", options->prompt, "What the text begins with")->option_text("TEXT");
   command.add_option("--tokens", options->tokens, "At most so many tokens")
-      ->check(CLI::Range(std::int64_t{1}, std::int64_t{1} << 40))
+      ->transform(whole_number(1, std::int64_t{1} << 40))
       ->option_text("N [1000]");
   command
       .add_option("--temperature", options->sampler.temperature,
-                  "Below 1 bolder words are rarer; 0: always the likeliest")
-      ->check(CLI::NonNegativeNumber)
+                  "Lower is more predictable, higher more varied; 0: always the likeliest token")
+      ->transform(real_number(0))
       ->option_text("X [0.8]");
   command.add_option("--top-k", options->sampler.top_k, "Only the K likeliest; 0: all")
-      ->check(CLI::NonNegativeNumber)
+      ->transform(whole_number(0, std::int64_t{1} << 50))
       ->option_text("K [0]");
   command
       .add_option("--top-p", options->sampler.top_p,
                   "Only the likeliest that together have this probability")
-      ->check(CLI::Range(0.0, 1.0))
+      ->transform(real_number(0.0, 1.0))
       ->option_text("P [1]");
   command.add_option("--seed", options->sampler.seed, "Which of the possible texts")
       ->option_text("N [0]");
   command.add_option("--threads", options->threads, "Compute threads")
-      ->check(CLI::Range(1, 1024))
+      ->transform(whole_number(1, 1024))
       ->option_text("N [all cores]");
   command.callback([options, &action] { action = [options] { return run_generate(*options); }; });
 }

@@ -2,8 +2,10 @@
 
 #include <cstdio>
 #include <exception>
+#include <string>
 
 #include "cli/commands.h"
+#include "cli/options.h"
 #include "lockstep/base/error.h"
 #include "lockstep/base/log.h"
 #include "lockstep/base/version.h"
@@ -25,6 +27,12 @@ int exit_code(const Error& error) {
   }
 }
 
+// Files and options speak for themselves; other codes say what kind of failure it was.
+std::string plain_text_of(const Error& error) {
+  const bool plain = error.code() == ErrorCode::kInvalidArgument || error.code() == ErrorCode::kIo;
+  return plain ? std::string(error.message()) : error.what();
+}
+
 int run(int argc, char** argv) {
   CLI::App app{"Data-parallel training of transformer language models.", "lockstep"};
   app.set_version_flag("--version", fmt::format("lockstep {}", version()));
@@ -41,13 +49,17 @@ int run(int argc, char** argv) {
   add_coordinator(app, action);
   add_worker(app, action);
 
+  let_the_last_count(app);
+
   try {
     app.parse(argc, argv);
   } catch (const CLI::ParseError& error) {
-    return app.exit(error) == 0 ? 0 : kWrongUsage;  // --help and --version arrive here too
+    if (error.get_exit_code() == 0) return app.exit(error);  // --help and --version
+    log_line(LogLevel::kError, usage_problem(app, error));
+    return kWrongUsage;
   }
   if (!action) {  // not require_subcommand(): that would hide which argument was wrong
-    std::fputs("a subcommand is required; --help lists them\n", stderr);
+    log_line(LogLevel::kError, "a subcommand is required (lockstep --help lists them)");
     return kWrongUsage;
   }
   return action();
@@ -61,7 +73,7 @@ int main(int argc, char** argv) {
   try {
     return cli::run(argc, argv);
   } catch (const Error& error) {
-    log_line(LogLevel::kError, error.what());
+    log_line(LogLevel::kError, cli::plain_text_of(error));
     return cli::exit_code(error);
   } catch (const std::exception& error) {
     log_line(LogLevel::kError, error.what());

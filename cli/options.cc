@@ -3,12 +3,137 @@
 #include <fmt/format.h>
 
 #include <algorithm>
+#include <charconv>
+#include <cmath>
 #include <cstdlib>
 #include <fstream>
+#include <numeric>
+#include <optional>
+#include <string_view>
+#include <utility>
+#include <vector>
 
 #include "lockstep/launch/rank_environment.h"
 
 namespace lockstep::cli {
+namespace {
+
+std::optional<double> parse_real(const std::string& text) {
+  char* end = nullptr;
+  const double value = std::strtod(text.c_str(), &end);
+  if (text.empty() || *end != '\0' || !std::isfinite(value)) return std::nullopt;
+  return value;
+}
+
+// How many letters must be inserted, removed or replaced to turn one word into the other.
+std::size_t distance(std::string_view a, std::string_view b) {
+  std::vector<std::size_t> row(b.size() + 1);
+  std::iota(row.begin(), row.end(), std::size_t{0});
+  for (std::size_t i = 0; i < a.size(); ++i) {
+    std::size_t diagonal = std::exchange(row[0], i + 1);
+    for (std::size_t j = 0; j < b.size(); ++j) {
+      const std::size_t replaced = diagonal + (a[i] == b[j] ? 0 : 1);
+      diagonal = row[j + 1];
+      row[j + 1] = std::min({replaced, row[j] + 1, diagonal + 1});
+    }
+  }
+  return row[b.size()];
+}
+
+// "; did you mean X?", where one of the names is near enough.
+std::string suggestion(std::string_view word, const std::vector<std::string>& names) {
+  const auto nearest = std::ranges::min_element(
+      names, {}, [&](const std::string& name) { return distance(word, name); });
+  if (nearest == names.end() ||
+      distance(word, *nearest) > std::max<std::size_t>(2, word.size() / 3))
+    return "";
+  return fmt::format("; did you mean {}?", *nearest);
+}
+
+// The subcommand that was being read.
+const CLI::App& innermost(const CLI::App& app) {
+  const auto parsed = app.get_subcommands();
+  return parsed.empty() ? app : innermost(*parsed[0]);
+}
+
+std::string command_name(const CLI::App& command) {
+  const CLI::App* parent = command.get_parent();
+  return parent == nullptr ? command.get_name() : command_name(*parent) + " " + command.get_name();
+}
+
+std::string unexpected(const CLI::App& command, const std::string& word) {
+  std::vector<std::string> names;
+  if (word.starts_with("-")) {
+    for (const CLI::Option* option : command.get_options()) {
+      for (const std::string& name : option->get_lnames()) names.push_back("--" + name);
+    }
+    const std::string flag = word.substr(0, word.find('='));
+    return fmt::format("{} has no option {}{}", command_name(command), flag,
+                       suggestion(flag, names));
+  }
+  for (const CLI::App* each : command.get_subcommands([](const CLI::App*) { return true; })) {
+    names.push_back(each->get_name());
+  }
+  if (names.empty())
+    return fmt::format("{}: '{}' is one word too many", command_name(command), word);
+  return fmt::format("{} has no command {}{}", command_name(command), word,
+                     suggestion(word, names));
+}
+
+}  // namespace
+
+CLI::Validator whole_number(std::int64_t least, std::int64_t most) {
+  return {[least, most](std::string& text) -> std::string {
+            std::int64_t value = 0;
+            const auto [end, error] =
+                std::from_chars(text.data(), text.data() + text.size(), value);
+            if (error != std::errc() || end != text.data() + text.size()) {
+              const auto real = parse_real(text);  // such as 1e6
+              if (!real || std::abs(*real) > 1e15 || std::floor(*real) != *real) {
+                return fmt::format("{} is not a whole number", text);
+              }
+              value = static_cast<std::int64_t>(*real);
+              text = std::to_string(value);
+            }
+            if (value < least) return fmt::format("{} is too small; at least {}", text, least);
+            if (value > most) return fmt::format("{} is too large; at most {}", text, most);
+            return "";
+          },
+          ""};
+}
+
+CLI::Validator real_number(double least, double most) {
+  return {[least, most](std::string& text) -> std::string {
+            const auto value = parse_real(text);
+            if (!value) return fmt::format("{} is not a number", text);
+            if (*value < least) return fmt::format("{} is too small; at least {}", text, least);
+            if (*value > most) return fmt::format("{} is too large; at most {}", text, most);
+            return "";
+          },
+          ""};
+}
+
+void let_the_last_count(CLI::App& app) {
+  for (CLI::Option* option : app.get_options()) {
+    if (option->get_items_expected_max() == 1) {
+      option->multi_option_policy(CLI::MultiOptionPolicy::TakeLast);
+    }
+  }
+  for (CLI::App* each : app.get_subcommands([](CLI::App*) { return true; })) {
+    let_the_last_count(*each);
+  }
+}
+
+std::string usage_problem(const CLI::App& app, const CLI::ParseError& error) {
+  const CLI::App& command = innermost(app);
+  const auto words = app.remaining(true);
+  // Of a word that is no subcommand CLI11 says only that one is required.
+  const bool extra = !words.empty() && (dynamic_cast<const CLI::ExtrasError*>(&error) != nullptr ||
+                                        dynamic_cast<const CLI::RequiredError*>(&error) != nullptr);
+  return fmt::format("{} ({} --help explains it)",
+                     extra ? unexpected(command, words[0]) : std::string(error.what()),
+                     command_name(command));
+}
 
 CLI::Option* add_device_option(CLI::App& command, std::string& device) {
   return command

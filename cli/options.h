@@ -3,7 +3,9 @@
 #include <CLI/CLI.hpp>
 #include <algorithm>
 #include <chrono>
+#include <cstdint>
 #include <initializer_list>
+#include <limits>
 #include <map>
 #include <string>
 
@@ -26,6 +28,17 @@ CLI::Option* add_choice(CLI::App& command, const std::string& flag, Enum& chosen
   return command.add_option_function<std::string>(flag, choose, description)
       ->check(CLI::IsMember(names));
 }
+
+// Checks of values whose errors are plain words. A whole number may be written as 1e6.
+CLI::Validator whole_number(std::int64_t least, std::int64_t most);
+CLI::Validator real_number(double least, double most = std::numeric_limits<double>::max());
+
+// Where an option that takes one value is given again, the last one counts. For all subcommands, to
+// be called when they are complete.
+void let_the_last_count(CLI::App& app);
+
+// One line that says what is wrong with the command line, and which command or option was meant.
+std::string usage_problem(const CLI::App& app, const CLI::ParseError& error);
 
 // --device: cpu, cuda or auto.
 CLI::Option* add_device_option(CLI::App& command, std::string& device);

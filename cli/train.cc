@@ -99,7 +99,7 @@ void add_data_options(CLI::App& command, TrainFlags& options) {
           "--vocab", options.run.vocab,
           "Tokens for sentencepiece or bpe; for shards without a header the number of tokens "
           "there are; otherwise the model's vocabulary, at least the tokenizer's")
-      ->check(CLI::Range(1, 1 << 24))
+      ->transform(whole_number(1, 1 << 24))
       ->option_text("N")
       ->group(group);
 }
@@ -108,7 +108,7 @@ void add_model_options(CLI::App& command, ModelConfig& model) {
   const char* group = "Model (what is not given is chosen to fit the data)";
   const auto size = [&](const char* flag, int& value, const char* description) {
     command.add_option(flag, value, description)
-        ->check(CLI::Range(1, 1 << 24))
+        ->transform(whole_number(1, 1 << 24))
         ->option_text("N")
         ->group(group);
   };
@@ -129,24 +129,24 @@ void add_training_options(CLI::App& command, TrainOptions& options) {
     return command.add_option(flag, value, description)->option_text(text)->group(group);
   };
   add("--steps", options.steps, "N [10 tokens per parameter, at most 40 passes]", "Steps")
-      ->check(CLI::Range(std::int64_t{0}, std::int64_t{1} << 50));
+      ->transform(whole_number(0, std::int64_t{1} << 50));
   add("--global-batch", options.global_batch, "N [16]", "Samples of a step")
-      ->check(CLI::Range(1, 1 << 24));
+      ->transform(whole_number(1, 1 << 24));
   add("--micro-batch", options.micro_batch, "N [for 8 lanes]",
       "Samples of a lane, which divide the global batch")
-      ->check(CLI::Range(1, 1 << 24));
+      ->transform(whole_number(1, 1 << 24));
   add("--lr", options.learning_rate, "RATE [by width; with --init a tenth]",
       "Highest learning rate")
-      ->check(CLI::NonNegativeNumber);
+      ->transform(real_number(0));
   add("--warmup", options.warmup, "N [a twentieth]", "Steps until it is reached")
-      ->check(CLI::NonNegativeNumber);
+      ->transform(whole_number(0, std::int64_t{1} << 50));
   add_named(command, "--schedule", options.decay, parse_decay, {"cosine", "linear", "constant"},
             "NAME [cosine]", "How it falls after that: cosine, linear or constant")
       ->group(group);
   add("--weight-decay", options.weight_decay, "X [0.1]", "Decoupled, not on norms")
-      ->check(CLI::NonNegativeNumber);
+      ->transform(real_number(0));
   add("--clip", options.clip, "X [1]", "Longest gradient; 0 does not clip")
-      ->check(CLI::NonNegativeNumber);
+      ->transform(real_number(0));
   add("--seed", options.seed, "N [0]",
       "Of the first weights, the order of samples and the stories");
   add("--init", options.init, "DIR [fresh weights]",
@@ -171,7 +171,7 @@ void add_checkpoint_options(CLI::App& command, TrainFlags& given) {
   command
       .add_option("--keep-last", options.keep_last,
                   "Checkpoints to keep, beside that of the best validation; 0: all")
-      ->check(CLI::NonNegativeNumber)
+      ->transform(whole_number(0, std::int64_t{1} << 50))
       ->option_text("N [3]")
       ->group(group);
   command
@@ -263,7 +263,7 @@ void add_run_options(CLI::App& command, TrainOptions& options) {
       ->option_text("DIR")
       ->group(group);
   command.add_option("--threads", options.threads, "Compute threads")
-      ->check(CLI::Range(1, 1024))
+      ->transform(whole_number(1, 1024))
       ->option_text("N [a worker's share of the cores]")
       ->group(group);
   add_named(
@@ -271,7 +271,8 @@ void add_run_options(CLI::App& command, TrainOptions& options) {
       [](const std::string& name) -> std::optional<Precision> {
         return name == "bf16" ? Precision::kBf16 : Precision::kF32;
       },
-      {"fp32", "bf16"}, "NAME [fp32]", "Of matrix products: fp32 or bf16")
+      {"fp32", "bf16"}, "NAME [fp32]",
+      "Of matrix products: fp32, or bf16 on a GPU or a processor with AMX")
       ->group(group);
   add_device_option(command, options.device)->group(group);
   command
@@ -280,13 +281,13 @@ void add_run_options(CLI::App& command, TrainOptions& options) {
       ->group(group);
   command
       .add_option("--eval-every", options.eval_every, "Steps between validations; 0: only the last")
-      ->check(CLI::NonNegativeNumber)
+      ->transform(whole_number(0, std::int64_t{1} << 50))
       ->option_text("N [a tenth]")
       ->group(group);
   command
       .add_option("--early-stop", options.early_stop,
                   "End after N validations in a row that were not the best; 0: never")
-      ->check(CLI::NonNegativeNumber)
+      ->transform(whole_number(0, std::int64_t{1} << 50))
       ->option_text("N [0]")
       ->group(group);
   add_named(command, "--log", options.log, parse_log_style, {"bar", "plain", "json"}, "NAME",
@@ -298,7 +299,7 @@ void add_worker_options(CLI::App& command, TrainFlags& given) {
   const char* group = "Workers";
   TrainOptions& options = given.run;
   command.add_option("--workers", options.workers, "Workers to start on this machine")
-      ->check(CLI::Range(1, kMaxWorldSize))
+      ->transform(whole_number(1, kMaxWorldSize))
       ->option_text("N [1]")
       ->group(group);
   add_choice(command, "--transport", options.job.transport,
@@ -333,13 +334,16 @@ void add_worker_options(CLI::App& command, TrainFlags& given) {
   command
       .add_option("--bucket-mb", given.bucket_mb,
                   "Gradients travel in buckets of so many MiB, as they become final")
-      ->check(CLI::Range(0.01, 4096.0))
+      ->transform(real_number(0.01, 4096.0))
       ->option_text("X [4]")
       ->group(group);
   command
-      .add_flag("--overlap,!--no-overlap", options.reducer.overlap,
-                "Buckets travel while the backward pass goes on (default), or after it")
+      .add_flag_callback(
+          "--no-overlap", [&options] { options.reducer.overlap = false; },
+          "Buckets travel after the backward pass, not while it goes on")
       ->group(group);
+  command.add_flag_callback("--overlap", [&options] { options.reducer.overlap = true; })
+      ->group("");  // as it is anyway
   command
       .add_flag("--shard-optimizer", options.reducer.shard,
                 "Every worker keeps the moments of its share of the parameters only (ZeRO-1)")
@@ -347,13 +351,13 @@ void add_worker_options(CLI::App& command, TrainFlags& given) {
   command
       .add_option("--verify-every", options.verify_every,
                   "Steps between comparisons of the workers' weights; 0: only at the end")
-      ->check(CLI::NonNegativeNumber)
+      ->transform(whole_number(0, std::int64_t{1} << 50))
       ->option_text("N [100]")
       ->group(group);
   command
       .add_option("--timeout", given.timeout,
                   "A worker that is silent for so long is dead; in seconds")
-      ->check(CLI::Range(0.01, 1e7))
+      ->transform(real_number(0.01, 1e7))
       ->option_text("S [30]")
       ->group(group);
   command.add_option("--token-file", given.token_file, "The job's secret, needed between hosts")

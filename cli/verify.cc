@@ -3,17 +3,21 @@
 #include <filesystem>
 
 #include "cli/commands.h"
+#include "lockstep/base/error.h"
 #include "lockstep/files/mapped_file.h"
+#include "lockstep/model/weights_hash.h"
 #include "lockstep/train/checkpoint/folders.h"
 #include "lockstep/train/checkpoint/manifest.h"
+#include "lockstep/train/formats/model_files.h"
 
 namespace lockstep::cli {
 namespace {
 
 constexpr const char* kVerifyExplanation =
-    R"(DIR is a checkpoint, or a folder of checkpoints as `lockstep train --out` leaves it: then all of them.
+    R"(DIR is a checkpoint, or a folder as `lockstep train --out` leaves it: then the model and all checkpoints.
 Every file and every tensor is read and hashed. Exit codes: 0 all are as they were written, 1 not.
 
+  lockstep verify my-model
   lockstep verify my-model/checkpoint-500)";
 
 // One line that says OK, or one for each damage.
@@ -36,14 +40,39 @@ bool verify(const std::string& folder) {
   return true;
 }
 
+// A model has no manifest: the hash of its weights is in the file itself, where we wrote it.
+bool verify_model(const std::string& folder) {
+  const SavedModel model = load_model(folder);
+  const std::string found = weights_hash(ParameterLayout(model.config), model.parameters.span());
+  const std::string path = folder + "/" + kWeightsFile;
+  const std::string written = written_weights_hash(MappedFile(path).bytes());
+  if (written.empty()) {
+    fmt::print("{}: readable, weights {}; whoever wrote it left no hash to compare\n", path, found);
+  } else if (written == found) {
+    fmt::print("{}: OK, weights {}\n", path, found);
+  } else {
+    fmt::print("{}: is damaged: weights {}, but {} were written\n", path, found, written);
+  }
+  return written.empty() || written == found;
+}
+
 int run_verify(const std::string& folder) {
   std::string plain = folder;
   while (plain.size() > 1 && plain.ends_with('/')) plain.pop_back();
-  const auto steps = list_checkpoints(plain);
-  if (std::filesystem::exists(plain + "/" + kManifestFile) || steps.empty()) {
-    return verify(plain) ? 0 : 1;
+  if (!std::filesystem::is_directory(plain)) {
+    throw Error(ErrorCode::kIo, fmt::format("{}: there is no such folder", plain));
   }
-  bool all_good = true;
+  if (std::filesystem::exists(plain + "/" + kManifestFile)) return verify(plain) ? 0 : 1;
+  const auto steps = list_checkpoints(plain);
+  const bool has_model = std::filesystem::exists(plain + "/" + kWeightsFile);
+  if (steps.empty() && !has_model) {
+    const bool unfinished =
+        parse_checkpoint_name(std::filesystem::path(plain).filename().string()).has_value();
+    if (unfinished) return verify(plain) ? 0 : 1;
+    throw Error(ErrorCode::kIo,
+                fmt::format("{}: neither a model nor checkpoints are in it", plain));
+  }
+  bool all_good = !has_model || verify_model(plain);
   for (const std::int64_t step : steps) {
     if (!verify(checkpoint_path(plain, step))) all_good = false;
   }
@@ -53,11 +82,11 @@ int run_verify(const std::string& folder) {
 }  // namespace
 
 void add_verify(CLI::App& app, Action& action) {
-  CLI::App& command =
-      *app.add_subcommand("verify", "Check that a checkpoint is as it was written.");
+  CLI::App& command = *app.add_subcommand(
+      "verify", "Check that a model and its checkpoints are as they were written.");
   command.footer(kVerifyExplanation);
   const auto folder = std::make_shared<std::string>();
-  command.add_option("checkpoint", *folder, "The checkpoint, or a folder of checkpoints")
+  command.add_option("checkpoint", *folder, "The checkpoint, or the folder of a run")
       ->required()
       ->option_text("DIR");
   command.callback([folder, &action] { action = [folder] { return run_verify(*folder); }; });

@@ -49,7 +49,7 @@ hashes=()
 for how in "--workers 1" "--exchange nccl" "--reduction nccl" "--workers 2 --exchange host --transport shm" \
   "--workers 2 --exchange host --transport tcp" "--workers 2 --exchange host --transport shm --shard-optimizer"; do
   # shellcheck disable=SC2086
-  hash=$("${train[@]}" $how --out "$scratch/out" 2>"$scratch/log" | tail -1) || { cat "$scratch/log"; exit 1; }
+  hash=$("${train[@]}" $how --save-every 0 --out "$scratch/out" 2>"$scratch/log" | tail -1) || { cat "$scratch/log"; exit 1; }
   hashes+=("$hash")
   "$python" - "$how" "$hash" "$scratch/out/metrics.jsonl" <<'END'
 import json, sys

@@ -2,6 +2,7 @@
 
 #include <unistd.h>
 
+#include <atomic>
 #include <string>
 
 namespace lockstep {
@@ -16,10 +17,15 @@ std::string_view prefix(LogLevel level) {
   return "";
 }
 
+constinit std::atomic<bool> bar_open{false};
+
 }  // namespace
 
+bool set_bar_open(bool open) { return bar_open.exchange(open); }
+
 void log_line(LogLevel level, std::string_view text) {
-  const std::string line = fmt::format("{}{}\n", prefix(level), text);
+  const std::string line =
+      fmt::format("{}{}{}\n", set_bar_open(false) ? "\r\x1b[K" : "", prefix(level), text);
   // A log that cannot be written is no reason to fail.
   [[maybe_unused]] const ssize_t written = ::write(STDERR_FILENO, line.data(), line.size());
 }

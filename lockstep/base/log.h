@@ -9,7 +9,12 @@ namespace lockstep {
 enum class LogLevel { kInfo, kWarning, kError };
 
 // One line on stderr, written with a single system call so that processes do not mix their lines.
+// A progress bar on the line is cleared first.
 void log_line(LogLevel level, std::string_view text);
+
+// Whether a progress bar stands on the last line of stderr. Returns whether one did before. Any
+// thread.
+bool set_bar_open(bool open);
 
 template <typename... Args>
 void log(LogLevel level, fmt::format_string<Args...> format, Args&&... args) {

@@ -10,6 +10,7 @@ namespace {
 
 constexpr double kWeightOfNewest = 0.1;  // of the speed's moving average
 constexpr int kNarrowestBar = 8;
+constexpr std::chrono::seconds kLongestPause{30};  // between plain lines
 
 }  // namespace
 
@@ -43,6 +44,20 @@ std::string format_bar(const RunProgress& progress, int width) {
       progress.steps > 0 ? std::min<std::int64_t>(room, progress.step * room / progress.steps) : 0;
   return fmt::format("[{}{}]{}", std::string(static_cast<std::size_t>(filled), '='),
                      std::string(static_cast<std::size_t>(room - filled), ' '), words);
+}
+
+std::string over_bar(int columns_before, int width) {
+  const int lines_above = columns_before > 0 ? (columns_before - 1) / std::max(width, 1) : 0;
+  if (lines_above == 0) return "\r";
+  return fmt::format("\r\x1b[{}A\x1b[J", lines_above);
+}
+
+bool LinePace::due(Time now, bool wanted) {
+  const bool late = !last_ || now - *last_ >= pause_;
+  if (!late && !wanted) return false;
+  if (last_ && late) pause_ = std::min(2 * pause_, kLongestPause);
+  last_ = now;
+  return true;
 }
 
 std::string format_plain(const RunProgress& progress) {

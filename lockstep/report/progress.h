@@ -1,5 +1,6 @@
 #pragma once
 
+#include <chrono>
 #include <cstdint>
 #include <optional>
 #include <string>
@@ -25,8 +26,24 @@ std::string short_duration(double seconds);
 
 // One line of at most `width` columns; the bar fills what the words leave.
 std::string format_bar(const RunProgress& progress, int width);
+// What goes ahead of a bar: back to where the one before began, and clears it. That one had so many
+// columns; on a terminal that is narrower now it takes several lines.
+std::string over_bar(int columns_before, int width);
 // One line for a log file.
 std::string format_plain(const RunProgress& progress);
+
+// When plain lines come, for steps of any length: one at once, more soon, then every half minute at
+// the latest. Pure: the time is passed in.
+class LinePace {
+ public:
+  using Time = std::chrono::steady_clock::time_point;
+  // Whether a line is due. `wanted`: it is, for another reason.
+  bool due(Time now, bool wanted);
+
+ private:
+  std::optional<Time> last_;
+  std::chrono::seconds pause_{2};
+};
 
 // Turns the reports of steps into progress, with a moving average of the speed.
 class ProgressMeter {

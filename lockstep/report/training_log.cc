@@ -1,13 +1,14 @@
 #include "lockstep/report/training_log.h"
 
+#include <fcntl.h>
 #include <fmt/format.h>
 #include <sys/ioctl.h>
 #include <unistd.h>
 
 #include <algorithm>
 #include <cstdio>
-#include <utility>
 
+#include "lockstep/base/descriptor.h"
 #include "lockstep/base/log.h"
 #include "lockstep/report/metrics.h"
 
@@ -20,6 +21,11 @@ constexpr std::int64_t kPlainLines = 20;
 int terminal_width() {
   winsize size{};
   if (::ioctl(STDERR_FILENO, TIOCGWINSZ, &size) == 0 && size.ws_col > 0) return size.ws_col;
+  // A worker's stderr is a pipe to its launcher, which shows the bar on its terminal.
+  const Descriptor terminal(::open("/dev/tty", O_RDONLY | O_CLOEXEC | O_NOCTTY));
+  if (terminal && ::ioctl(terminal.get(), TIOCGWINSZ, &size) == 0 && size.ws_col > 0) {
+    return size.ws_col;
+  }
   return 80;
 }
 
@@ -52,7 +58,7 @@ TrainingLog::TrainingLog(LogStyle style, std::int64_t steps, double bytes_per_to
       meter_(steps) {}
 
 TrainingLog::~TrainingLog() {
-  if (line_open_) std::fputs("\n", stderr);
+  if (set_bar_open(false)) std::fputs("\n", stderr);
 }
 
 void TrainingLog::step(const StepReport& report) {
@@ -62,8 +68,9 @@ void TrainingLog::step(const StepReport& report) {
       draw(progress, report.validation_loss.has_value() || report.step == progress.steps);
       break;
     case LogStyle::kPlain:
-      if (report.step == 1 || report.step % every_ == 0 || report.step == progress.steps ||
-          report.validation_loss) {
+      if (pace_.due(std::chrono::steady_clock::now(), report.step % every_ == 0 ||
+                                                          report.step == progress.steps ||
+                                                          report.validation_loss)) {
         fmt::print("{}\n", format_plain(progress));
         std::fflush(stdout);
       }
@@ -75,18 +82,18 @@ void TrainingLog::step(const StepReport& report) {
   }
 }
 
-void TrainingLog::note(const std::string& text) {
-  if (std::exchange(line_open_, false)) std::fputs("\n", stderr);
-  log_line(LogLevel::kWarning, text);
-}
+void TrainingLog::note(const std::string& text) { log_line(LogLevel::kWarning, text); }
 
 void TrainingLog::draw(const RunProgress& progress, bool now) {
   const auto time = std::chrono::steady_clock::now();
-  if (!now && line_open_ && time - drawn_ < kRedraw) return;
+  const bool open = set_bar_open(true);
+  if (!now && open && time - drawn_ < kRedraw) return;
   drawn_ = time;
-  line_open_ = true;
-  // Overwrites the line and clears what is left of the old one.
-  fmt::print(stderr, "\r{}\x1b[K", format_bar(progress, terminal_width() - 1));
+  const int width = terminal_width();
+  const std::string bar = format_bar(progress, width - 1);
+  // Overwrites the old one and clears what is left of it.
+  fmt::print(stderr, "{}{}\x1b[K", over_bar(open ? columns_ : 0, width), bar);
+  columns_ = static_cast<int>(bar.size());
   std::fflush(stderr);
 }
 

@@ -18,7 +18,8 @@ std::optional<LogStyle> parse_log_style(std::string_view name);
 LogStyle default_log_style();
 
 // Shows a run while it trains: a bar on stderr that is redrawn in place, plain lines on stdout
-// (about twenty, and every validation), or one JSON object per step on stdout. One thread.
+// (about twenty, every validation, and one every half minute), or one JSON object per step on
+// stdout. One thread.
 class TrainingLog {
  public:
   TrainingLog(LogStyle style, std::int64_t steps, double bytes_per_token);
@@ -34,8 +35,9 @@ class TrainingLog {
   const double bytes_per_token_;
   const std::int64_t every_;
   ProgressMeter meter_;
+  LinePace pace_;
   std::chrono::steady_clock::time_point drawn_;
-  bool line_open_ = false;  // the cursor is behind a bar
+  int columns_ = 0;  // of the last bar
 };
 
 }  // namespace lockstep

@@ -156,7 +156,10 @@ std::uint64_t tokens_in(const std::vector<TokenShard>& shards) {
 TrainPlan make_train_plan(const TrainOptions& options, const ResumePoint& resume) {
   const bool gpu = choose_device(options.device) == "cuda";
   if (!gpu && !supports(options.precision)) {
-    refuse(fmt::format("this processor has no products in {}", to_string(options.precision)));
+    refuse(
+        fmt::format("--precision {} needs a GPU (--device cuda) or a processor with AMX, which "
+                    "this one has not; fp32 works everywhere",
+                    to_string(options.precision)));
   }
   std::optional<SavedModel> init;
   std::optional<ModelTokenizer> start;

@@ -41,7 +41,7 @@ class Checkpoints(TrainingCase):
         state = json.loads((last / "trainer_state.json").read_text())
         self.assertEqual((state["step"], state["data"]["position"], state["global_batch"]), (7, 42, 6))
         self.assertIn(f"OK, step 7, 4 files, 33 tensors, 0.2 MB, weights {weights}", self.verify(last))
-        self.assertEqual(self.verify(self.out).count("OK"), 3)
+        self.assertEqual(self.verify(self.out).count("OK"), 4)  # and the model
         # A checkpoint is a model's folder, too.
         self.assertEqual(lockstep("generate", last, "--tokens", 5).returncode, 0)
         self.assertEqual(self.train("--steps", 0, "--init", last)[0], weights)
@@ -220,8 +220,16 @@ class Checkpoints(TrainingCase):
         self.verify(self.out)
 
     def test_verify_of_what_is_none(self):
-        self.assertIn("manifest.json: is missing", self.verify(self.folder / "none", 1))
-        self.assertIn("manifest.json: is missing", self.verify(self.folder, 1))
+        self.assertIn("none: there is no such folder", self.fails(1, "verify", self.folder / "none"))
+        self.assertIn("neither a model nor checkpoints are in it", self.fails(1, "verify", self.folder))
+        (self.folder / "checkpoint-3").mkdir()
+        self.assertIn("manifest.json: is missing", self.verify(self.folder / "checkpoint-3", 1))
+
+    def test_verify_of_a_finished_model(self):
+        weights, _ = self.train("--steps", 2, "--save-every", 0, "--out", self.out)
+        self.assertIn(f"model.safetensors: OK, weights {weights}", self.verify(self.out))
+        flip(self.out / "model.safetensors")
+        self.assertIn(f"is damaged: weights blake3:", self.verify(self.out, 1))
 
 
 if __name__ == "__main__":

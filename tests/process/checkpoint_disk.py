@@ -55,7 +55,7 @@ class Disk(TrainingCase):
         # Once there is room, the run goes on as if nothing had been.
         mount("-o", f"remount,size={20 * CHECKPOINT_KIB}k", self.out)
         self.assertEqual(self.train(*self.arguments, "--resume")[0], weights)
-        self.assertEqual(self.verify(self.out).count("OK"), 3)
+        self.assertEqual(self.verify(self.out).count("OK"), 4)  # and the model
 
     def test_read_only(self):
         mount("-t", "tmpfs", "-o", f"size={20 * CHECKPOINT_KIB}k", "tmpfs", self.out)

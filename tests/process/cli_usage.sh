@@ -23,4 +23,20 @@ expect 0 stdout 'Usage: lockstep' --help
 expect 2 stderr 'subcommand is required'
 expect 2 stderr 'no-such-flag' --no-such-flag
 expect 2 stderr 'no-such-command' no-such-command
+expect 2 stderr '^error: lockstep has no command trian; did you mean train\? \(lockstep --help explains it\)$' trian
+expect 2 stderr '^error: lockstep train has no option --stpes; did you mean --steps\?' train --stpes 4
+expect 2 stderr '^error: lockstep bench has no command stop; did you mean step\?' bench stop
+expect 2 stderr '^error: --lr: abc is not a number \(lockstep train --help explains it\)$' train --lr abc
+expect 2 stderr '^error: --steps: 1.5 is not a whole number' train --steps 1.5
+expect 2 stderr '^error: --steps: -1 is too small; at least 0' train --steps -1
+expect 2 stderr '^error: --out DIR is needed, for the shards$' data --stories 1e1 --shard-tokens 1e3  # whole numbers all the same
+expect 2 stderr '^error: --resume needs a folder' train --steps 4 --steps 5 --resume  # the last counts
+expect 1 stderr '^error: nowhere: there is no such folder$' verify nowhere
+expect 1 stderr '^error: nowhere: there is no such folder; a model is' generate nowhere
+expect 1 stderr '^error: opening nowhere.txt: No such file or directory$' train nowhere.txt
+expect 2 stderr 'write it to a file first' train -
+for page in train generate data verify; do
+  expect 0 stdout 'lockstep' $page --help
+  if "$LOCKSTEP_BIN" $page --help | grep -E '\{false\}|Excludes:|INT in|FLOAT'; then failures=1; fi
+done
 exit $failures

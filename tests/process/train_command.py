@@ -224,7 +224,7 @@ class Broken(Case):
                 self.assertIn(word, self.fails(2, *arguments))
 
     def test_models_that_are_none(self):
-        self.assertIn("config.json: No such file", self.fails(1, "generate", self.folder / "none"))
+        self.assertIn("none: there is no such folder", self.fails(1, "generate", self.folder / "none"))
         out = self.folder / "model"
         self.train("--data", self.text, "--steps", 1, "--out", out)
         weights = out / "model.safetensors"

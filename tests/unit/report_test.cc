@@ -40,6 +40,27 @@ TEST(Progress, ABarOfEveryWidth) {
             "step 50/200  loss 1.5000  val 1.7500  12.3k tok/s  1m30s left");
 }
 
+TEST(Progress, ABarClearsTheOneBeforeHoweverTheTerminalHasChanged) {
+  EXPECT_EQ(over_bar(0, 80), "\r");
+  EXPECT_EQ(over_bar(79, 80), "\r");
+  EXPECT_EQ(over_bar(79, 120), "\r");
+  EXPECT_EQ(over_bar(79, 40), "\r\x1b[1A\x1b[J");  // it is on two lines now
+  EXPECT_EQ(over_bar(81, 40), "\r\x1b[2A\x1b[J");
+}
+
+TEST(Progress, PlainLinesComeByTime) {
+  using namespace std::chrono_literals;
+  const LinePace::Time begin{100s};
+  LinePace pace;
+  std::vector<std::chrono::seconds> told;
+  for (auto time = 0s; time <= 150s; time += 1s) {
+    if (pace.due(begin + time, false)) told.push_back(time);
+  }
+  EXPECT_EQ(told, (std::vector{0s, 2s, 6s, 14s, 30s, 60s, 90s, 120s, 150s}));
+  EXPECT_TRUE(pace.due(begin + 151s, true));
+  EXPECT_FALSE(pace.due(begin + 152s, false));
+}
+
 TEST(Progress, MeterKeepsTheLatestValidationAndTheSpeed) {
   ProgressMeter meter(10);
   StepReport report;

@@ -6,15 +6,19 @@
 #include <limits>
 #include <map>
 #include <utility>
+#include <variant>
 
 #include "lockstep/base/error.h"
 #include "lockstep/files/atomic_file.h"
 #include "lockstep/files/json.h"
 #include "lockstep/files/mapped_file.h"
 #include "lockstep/model/weights_hash.h"
+#include "lockstep/wire/bytes.h"
 
 namespace lockstep {
 namespace {
+
+constexpr const char* kWeightsHashKey = "lockstep_weights";
 
 std::string_view name_of(const Tokenizer* tokenizer) {
   if (tokenizer == nullptr) return "none";
@@ -273,7 +277,19 @@ void save_model(const std::string& folder, const ParameterLayout& layout,
   write_safetensors(prefix + kWeightsFile, tensors_to_store(layout, parameters),
                     {{"format", "pt"},
                      {"lockstep_steps", std::to_string(steps)},
-                     {"lockstep_weights", weights_hash(layout, parameters)}});
+                     {kWeightsHashKey, weights_hash(layout, parameters)}});
+}
+
+std::string written_weights_hash(std::span<const std::byte> file) {
+  if (!std::holds_alternative<SafetensorsHeader>(parse_safetensors(file))) return {};
+  const auto length = load_little_endian<std::uint64_t>(file.data());  // of the header; it fits
+  const std::string_view text(reinterpret_cast<const char*>(file.data()) + sizeof length, length);
+  const Json header = parse_json(text);
+  if (!header.contains("__metadata__")) return {};
+  const Json& metadata = header["__metadata__"];
+  if (!metadata.is_object() || !metadata.contains(kWeightsHashKey)) return {};
+  const Json& hash = metadata[kWeightsHashKey];
+  return hash.is_string() ? hash.get<std::string>() : std::string();
 }
 
 SavedModel read_model(FileSource& files) {

@@ -1,5 +1,6 @@
 #pragma once
 
+#include <cstddef>
 #include <cstdint>
 #include <memory>
 #include <optional>
@@ -46,6 +47,9 @@ struct SavedModel {
 // Writes the weights as f32. Each file appears complete or not at all, the weights last.
 void save_model(const std::string& folder, const ParameterLayout& layout,
                 std::span<const float> parameters, const Tokenizer* tokenizer, std::int64_t steps);
+
+// The hash of the weights that save_model() put into the file with these bytes; empty: none.
+std::string written_weights_hash(std::span<const std::byte> file);
 
 // Reads weights in f32, bf16 or f16, from one file or from several with an index. Throws Error{kIo}
 // that names the file, and the tensor or the key. load_model() in train/checkpoint reads a folder.
