@@ -6,6 +6,7 @@ threads, clean stops, and one clear line for what is wrong."""
 import json
 import math
 import re
+import shutil
 import signal
 import struct
 import subprocess
@@ -315,6 +316,39 @@ class Data(Case):
         self.assertIn("was trained with another tokenizer",
                       self.fails(2, "train", *TINY, "--data", self.text, "--init", model, "--tokenizer", "bytes"))
         self.assertIn("text.txt: not a SentencePiece model", self.fails(1, "train", "--data", self.text, "--tokenizer", self.text))
+
+    def test_bpe(self):
+        out = self.folder / "shards"
+        run = lockstep("data", self.text, "--out", out, "--tokenizer", "bpe", "--vocab", 300)
+        self.assertEqual(run.returncode, 0, run.stderr)
+        # Learned again from the text, or given: the same tokens, the same bits. The files go with the model.
+        model = self.folder / "model"
+        weights = self.train("--data", out, "--steps", 4)
+        self.assertEqual(self.train("--data", self.text, "--tokenizer", out, "--steps", 4), weights)
+        self.assertEqual(self.train("--data", self.text, "--tokenizer", "bpe", "--vocab", 300, "--steps", 4, "--save-every", 2, "--out", model),
+                         weights)
+        for folder in (model, model / "checkpoint-4"):
+            for name in ("tokenizer.json", "tokenizer_config.json"):
+                self.assertEqual((folder / name).read_bytes(), (out / name).read_bytes())
+        text = lockstep("generate", model, "--prompt", "small foxes 🙂", "--tokens", 10)
+        self.assertTrue(text.stdout.startswith("small foxes 🙂"), text.stdout + text.stderr)
+        # A second worker gets the tokenizer of the checkpoint, which it does not read.
+        shutil.rmtree(model / "checkpoint-4")
+        resumed = lockstep("train", "--resume", model, "--workers", 2, "--transport", "tcp")
+        self.assertEqual(self.weights_of(resumed), weights)
+        self.assertIn("was trained with another tokenizer",
+                      self.fails(2, "train", *TINY, "--data", self.text, "--init", model, "--tokenizer", "bytes"))
+        # Models of others: their tokenizer.json, or why it is none for us.
+        config = json.loads((model / "config.json").read_text())
+        del config["lockstep_tokenizer"]
+        (model / "config.json").write_text(json.dumps(config))
+        self.assertEqual(lockstep("generate", model, "--prompt", "small foxes 🙂", "--tokens", 10).stdout, text.stdout)
+        (model / "tokenizer.json").write_text('{"version": "1.0", "model": {"type": "Unigram"}}')
+        self.assertIn("tokenizer.json: byte 37: model.type: only BPE is known", self.fails(1, "generate", model))
+        other = lockstep("train", *TINY, "--data", out, "--init", model, "--steps", 1, "--out", self.folder / "other")
+        self.assertEqual(other.returncode, 0, other.stderr)
+        broken = self.write("tokenizer.json", '{"version": "1.0", "model": [')
+        self.assertIn("tokenizer.json", self.fails(1, "data", self.text, "--out", self.folder / "none", "--tokenizer", broken))
 
 
 if __name__ == "__main__":
