@@ -3,13 +3,16 @@
 #include <gtest/gtest.h>
 
 #include <fstream>
+#include <map>
 #include <nlohmann/json.hpp>
 #include <thread>
 
 #include "lockstep/base/error.h"
 #include "lockstep/base/utf8.h"
+#include "lockstep/data/byte_alphabet.h"
 #include "lockstep/data/shard_builder.h"
 #include "lockstep/data/source.h"
+#include "lockstep/data/split_pattern.h"
 #include "lockstep/data/tokenizer.h"
 #include "lockstep/data/unicode.h"
 #include "tests/support/temporary_folder.h"
@@ -62,7 +65,80 @@ TEST(BpeTokenizer, IdsAndTextsOfTheRealPackage) {
       ++compared;
     }
   }
-  EXPECT_EQ(compared, 75u);
+  EXPECT_EQ(compared, 78u);
+}
+
+TEST(TextSplitter, WordsOfTheRealPackage) {
+  const std::map<std::string, SplitPattern> patterns = {{"gpt2", SplitPattern::kGpt2},
+                                                        {"llama3", SplitPattern::kLlama3},
+                                                        {"qwen2", SplitPattern::kQwen2}};
+  for (const json& one : vectors()["cases"]) {
+    const TextSplitter splitter(patterns.at(one["family"]));
+    const auto text = one["text"].get<std::string>();
+    std::vector<int> words;  // in characters, as the package counts
+    for (std::size_t at = 0; at < text.size();) {
+      const std::size_t end = splitter.word_end(text, at);
+      words.push_back(0);
+      for (; at < end; at += decode_character(text, at).length) ++words.back();
+    }
+    EXPECT_EQ(words, one["words"].get<std::vector<int>>()) << one;
+  }
+}
+
+// The bytes, merges "a b", and tokens that no merge makes.
+json bytes_and(const std::vector<std::string>& merges, const std::vector<std::string>& more) {
+  json file = saved("gpt2");
+  json vocab;
+  for (int byte = 0; byte < 256; ++byte) vocab[byte_letter(static_cast<std::uint8_t>(byte))] = byte;
+  const auto add = [&](const std::string& token) { vocab.emplace(token, vocab.size()); };
+  for (std::string token : merges) {
+    token.erase(token.find(' '), 1);
+    add(token);
+  }
+  for (const std::string& token : more) add(token);
+  file["model"]["vocab"] = vocab;
+  file["model"]["merges"] = merges;
+  file["added_tokens"] = json::array();
+  return file;
+}
+
+TEST(BpeTokenizer, MergesByRankAndNotByPlace) {
+  // "b c" takes the b, so "a b" is gone when its turn comes, and "bc d" is before "a bc".
+  const auto tokenizer = make(bytes_and({"b c", "a b", "bc d", "a bc"}, {}));
+  EXPECT_THAT(encode(*tokenizer, "abcd"), ElementsAre('a', 258));
+  EXPECT_THAT(encode(*tokenizer, "abc"), ElementsAre(259));
+  EXPECT_THAT(encode(*tokenizer, "abd"), ElementsAre(257, 'd'));
+  EXPECT_THAT(encode(*make(bytes_and({"a a"}, {})), "aaaaa"), ElementsAre(256, 256, 'a'));
+  // The last of two that are the same counts.
+  EXPECT_THAT(encode(*make(bytes_and({"a b", "b c", "a b"}, {})), "abc"), ElementsAre('a', 257));
+}
+
+TEST(BpeTokenizer, IgnoreMergesTakesWholeWords) {
+  json file = bytes_and({"a b"}, {"abc", "\u0120abc"});
+  EXPECT_THAT(encode(*make(file), "abc abc abcd"),
+              ElementsAre(256, 'c', ' ', 256, 'c', ' ', 256, 'c', 'd'));
+  file["model"]["ignore_merges"] = true;
+  EXPECT_THAT(encode(*make(file), "abc abc abcd"), ElementsAre(257, 258, ' ', 256, 'c', 'd'));
+}
+
+TEST(BpeTokenizer, AddedTokensAreFoundFirst) {
+  json file = bytes_and({"a b"}, {});
+  const auto add = [&](const char* content, const char* how) {
+    json token = {
+        {"id", 257 + file["added_tokens"].size()}, {"content", content}, {"normalized", false}};
+    if (*how != '\0') token[how] = true;
+    file["added_tokens"].push_back(token);
+  };
+  add("<x>", "special");
+  add("<x>y", "");
+  add("<l>", "lstrip");
+  add("<r>", "rstrip");
+  const auto tokenizer = make(file);
+  EXPECT_THAT(encode(*tokenizer, "ab<x>ab<x>y<x"), ElementsAre(256, 257, 256, 258, '<', 'x'));
+  EXPECT_THAT(encode(*tokenizer, "a \t<l> a"), ElementsAre('a', 259, ' ', 'a'));
+  EXPECT_THAT(encode(*tokenizer, "a <r> \u2003a"), ElementsAre('a', ' ', 260, 'a'));
+  EXPECT_THAT(encode(*tokenizer, "<r>  <l>"), ElementsAre(260, 259));
+  EXPECT_EQ(tokenizer->decode(encode(*tokenizer, "ab<x>ab<x>y")), "abab<x>y");
 }
 
 TEST(BpeTokenizer, DocumentsBeginAndEndAsTheFilesSay) {

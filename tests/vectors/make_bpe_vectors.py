@@ -18,7 +18,7 @@ TEXT = ("the cat sat on the mat, the cat's hat; don't we'll 2026 12345 naïve ca
 CASES = ["", " ", "the cat's mat", "The CAT'S hat I'M HE'LL x'ſ 'Re", "a  b   c\n", "  leading", "trailing  ", "\n\n\n", " \n \r\n\t x",
          "x\n\n  return y", "1234567 12 a1b22", "naïve cafe\u0301 u\u0308ber", "你好，世界。привет", "🙂👩‍👩‍👧‍👦", "\u00a0\u3000\u2003a\u0085b",
          "a<|endoftext|>b <|im_start|>  c", "!!!\n\nfoo(bar)[0]+=1;", "가각 \u1100\u1161\u11a8", "①②③ Ⅻ ½ ٣٤٥", "e\u0323\u0301\u0fb5q\u0307\u0323",
-         "\u1ac1\u0323a\u0898\u0300", "don't'", "' 's", "'s't", "\t\tfor i in range(10):\n    pass\n"]
+         "\u1ac1\u0323a\u0898\u0300", "don't'", "' 's", "'s't", "'ſab 'SAB 'lLx 'vEx'K", "\t\tfor i in range(10):\n    pass\n"]
 
 lines, tokenizers = [], []
 for family, pattern, special, options in (("gpt2", families.GPT2, ["<|endoftext|>", "<|im_start|>"], {}),
@@ -31,5 +31,7 @@ for family, pattern, special, options in (("gpt2", families.GPT2, ["<|endoftext|
     tokenizers.append(f"{json.dumps(family)}:{json.dumps(saved, separators=(',', ':'))}")
     for text in CASES:
         ids = tokenizer.encode(text, add_special_tokens=False).ids
-        lines.append(json.dumps({"family": family, "text": text, "ids": ids, "decoded": tokenizer.decode(ids)}, separators=(",", ":")))
+        words = [end - begin for _, (begin, end) in tokenizer.pre_tokenizer.pre_tokenize_str(text)]  # in characters
+        lines.append(json.dumps({"family": family, "text": text, "words": words, "ids": ids, "decoded": tokenizer.decode(ids)},
+                                separators=(",", ":")))
 (HERE / "bpe_vectors.json").write_text('{"tokenizers":{\n' + ",\n".join(tokenizers) + '\n},"cases":[\n' + ",\n".join(lines) + "\n]}\n")
