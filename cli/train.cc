@@ -194,7 +194,7 @@ void add_checkpoint_options(CLI::App& command, TrainFlags& given) {
 
 // The options of a run in its folder, so that --resume needs no other. What belongs to one start of
 // the command is not among them.
-constexpr std::initializer_list<std::string_view> kNotRemembered = {
+constexpr std::string_view kNotRemembered[] = {
     "resume",      "out",  "overwrite", "config", "log",
     "coordinator", "init", "help",      "replay", "force-tokenizer"};
 
@@ -202,7 +202,8 @@ std::string to_remember(const CLI::App& command) {
   nlohmann::ordered_json options = nlohmann::ordered_json::object();
   for (const CLI::Option* option : command.get_options()) {
     const std::string name = option->get_single_name();
-    if (option->count() == 0 || std::ranges::find(kNotRemembered, name) != kNotRemembered.end()) {
+    if (option->count() == 0 ||
+        std::ranges::find(kNotRemembered, name) != std::end(kNotRemembered)) {
       continue;
     }
     std::vector<std::string> values = option->results();
