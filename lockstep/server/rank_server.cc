@@ -7,6 +7,7 @@
 #include <new>
 #include <utility>
 
+#include "lockstep/base/check.h"
 #include "lockstep/base/log.h"
 #include "lockstep/base/text.h"
 #include "lockstep/net/job/roster.h"
@@ -18,6 +19,8 @@ namespace {
 using namespace std::chrono_literals;
 
 constexpr std::uint32_t kLargestRankFrame = std::uint32_t{8} << 20;
+// Where the ranks' connections begin in what is polled.
+constexpr std::size_t kFirstRank = 3;
 // If a rank that is needed has gone, its control link tells within this time whether it died.
 constexpr Deadline::Clock::duration kLongestGrace = 300ms;
 // How often the server looks whether all have left without ever having sent anything.
@@ -78,6 +81,7 @@ void RankServer::wait_for_events() {
   entries_.push_back({options_.stop_fd, POLLIN, 0});
   entries_.push_back({control_->latch().fd(), POLLIN, 0});
   entries_.push_back({control_->arrivals().fd(), POLLIN, 0});
+  LOCKSTEP_CHECK(entries_.size() == kFirstRank);
   for (const auto& each : connections_) {
     const bool reading = each && !each->frames.full() && !each->frames.ended();
     const bool sending = each && each->frames.wants_to_send();
@@ -93,7 +97,7 @@ void RankServer::wait_for_events() {
   }
   control_->latch().check();
   if (entries_[0].revents != 0) {
-    throw Error(ErrorCode::kAborted, "the coordinator was told to stop");
+    throw Error(ErrorCode::kAborted, "told to stop");
   }
   if (missed_ && missed_->until.expired()) {
     throw Error(ErrorCode::kPeerLost,
@@ -155,7 +159,8 @@ void RankServer::turn_away(Arrival& arrival, const std::string& reason) {
 void RankServer::receive() {
   for (std::size_t rank = 0; rank < connections_.size(); ++rank) {
     auto& each = connections_[rank];
-    if (each && !each->frames.full()) each->frames.fill(kTurnBytes);
+    const bool ready = (entries_[kFirstRank + rank].revents & ~POLLOUT) != 0;
+    if (each && ready && !each->frames.full()) each->frames.fill(kTurnBytes);
   }
 }
 

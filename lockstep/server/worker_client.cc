@@ -547,31 +547,43 @@ bool WorkerClient::bytes_are_next() const {
 bool WorkerClient::take_bytes() {
   if (!frames_.bulk_is_open()) {
     if (!frames_.open_bulk()) return false;
-    const BulkHead& head = frames_.head();
-    if (head.from >= peers_.size() || head.from == static_cast<std::uint32_t>(worker_id_)) {
-      throw Error(ErrorCode::kUnexpectedMessage,
-                  fmt::format("{} sent Bytes of nobody", frames_.socket().peer()));
-    }
-    place_ = place_bytes(static_cast<int>(head.from), head.stamp);
-    placed_ = 0;
+    open_bytes();
   }
   while (frames_.elements_left() > 0) {
-    if (frames_.read_elements(place_, placed_) == 0 && frames_.elements_left() > 0) return false;
+    if (frames_.read_elements(open_.place, open_.done) == 0 && frames_.elements_left() > 0) {
+      return false;
+    }
   }
-  const int from = static_cast<int>(frames_.head().from);
   frames_.take_foot();
-  if (!early_) finish_bytes(from);
+  if (open_.early) {
+    peers_[index_of(open_.from)].early.push_back(std::move(open_.kept));
+    take_early(open_.from);  // it may be waited for by now
+  } else {
+    count_placed(open_.from);
+  }
   return true;
 }
 
-std::span<std::byte> WorkerClient::place_bytes(int from, const MeshFrame& stamp) {
-  Peer& peer = peers_[index_of(from)];
-  check_stamp(from, stamp);
-  early_ = stamp.sequence > call_.sequence || peer.awaited.empty();
-  if (early_) {
-    peer.early.push_back({stamp, std::vector<std::byte>(static_cast<std::size_t>(stamp.payload))});
-    return peer.early.back().bytes;
+void WorkerClient::open_bytes() {
+  const BulkHead& head = frames_.head();
+  if (head.from >= peers_.size() || head.from == static_cast<std::uint32_t>(worker_id_)) {
+    throw Error(ErrorCode::kUnexpectedMessage,
+                fmt::format("{} sent Bytes of nobody", frames_.socket().peer()));
   }
+  const int from = static_cast<int>(head.from);
+  check_stamp(from, head.stamp);
+  const bool early = head.stamp.sequence > call_.sequence || peers_[index_of(from)].awaited.empty();
+  open_ = {.from = from, .early = early, .kept = {}};
+  if (early) {
+    open_.kept = {head.stamp, std::vector<std::byte>(static_cast<std::size_t>(head.count))};
+    open_.place = open_.kept.bytes;
+  } else {
+    open_.place = place_of(from, head.stamp);
+  }
+}
+
+std::span<std::byte> WorkerClient::place_of(int from, const MeshFrame& stamp) const {
+  const Peer& peer = peers_[index_of(from)];
   const Awaited& awaited = peer.awaited.front();
   MeshFrame expected = call_;
   expected.part = peer.received;
@@ -582,7 +594,7 @@ std::span<std::byte> WorkerClient::place_bytes(int from, const MeshFrame& stamp)
   return awaited.bytes.subspan(awaited.done, static_cast<std::size_t>(stamp.payload));
 }
 
-void WorkerClient::finish_bytes(int from) {
+void WorkerClient::count_placed(int from) {
   Peer& peer = peers_[index_of(from)];
   Awaited& awaited = peer.awaited.front();
   awaited.done += std::min(kBytesPiece, awaited.bytes.size() - awaited.done);
@@ -594,10 +606,10 @@ void WorkerClient::take_early(int from) {
   Peer& peer = peers_[index_of(from)];
   while (!peer.early.empty() && !peer.awaited.empty() &&
          peer.early.front().stamp.sequence <= call_.sequence) {
-    const Early early = std::move(peer.early.front());
+    const Early& early = peer.early.front();
+    std::ranges::copy(early.bytes, place_of(from, early.stamp).begin());
     peer.early.pop_front();
-    std::ranges::copy(early.bytes, place_bytes(from, early.stamp).begin());
-    finish_bytes(from);
+    count_placed(from);
   }
 }
 

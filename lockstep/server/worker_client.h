@@ -145,11 +145,13 @@ class WorkerClient {
   void take_between();
   // Takes what is there of the Bytes at the front. Whether all of them are taken.
   bool take_bytes();
-  std::span<std::byte> place_bytes(int from, const MeshFrame& stamp);
-  void finish_bytes(int from);
+  void open_bytes();
   // Throws if bytes of that rank with that stamp belong to no collective that is still to come.
   void check_stamp(int from, const MeshFrame& stamp) const;
-  // Bytes that came before this rank waited for them.
+  // Where the next bytes of a rank belong, which this one waits for; compares the whole stamp.
+  std::span<std::byte> place_of(int from, const MeshFrame& stamp) const;
+  void count_placed(int from);
+  // Puts bytes that came before this rank waited for them where they belong.
   void take_early(int from);
   static bool is_control(WireTag tag) {
     return tag == WireTag::kAlive || tag == WireTag::kHeartbeat || tag == WireTag::kHalt;
@@ -178,6 +180,14 @@ class WorkerClient {
   struct Early {
     MeshFrame stamp;
     std::vector<std::byte> bytes;
+  };
+  // The Bytes that are being read.
+  struct OpenBytes {
+    int from = -1;
+    bool early = false;  // they are kept for later
+    Early kept;
+    std::span<std::byte> place;
+    std::size_t done = 0;
   };
   // What another rank sends to this one.
   struct Peer {
@@ -212,9 +222,7 @@ class WorkerClient {
   MeshFrame call_;                         // the collective entered last
   std::uint64_t digest_ = 0;               // of it; 0 where there is none
   std::vector<Peer> peers_;                // by rank; this one's own is not used
-  std::span<std::byte> place_;             // of the open Bytes
-  std::size_t placed_ = 0;                 // bytes of them
-  bool early_ = false;                     // they are kept for later
+  OpenBytes open_;
   std::atomic<int> waits_for_{-1};
   Thread thread_;  // last: it uses all of the above
 };

@@ -440,10 +440,13 @@ TEST(ServerEngine, ACallEndsAtItsDeadlineAndTheOthersLearnIt) {
   expect_same(error_of([&] { group.comms[1]->barrier(); }), error);
 }
 
+// At once: the next heartbeat would come in 12 minutes.
 TEST(ServerEngine, WhoLeavesWhileOthersGoOnIsNamed) {
-  StarGroup group(2);
+  StarGroup group(2, 1h);
   group.comms[1].reset();
-  const Error error = error_of([&] { group.comms[0]->barrier(); });
+  CallOptions options;
+  options.deadline = soon();
+  const Error error = error_of([&] { group.comms[0]->barrier(options); });
   EXPECT_EQ(error.code(), ErrorCode::kPeerLost);
   EXPECT_EQ(error.rank(), 1);
   EXPECT_THAT(error.what(), HasSubstr("has left the job"));
