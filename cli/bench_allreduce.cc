@@ -183,7 +183,14 @@ int run_bench_allreduce(AllReduceBenchFlags& options, const std::vector<std::str
     return run_rank(join(options.job).communicator(), options);
   }
   const auto environment = rank_environment();
-  if (!environment) return launch_ranks({options.ranks, arguments});
+  if (!environment) {
+    LaunchOptions launch{options.ranks, arguments};
+    launch.secret = random_secret();
+    launch.job.emplace();
+    launch.job->token = options.job.token.empty() ? launch.secret : options.job.token;
+    launch.job->timeout = options.job.timeout;
+    return launch_ranks(launch);
+  }
   require(options.ranks_given->count() == 0 || options.ranks == environment->world_size,
           fmt::format("--ranks {}, but the environment says {}", options.ranks,
                       environment->world_size));

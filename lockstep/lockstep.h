@@ -39,25 +39,28 @@ struct JoinOptions {
   // Not given: this process alone, or what MPI or the gradient server says.
   std::optional<int> rank = std::nullopt;
   std::optional<int> world_size = std::nullopt;
-  // Where the workers meet: rank 0 listens there. With `listener` it does so on this descriptor,
-  // which join() takes over.
+  // Where the workers meet: rank 0 listens there, with `listener` on this descriptor, which join()
+  // takes over. With `hosted` it is whoever started the workers that listens.
   std::string master_host = {};
   std::uint16_t master_port = 0;
   std::optional<int> listener = std::nullopt;
+  bool hosted = false;
   std::string coordinator = {};  // HOST:PORT of the gradient server, with kServer
 
   std::string name = "lockstep";  // of the job; all workers must say the same
-  std::string token = {};         // the job's secret; empty: this host only
-  std::string interface = {};     // network interface to use; empty: the one that leads there
+  // Names this start of the job, likewise: a process left over from an earlier one cannot join.
+  std::string attempt = {};
+  std::string token = {};      // the job's secret; empty: this host only
+  std::string interface = {};  // network interface to use; empty: the one that leads there
   // A worker that is silent for so long is dead. Joining takes at most as long.
   std::chrono::nanoseconds timeout = std::chrono::seconds(30);
   bool mpi_collectives = false;  // with kMpi: MPI's own, whose sums are order-free
 
   // `given`, with this process's place in the job as torchrun, mpirun, srun or `lockstep train`
   // tell it: RANK, WORLD_SIZE, MASTER_ADDR and MASTER_PORT, or what Open MPI, MPICH and Slurm set
-  // instead. LOCKSTEP_TOKEN is the secret where none is given. Just `given` where no launcher
-  // started this process. Throws Error{kInvalidArgument} that names the variable which is missing
-  // or makes no sense.
+  // instead. LOCKSTEP_TOKEN, or what `lockstep train` hands down, is the secret where none is
+  // given. Just `given` where no launcher started this process. Throws Error{kInvalidArgument} that
+  // names the variable which is missing or makes no sense.
   static JoinOptions from_environment(JoinOptions given);
   static JoinOptions from_environment() { return from_environment(JoinOptions()); }
 };

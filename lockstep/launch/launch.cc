@@ -4,6 +4,7 @@
 #include <fmt/format.h>
 #include <poll.h>
 #include <sched.h>
+#include <sys/mman.h>
 #include <sys/prctl.h>
 #include <sys/signalfd.h>
 #include <sys/wait.h>
@@ -67,6 +68,10 @@ class BlockedSignals {
 
 constexpr const char* kLaunchedVariable = "LOCKSTEP_LAUNCHED_RANK";
 constexpr std::string_view kErrorPrefix = "error: ";
+// What a launcher tells its ranks, and these not theirs.
+constexpr std::string_view kOfALauncher[] = {kMasterHostVariable, kMasterPortVariable,
+                                             kListenerVariable,   kHostedVariable,
+                                             kAttemptVariable,    kSecretVariable};
 constexpr int kCompanion = -1;  // among the parts of the job; the others are ranks
 constexpr std::string_view kClearLine = "\r\x1b[K";
 
@@ -88,24 +93,38 @@ std::vector<char*> pointers_to(std::vector<std::string>& strings) {
 }
 
 std::vector<std::string> environment_for(int rank, const LaunchOptions& options,
-                                         const Socket& listener) {
+                                         const std::string& attempt, std::uint16_t port,
+                                         int secret) {
   std::vector<std::string> variables = {fmt::format("{}={}", kRankVariable, rank),
                                         fmt::format("{}={}", kWorldSizeVariable, options.ranks),
                                         fmt::format("{}={}", kLocalRankVariable, rank),
                                         fmt::format("{}={}", kLaunchedVariable, rank)};
   variables.insert(variables.end(), options.environment.begin(), options.environment.end());
-  if (listener) {
+  if (options.job && options.ranks > 1) {
     variables.push_back(fmt::format("{}=127.0.0.1", kMasterHostVariable));
-    variables.push_back(fmt::format("{}={}", kMasterPortVariable, listener.local_address().port()));
-    if (rank == 0) variables.push_back(fmt::format("{}={}", kListenerVariable, listener.fd()));
+    variables.push_back(fmt::format("{}={}", kMasterPortVariable, port));
+    variables.push_back(fmt::format("{}=1", kHostedVariable));
+    variables.push_back(fmt::format("{}={}", kAttemptVariable, attempt));
   }
+  if (secret >= 0) variables.push_back(fmt::format("{}={}", kSecretVariable, secret));
   for (char** variable = environ; *variable != nullptr; ++variable) {
     const std::string_view text(*variable);
     const std::string_view name = text.substr(0, text.find('='));
-    if (name == kMasterHostVariable || name == kMasterPortVariable) continue;
+    if (std::ranges::find(kOfALauncher, name) != std::end(kOfALauncher)) continue;
     variables.emplace_back(text);
   }
   return variables;
+}
+
+// A file without a name that holds the text; none if that is empty.
+Descriptor secret_file(const std::string& text) {
+  if (text.empty()) return Descriptor();
+  Descriptor file(::memfd_create("lockstep-secret", MFD_CLOEXEC));
+  if (!file) throw_io("memfd_create", errno);
+  if (::write(file.get(), text.data(), text.size()) != static_cast<ssize_t>(text.size())) {
+    throw_io("writing the job's secret", errno);
+  }
+  return file;
 }
 
 // Every rank stays on its share of the cores: schedulers like to put two that talk on one core.
@@ -118,7 +137,7 @@ cpu_set_t cores_for(int rank, int ranks) {
 
 // Between fork and exec: system calls only.
 [[noreturn]] void become_rank(int rank, pid_t parent, const cpu_set_t& cores,
-                              const sigset_t& signals, int messages, int listener,
+                              const sigset_t& signals, int messages, int secret,
                               char* const* arguments, char* const* environment) {
   ::prctl(PR_SET_PDEATHSIG, SIGKILL);
   if (::getppid() != parent) ::_exit(1);  // it ended before we asked to end with it
@@ -126,9 +145,8 @@ cpu_set_t cores_for(int rank, int ranks) {
   ::signal(SIGUSR1, SIG_IGN);  // until the rank listens to it
   ::sigprocmask(SIG_SETMASK, &signals, nullptr);
   ::dup2(messages, STDERR_FILENO);
-  if (rank == 0) {
-    if (listener >= 0) ::fcntl(listener, F_SETFD, 0);
-  } else {
+  if (secret >= 0) ::fcntl(secret, F_SETFD, 0);
+  if (rank > 0) {
     const int nothing = ::open("/dev/null", O_RDONLY);
     ::dup2(nothing, STDIN_FILENO);
     ::close(nothing);
@@ -166,8 +184,17 @@ class Launcher {
 
  private:
   void start() {
-    Socket listener;
-    if (options_.ranks > 1) listener = listen_tcp(SocketAddress::loopback_v4());
+    std::uint16_t port = 0;
+    if (options_.job && options_.ranks > 1) {
+      Socket listener = listen_tcp(SocketAddress::loopback_v4());
+      port = listener.local_address().port();
+      HostOptions job = *options_.job;
+      job.title = "the launcher";
+      job.world_size = options_.ranks;
+      job.job = job_name(job.job, attempt_);
+      control_ = host_job(job, {std::move(listener), {Purpose::kRendezvous}});
+    }
+    const Descriptor secret = secret_file(options_.secret);
     std::vector<std::string> arguments = options_.arguments;
     arguments.insert(arguments.begin(), "lockstep");
     const pid_t parent = ::getpid();
@@ -180,14 +207,15 @@ class Launcher {
       if (options_.prefix_lines) child.lines = RankLines(fmt::format("[rank {}] ", rank));
       const Descriptor write_end(pipe[1]);
       ::fcntl(pipe[0], F_SETFL, O_NONBLOCK);
-      std::vector<std::string> environment = environment_for(rank, options_, listener);
+      std::vector<std::string> environment =
+          environment_for(rank, options_, attempt_, port, secret.get());
       const std::vector<char*> argv = pointers_to(arguments);
       const std::vector<char*> envp = pointers_to(environment);
       const cpu_set_t cores = cores_for(rank, options_.ranks);
       child.pid = ::fork();
       if (child.pid < 0) throw_io("fork", errno);
       if (child.pid == 0) {
-        become_rank(rank, parent, cores, signals_.before(), write_end.get(), listener.fd(),
+        become_rank(rank, parent, cores, signals_.before(), write_end.get(), secret.get(),
                     argv.data(), envp.data());
       }
       children_.push_back(std::move(child));
@@ -351,6 +379,10 @@ class Launcher {
       }
       if (blame_.evidence() == Evidence::kEcho) {
         // It tells of another rank, which could not say anything itself.
+        if (control_ && control_->latch().tripped()) {
+          log(LogLevel::kError, "{}", control_->latch().error()->what());
+          return exit_code();
+        }
         std::string_view told = child.lines.last_line();
         if (told.starts_with(kErrorPrefix)) told.remove_prefix(kErrorPrefix.size());
         log(LogLevel::kError, "{} (as rank {} tells)", told.empty() ? "a rank failed" : told,
@@ -368,6 +400,8 @@ class Launcher {
 
   const LaunchOptions options_;
   const BlockedSignals signals_;
+  const std::string attempt_ = to_string(random_member_id());
+  std::unique_ptr<ControlPlane> control_;  // of the job whose centre we are
   std::vector<Child> children_;
   Blame blame_;
   std::optional<Deadline> stop_at_;  // set once somebody failed or we were told to stop

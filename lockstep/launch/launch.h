@@ -7,6 +7,7 @@
 #include <vector>
 
 #include "lockstep/base/error.h"
+#include "lockstep/net/job/job.h"
 
 namespace lockstep {
 
@@ -16,6 +17,11 @@ struct LaunchOptions {
   std::vector<std::string> arguments;
   // "NAME=value" for every rank, before what is inherited.
   std::vector<std::string> environment = {};
+  // The job that the ranks form, if they form one among themselves: this process is its centre,
+  // whatever is given as title and size.
+  std::optional<HostOptions> job = std::nullopt;
+  // Handed down to the ranks by a file that only they can read; may be empty.
+  std::string secret = {};
   // "[rank 2] " ahead of every line that a rank writes to stderr, progress bars aside.
   bool prefix_lines = false;
   // How long the others may take to report what they saw when one has failed.

@@ -1,7 +1,10 @@
 #include "lockstep/launch/rank_environment.h"
 
+#include <fcntl.h>
 #include <fmt/format.h>
+#include <unistd.h>
 
+#include <array>
 #include <charconv>
 #include <cstdlib>
 #include <fstream>
@@ -69,6 +72,39 @@ std::optional<Names> find_launcher() {
   return std::nullopt;
 }
 
+// What tells this start of the job from an earlier one, alike on all ranks. (How often torchrun has
+// started a job anew is not alike on all hosts.)
+std::string attempt_name() {
+  const auto value = [](const char* name) {
+    const char* text = std::getenv(name);
+    return std::string(text != nullptr ? text : "");
+  };
+  if (is_set(kAttemptVariable)) return value(kAttemptVariable);
+  if (const std::string run = value("TORCHELASTIC_RUN_ID"); !run.empty() && run != "none") {
+    return "torchrun " + run;
+  }
+  if (const std::string space = value("PMIX_NAMESPACE"); !space.empty()) return "pmix " + space;
+  if (started_by_srun() && is_set(kSlurmJob)) {
+    return fmt::format("slurm {}.{}, start {}", value(kSlurmJob), value(kSlurmStep),
+                       value("SLURM_RESTART_COUNT"));
+  }
+  return "";
+}
+
+// Our launcher's secret, from the file that we have inherited.
+std::string inherited_secret() {
+  if (!is_set(kSecretVariable)) return "";
+  const int file = number_in(kSecretVariable, 3, 1 << 20);
+  ::fcntl(file, F_SETFD, FD_CLOEXEC);  // not for those that this process starts
+  std::array<char, 256> text{};
+  const ssize_t size = ::pread(file, text.data(), text.size(), 0);
+  if (size <= 0) {
+    throw Error(ErrorCode::kInvalidArgument,
+                fmt::format("{}={} is no file with a secret", kSecretVariable, file));
+  }
+  return {text.data(), static_cast<std::size_t>(size)};
+}
+
 // A port that all ranks of a job derive alike, below those that systems hand out themselves.
 std::uint16_t port_for(std::uint64_t number) {
   constexpr std::uint64_t kFirst = 10000;
@@ -103,7 +139,10 @@ std::optional<RankEnvironment> rank_environment() {
   if (is_set(names->local_rank)) {
     found.local_rank = number_in(names->local_rank, 0, found.world_size - 1);
   }
+  found.attempt = attempt_name().substr(0, kMaxJobName / 2);
+  found.secret = inherited_secret();
   if (found.world_size == 1) return found;
+  found.hosted = is_set(kHostedVariable);
   if (is_set(kListenerVariable) && found.rank == 0) {
     found.listener = number_in(kListenerVariable, 3, 1 << 20);
   }
@@ -115,6 +154,10 @@ std::optional<RankEnvironment> rank_environment() {
     meet_by_slurm(found);
   }
   return found;
+}
+
+std::string job_name(const std::string& name, const std::string& attempt) {
+  return attempt.empty() ? name : fmt::format("{} ({})", name, attempt);
 }
 
 std::string read_token_file(const std::string& path) {

@@ -15,10 +15,15 @@ inline constexpr const char* kWorldSizeVariable = "WORLD_SIZE";
 inline constexpr const char* kLocalRankVariable = "LOCAL_RANK";
 inline constexpr const char* kMasterHostVariable = "MASTER_ADDR";
 inline constexpr const char* kMasterPortVariable = "MASTER_PORT";
-// Our own launcher hands rank 0 the listening socket of the rendezvous under this number, so that
+// A launcher may hand rank 0 the listening socket of the rendezvous under this number, so that
 // nobody can take the port in between.
 inline constexpr const char* kListenerVariable = "LOCKSTEP_RENDEZVOUS_FD";
-// The job's secret.
+// Our own launcher serves the rendezvous itself, and says so with this.
+inline constexpr const char* kHostedVariable = "LOCKSTEP_HOSTED";
+// It names this start of the job, and hands its secret down in a file of this number.
+inline constexpr const char* kAttemptVariable = "LOCKSTEP_ATTEMPT";
+inline constexpr const char* kSecretVariable = "LOCKSTEP_SECRET_FD";
+// The job's secret, from the user.
 inline constexpr const char* kTokenVariable = "LOCKSTEP_TOKEN";
 
 struct RankEnvironment {
@@ -28,11 +33,17 @@ struct RankEnvironment {
   std::string master_host;
   std::uint16_t master_port = 0;
   std::optional<int> listener;  // owned by whoever takes it
+  bool hosted = false;          // the launcher serves the rendezvous, not rank 0
+  std::string attempt;          // names this start of the job; empty: the launcher does not tell
+  std::string secret;           // of our own launcher; empty: there is none
 };
 
 // Nothing if no launcher started this process. Throws Error{kInvalidArgument} that names the
 // variable which is missing or makes no sense.
 std::optional<RankEnvironment> rank_environment();
+
+// What the members of one start of a job call it in their handshakes.
+std::string job_name(const std::string& name, const std::string& attempt);
 
 // The job's secret from the first line of a file. Throws Error{kInvalidArgument} if there is none
 // or it is empty.

@@ -62,7 +62,8 @@ Job join_mesh(const JoinOptions& options) {
   }
   place.master_host = options.master_host;
   place.master_port = options.master_port;
-  place.job = options.name;
+  place.served_elsewhere = options.hosted;
+  place.job = job_name(options.name, options.attempt);
   place.token = options.token;
   place.interface = options.interface;
   place.timeout = options.timeout;
@@ -112,15 +113,19 @@ std::string_view to_string(TransportKind kind) {
 }
 
 JoinOptions JoinOptions::from_environment(JoinOptions given) {
-  if (const auto found = rank_environment()) {
+  const auto found = rank_environment();
+  if (found) {
     given.rank = found->rank;
     given.world_size = found->world_size;
     given.master_host = found->master_host;
     given.master_port = found->master_port;
     given.listener = found->listener;
+    given.hosted = found->hosted;
+    given.attempt = found->attempt;
   }
   const char* token = std::getenv(kTokenVariable);
   if (given.token.empty() && token != nullptr) given.token = token;
+  if (given.token.empty() && found) given.token = found->secret;
   return given;
 }
 

@@ -98,12 +98,21 @@ int start_workers(const TrainOptions& options, int workers,
     launch.arguments.insert(launch.arguments.end(),
                             {"--log", std::string(to_string(default_log_style()))});
   }
-  if (options.job.transport != TransportKind::kServer) return launch_ranks(launch);
+  // Nobody but these workers joins their job, whoever else is on this host.
+  if (options.job.token.empty()) launch.secret = random_secret();
+  const std::string token = options.job.token.empty() ? launch.secret : options.job.token;
+  if (options.job.transport != TransportKind::kServer) {
+    launch.job.emplace();
+    launch.job->job = options.job.name;
+    launch.job->token = token;
+    launch.job->timeout = options.job.timeout;
+    return launch_ranks(launch);
+  }
 
   RankServerOptions server;
   server.ranks = workers;
   server.timeout = options.job.timeout;
-  server.token = options.job.token;
+  server.token = token;
   ServerRun run(listen_tcp(SocketAddress::loopback_v4()), server);
   launch.arguments.insert(launch.arguments.end(), {"--coordinator", to_string(run.address())});
   launch.finish_companion = [&](bool succeeded) {

@@ -1,7 +1,10 @@
 #include "lockstep/launch/rank_environment.h"
 
+#include <fcntl.h>
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
+#include <sys/mman.h>
+#include <unistd.h>
 
 #include <cstdlib>
 #include <map>
@@ -32,7 +35,13 @@ constexpr const char* kAll[] = {"RANK",
                                 "SLURM_JOB_ID",
                                 "TORCHELASTIC_USE_AGENT_STORE",
                                 "SLURM_STEP_ID",
-                                "LOCKSTEP_RENDEZVOUS_FD"};
+                                "SLURM_RESTART_COUNT",
+                                "TORCHELASTIC_RUN_ID",
+                                "PMIX_NAMESPACE",
+                                "LOCKSTEP_RENDEZVOUS_FD",
+                                "LOCKSTEP_HOSTED",
+                                "LOCKSTEP_ATTEMPT",
+                                "LOCKSTEP_SECRET_FD"};
 
 // An environment with these variables and no others that matter; undone at the end.
 class Environment {
@@ -174,6 +183,46 @@ TEST(RankEnvironment, FirstHost) {
        {"", ",a", "node[", "node[1-2", "node[]", "node[-3]", "node[a-b]", "a]b"}) {
     EXPECT_FALSE(first_host(bad)) << bad;
   }
+}
+
+TEST(RankEnvironment, TellsOneStartOfAJobFromAnother) {
+  const std::map<std::string, std::string> torchrun = {
+      {"RANK", "0"}, {"WORLD_SIZE", "2"}, {"MASTER_ADDR", "a"}, {"MASTER_PORT", "1"}};
+  const auto with = [&](std::map<std::string, std::string> more) {
+    more.insert(torchrun.begin(), torchrun.end());
+    return found_in(more);
+  };
+  EXPECT_EQ(with({}).attempt, "");
+  EXPECT_FALSE(with({}).hosted);
+  EXPECT_EQ(with({{"TORCHELASTIC_RUN_ID", "none"}}).attempt, "");
+  EXPECT_EQ(with({{"TORCHELASTIC_RUN_ID", "r7"}}).attempt, "torchrun r7");
+  EXPECT_EQ(with({{"PMIX_NAMESPACE", "12@1"}}).attempt, "pmix 12@1");
+  const auto ours = with({{"LOCKSTEP_ATTEMPT", "abc"}, {"LOCKSTEP_HOSTED", "1"}});
+  EXPECT_EQ(ours.attempt, "abc");
+  EXPECT_TRUE(ours.hosted);
+  const auto slurm = [](const std::string& starts) {
+    return found_in({{"SLURM_PROCID", "0"},
+                     {"SLURM_NTASKS", "2"},
+                     {"SLURM_JOB_NODELIST", "node1"},
+                     {"SLURM_JOB_ID", "12"},
+                     {"SLURM_STEP_ID", "0"},
+                     {"SLURM_RESTART_COUNT", starts}});
+  };
+  EXPECT_NE(slurm("0").attempt, slurm("1").attempt);
+  EXPECT_EQ(job_name("lockstep", ""), "lockstep");
+  EXPECT_NE(job_name("lockstep", "abc"), job_name("lockstep", "abd"));
+}
+
+TEST(RankEnvironment, ReadsTheSecretThatTheLauncherHandsDown) {
+  const Descriptor file(::memfd_create("secret", 0));
+  ASSERT_EQ(::write(file.get(), "0123", 4), 4);
+  const std::map<std::string, std::string> variables = {
+      {"RANK", "0"}, {"WORLD_SIZE", "1"}, {"LOCKSTEP_SECRET_FD", std::to_string(file.get())}};
+  EXPECT_EQ(found_in(variables).secret, "0123");
+  EXPECT_EQ(found_in(variables).secret, "0123");  // as often as it is asked
+  EXPECT_TRUE(::fcntl(file.get(), F_GETFD) & FD_CLOEXEC);
+  const Environment empty({{"RANK", "0"}, {"WORLD_SIZE", "1"}, {"LOCKSTEP_SECRET_FD", "1000000"}});
+  EXPECT_THAT(error_of([] { rank_environment(); }).what(), HasSubstr("no file with a secret"));
 }
 
 }  // namespace

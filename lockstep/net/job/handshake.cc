@@ -46,6 +46,10 @@ MemberId random_member_id() {
   return id;
 }
 
+std::string random_secret() {
+  return to_string(random_member_id()) + to_string(random_member_id());
+}
+
 Handshake::Handshake(Role role, const Identity& identity, Purpose purpose, std::uint32_t group)
     : role_(role) {
   require_sodium();

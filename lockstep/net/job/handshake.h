@@ -19,6 +19,8 @@ namespace lockstep {
 // authenticates the opening of a connection and encrypts nothing.
 
 MemberId random_member_id();
+// 32 random bytes as text: a token that nobody has to type.
+std::string random_secret();
 
 // Who this process is on all its connections. An empty token is a key like any other: both sides
 // must have it.

@@ -87,7 +87,8 @@ void add_entrances(std::vector<Entrance>& entrances, Card& card, const JobOption
   Socket mesh = listen_tcp(address);
   card.mesh_address = to_string(mesh.local_address());
   entrances.push_back({std::move(mesh), {Purpose::kMesh}});
-  card.unix_name = fmt::format("lockstep-{}", to_string(card.id));
+  // Anybody on this host can list the names: they tell nothing.
+  card.unix_name = fmt::format("lockstep-{}", to_string(random_member_id()));
   entrances.push_back({listen_unix(card.unix_name), {Purpose::kShared}});
 }
 
