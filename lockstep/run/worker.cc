@@ -4,7 +4,9 @@
 
 #include <algorithm>
 #include <chrono>
+#include <cstdint>
 #include <filesystem>
+#include <map>
 #include <optional>
 #include <span>
 
@@ -18,6 +20,7 @@
 #include "lockstep/model/weights_hash.h"
 #include "lockstep/report/metrics.h"
 #include "lockstep/run/fault.h"
+#include "lockstep/run/memory.h"
 #include "lockstep/run/plan.h"
 #include "lockstep/run/signals.h"
 #include "lockstep/train/checkpoint/folders.h"
@@ -311,6 +314,27 @@ void tell_others(Communicator& communicator, const Error& error) {
   }
 }
 
+// Before any memory is taken: whether all workers of a host fit it. All ranks decide alike.
+void check_memory(const TrainOptions& options, const TrainPlan& plan, Communicator& communicator) {
+  if (plan.gpu) return;
+  const std::size_t available = available_memory().value_or(SIZE_MAX);
+  const std::vector<std::string> told =
+      gather_texts(communicator, fmt::format("{} {}", available, this_host().boot_id));
+  std::map<std::string, std::pair<std::vector<int>, std::size_t>> hosts;
+  for (std::size_t rank = 0; rank < told.size(); ++rank) {
+    const std::string host = told[rank].substr(told[rank].find(' ') + 1);
+    auto& [ranks, least] = hosts.try_emplace(host, std::vector<int>(), SIZE_MAX).first->second;
+    ranks.push_back(static_cast<int>(rank));
+    least = std::min<std::size_t>(least, std::stoull(told[rank]));
+  }
+  const bool saves = save_every(options) != SaveEvery{};
+  for (const auto& [host, of_host] : hosts) {
+    const auto refusal =
+        memory_refusal(plan.how, of_host.first, communicator.world_size(), saves, of_host.second);
+    if (refusal) throw Error(ErrorCode::kInvalidArgument, *refusal);
+  }
+}
+
 int work(const TrainOptions& options, Job& job) {
   Communicator& communicator = job.communicator();
   const int rank = communicator.rank();
@@ -319,6 +343,7 @@ int work(const TrainOptions& options, Job& job) {
   const Share share = choose_share(options.threads, communicator);
   ThreadPool pool(share.threads);
   choose_exchange(options.exchange, plan.gpu, share.device, communicator, plan.how.reducer);
+  check_memory(options, plan, communicator);
   ReplicaOptions for_replica = replica_options(plan.how, rank, communicator.world_size());
   for_replica.device = share.device;
   const auto replica = plan.gpu ? make_gpu_replica(for_replica, communicator)

@@ -235,6 +235,10 @@ class Broken(Case):
         weights.unlink()
         self.assertIn("model.safetensors: No such file", self.fails(1, "generate", out))
 
+    def test_memory_is_computed_before_it_is_taken(self):
+        line = self.fails(2, "train", self.text, "--hidden", 16384, "--layers", 100, "--micro-batch", 1)
+        self.assertRegex(line, r"out of memory: 1 worker needs \d+\.\d GiB, where \d+\.\d GiB are available; it takes a smaller model")
+
     def test_a_folder_that_cannot_be(self):
         self.assertIn("text.txt", self.fails(1, "train", *TINY, "--data", self.text, "--steps", 1, "--out", self.text / "x"))
 

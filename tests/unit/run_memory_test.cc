@@ -1,0 +1,66 @@
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+#include <array>
+
+#include "lockstep/run/memory.h"
+
+namespace lockstep::run_memory_test {
+namespace {
+
+using ::testing::HasSubstr;
+
+constexpr std::size_t kGib = std::size_t{1} << 30;
+constexpr std::array kOne = {0};
+constexpr std::array kTwo = {0, 1};
+
+TrainerOptions options_of(std::uint64_t micro_batch) {
+  TrainerOptions options;
+  options.model = *named_model("124m");
+  options.global_batch = 16;
+  options.micro_batch = micro_batch;
+  return options;
+}
+
+TEST(RunMemory, CountsWhatAWorkerHolds) {
+  const TrainerOptions options = options_of(1);
+  const std::size_t weights = ParameterLayout(options.model).size() * 4;
+  const std::size_t plain = cpu_bytes_needed(options, 0, 1, false);
+  EXPECT_GT(plain, 4 * weights);  // weights, two moments, at least one accumulator
+  EXPECT_EQ(cpu_bytes_needed(options, 0, 1, true) - plain, 3 * weights);
+  EXPECT_GT(cpu_bytes_needed(options_of(8), 0, 1, false), plain);
+  TrainerOptions sharded = options;
+  sharded.reducer.shard = true;
+  const std::size_t saved =
+      cpu_bytes_needed(options, 1, 2, false) - cpu_bytes_needed(sharded, 1, 2, false);
+  EXPECT_NEAR(static_cast<double>(saved), static_cast<double>(weights), 1e5);
+}
+
+TEST(RunMemory, SaysWhatWouldFit) {
+  const TrainerOptions options = options_of(16);
+  EXPECT_FALSE(memory_refusal(options, kOne, 1, true, 400 * kGib));
+  const std::size_t fits = cpu_bytes_needed(options_of(4), 0, 1, true);
+  const std::string line = *memory_refusal(options, kOne, 1, true, fits);
+  EXPECT_THAT(line, HasSubstr("out of memory: 1 worker needs"));
+  EXPECT_THAT(line, HasSubstr("; --micro-batch 4 would fit"));
+  TrainerOptions single = options_of(1);
+  EXPECT_THAT(*memory_refusal(single, kOne, 1, true, cpu_bytes_needed(single, 0, 1, false)),
+              HasSubstr("--save-every 0"));
+  TrainerOptions sharded = single;
+  sharded.reducer.shard = true;
+  const std::size_t two =
+      cpu_bytes_needed(sharded, 0, 2, true) + cpu_bytes_needed(sharded, 1, 2, false);
+  EXPECT_THAT(*memory_refusal(single, kTwo, 2, true, two), HasSubstr("--shard-optimizer would"));
+  EXPECT_THAT(*memory_refusal(single, kTwo, 2, true, kGib / 2), HasSubstr("smaller model"));
+}
+
+TEST(RunMemory, ReadsWhatTheSystemSays) {
+  const char* text = "MemTotal:       8000 kB\nMemFree:  1 kB\nMemAvailable:    5000 kB\n";
+  EXPECT_EQ(parse_meminfo(text, "MemAvailable"), 5000u * 1024);
+  EXPECT_EQ(parse_meminfo(text, "Swap"), std::nullopt);
+  ASSERT_TRUE(available_memory());
+  EXPECT_GT(*available_memory(), std::size_t{1} << 20);
+}
+
+}  // namespace
+}  // namespace lockstep::run_memory_test
