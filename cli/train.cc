@@ -5,7 +5,6 @@
 #include <algorithm>
 #include <filesystem>
 #include <fstream>
-#include <initializer_list>
 #include <memory>
 #include <nlohmann/json.hpp>
 #include <optional>
@@ -195,8 +194,8 @@ void add_checkpoint_options(CLI::App& command, TrainFlags& given) {
 // The options of a run in its folder, so that --resume needs no other. What belongs to one start of
 // the command is not among them.
 constexpr std::string_view kNotRemembered[] = {
-    "resume",      "out",  "overwrite", "config", "log",
-    "coordinator", "init", "help",      "replay", "force-tokenizer"};
+    "resume", "out",  "overwrite", "config",          "log",    "coordinator",
+    "init",   "help", "replay",    "force-tokenizer", "dry-run"};
 
 std::string to_remember(const CLI::App& command) {
   nlohmann::ordered_json options = nlohmann::ordered_json::object();
@@ -262,6 +261,11 @@ void add_run_options(CLI::App& command, TrainOptions& options) {
   const char* group = "Run";
   command.add_option("--out", options.out, "Folder for the model, checkpoints and metrics")
       ->option_text("DIR")
+      ->group(group);
+  command
+      .add_flag("--dry-run", options.dry_run,
+                "Say what the run would take (parameters, memory, steps, time by three steps), and "
+                "write nothing")
       ->group(group);
   command.add_option("--threads", options.threads, "Compute threads")
       ->transform(whole_number(1, 1024))

@@ -60,6 +60,7 @@ struct TrainOptions {
   std::int64_t keep_last = 3;
   bool save_wait = false;
   FolderUse folder = FolderUse::kNew;
+  bool dry_run = false;    // three steps, to say what the run would take; nothing is written
   std::string remembered;  // the text of run.json, which is written to `out`
 
   // The workers.

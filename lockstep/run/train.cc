@@ -142,6 +142,7 @@ void check_options(const TrainOptions& options) {
   require(!options.save_every || *options.save_every == SaveEvery{} || !options.out.empty(),
           "--save-every needs --out");
   require(!resumes || !options.out.empty(), "--resume needs a folder: --resume DIR, or --out DIR");
+  require(!resumes || !options.dry_run, "--dry-run is for a new run: it does not go with --resume");
   require(!resumes || options.init.empty(),
           "--resume has weights of its own: it does not go with --init");
   std::error_code error;

@@ -153,9 +153,9 @@ int run_steps(Trainer& trainer, const TrainOptions& options, const TrainPlan& pl
   if (trainer.communicator().rank() == 0) narrator.emplace(options, plan, trainer.steps_done());
   int stopped = 0;
   const auto requests = [&] {
-    Requests requests = requests_of_signals();
-    requests.save = requests.save || checkpoints.interval_passed();
-    return requests;
+    Requests wanted = requests_of_signals();
+    wanted.save = wanted.save || checkpoints.interval_passed();
+    return wanted;
   };
   trainer.run(requests, [&](const StepReport& report) {
     if (narrator) narrator->step(report);
@@ -314,6 +314,38 @@ void tell_others(Communicator& communicator, const Error& error) {
   }
 }
 
+// What the run would take. The steps that are measured are thrown away.
+int dry_run(const TrainOptions& options, const TrainPlan& plan, Trainer& trainer) {
+  constexpr std::int64_t kMeasured = 3;
+  double fastest = 0;
+  const std::int64_t steps = plan.how.schedule.steps;
+  for (std::int64_t i = 0; i < std::min(kMeasured, steps); ++i) {
+    const double seconds = trainer.step().seconds;
+    fastest = i == 0 ? seconds : std::min(fastest, seconds);
+  }
+  Communicator& communicator = trainer.communicator();
+  if (communicator.rank() == 0) {
+    const bool saves = save_every(options) != SaveEvery{};
+    const auto bytes_of = [&](int rank) {
+      const std::size_t bytes =
+          cpu_bytes_needed(plan.how, rank, communicator.world_size(), saves && rank == 0);
+      return short_number(static_cast<double>(bytes)) + "B";
+    };
+    if (plan.gpu) {
+      log(LogLevel::kInfo, "memory: {}B of state on every GPU, and activations",
+          short_number(static_cast<double>(trainer.replica().state_bytes())));
+    } else {
+      log(LogLevel::kInfo, "memory: about {} for rank 0{}", bytes_of(0),
+          communicator.world_size() > 1 ? ", " + bytes_of(1) + " for every other" : "");
+    }
+    log(LogLevel::kInfo, "time: about {} for {}, {:.3f} s each here and now",
+        short_duration(fastest * static_cast<double>(steps)), counted(steps, "step"), fastest);
+    log(LogLevel::kInfo, "this was a dry run: nothing was written");
+  }
+  communicator.barrier();  // who goes earlier would end the others
+  return 0;
+}
+
 // Before any memory is taken: whether all workers of a host fit it. All ranks decide alike.
 void check_memory(const TrainOptions& options, const TrainPlan& plan, Communicator& communicator) {
   if (plan.gpu) return;
@@ -338,7 +370,8 @@ void check_memory(const TrainOptions& options, const TrainPlan& plan, Communicat
 int work(const TrainOptions& options, Job& job) {
   Communicator& communicator = job.communicator();
   const int rank = communicator.rank();
-  ResumePoint resume = find_resume_point(communicator, options.out, options.folder);
+  ResumePoint resume;
+  if (!options.dry_run) resume = find_resume_point(communicator, options.out, options.folder);
   TrainPlan plan = make_train_plan(options, resume);
   const Share share = choose_share(options.threads, communicator);
   ThreadPool pool(share.threads);
@@ -361,14 +394,17 @@ int work(const TrainOptions& options, Job& job) {
     announce(plan, trainer, pool.threads());
     announce_start(options, plan);
     announce_workers(trainer);
-    announce_folder(options, trainer);
-    remember(options);
+    if (!options.dry_run) {
+      announce_folder(options, trainer);
+      remember(options);
+    }
   }
   plan.init.reset();
   trainer.start({{"data hash", data_hash(plan)},
                  {"save every", to_string(save_every(options))},
                  {"out", options.out.empty() ? "none" : "a folder"},
                  {"device", plan.gpu ? gpu_name() : "cpu"}});
+  if (options.dry_run) return dry_run(options, plan, trainer);
   RunCheckpoints checkpoints(trainer, checkpoint_policy(options, plan, resume),
                              plan.data.tokenizer);
   try {

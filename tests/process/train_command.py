@@ -82,6 +82,16 @@ class Training(Case):
         self.assertIn(f"{out} has checkpoints, up to checkpoint-2", self.fails(2, *again))
         self.assertIn("a run needs a folder of its own", self.fails(2, *again[:-1], self.folder))
 
+    def test_a_dry_run_writes_nothing(self):
+        out = self.folder / "model"
+        for workers in (1, 2):
+            run = lockstep("train", *TINY, self.text, "--steps", 1000, "--out", out, "--dry-run", "--workers", workers)
+            self.assertEqual((run.returncode, run.stdout), (0, ""), run.stderr)
+            self.assertFalse(out.exists())
+            for line in (r"model: [\d.]+k parameters", r"run: 1000 steps", r"memory: about [\d.]+MB for rank 0",
+                         r"time: about \d+(s|m\d+s) for 1000 steps, \d\.\d+ s each", "nothing was written"):
+                self.assertRegex(run.stderr, line)
+
     def test_early_stop_keeps_the_best(self):
         out = self.folder / "model"
         run = lockstep("train", *TINY, self.text, "--steps", 90, "--eval-every", 1, "--early-stop", 2, "--lr", 3, "--warmup", 0, "--clip", 0,

@@ -44,6 +44,7 @@ TEST(Progress, ABarClearsTheOneBeforeHoweverTheTerminalHasChanged) {
   EXPECT_EQ(over_bar(0, 80), "\r");
   EXPECT_EQ(over_bar(79, 80), "\r");
   EXPECT_EQ(over_bar(79, 120), "\r");
+  EXPECT_EQ(over_bar(40, 40), "\r");
   EXPECT_EQ(over_bar(79, 40), "\r\x1b[1A\x1b[J");  // it is on two lines now
   EXPECT_EQ(over_bar(81, 40), "\r\x1b[2A\x1b[J");
 }
