@@ -206,8 +206,10 @@ std::string to_remember(const CLI::App& command) {
       continue;
     }
     std::vector<std::string> values = option->results();
-    if (name == "data" || name == "token-file") {
-      for (std::string& value : values) value = std::filesystem::absolute(value).lexically_normal();
+    for (std::string& value : values) {
+      const bool path = name == "data" || name == "token-file" ||
+                        (name == "tokenizer" && std::filesystem::exists(value));
+      if (path) value = std::filesystem::absolute(value).lexically_normal();
     }
     options[name] = values;
   }
