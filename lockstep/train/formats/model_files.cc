@@ -49,6 +49,8 @@ Json config_of(const ModelConfig& config, const Tokenizer* tokenizer) {
       {"attention_bias", false},
       {"mlp_bias", false},
       {"torch_dtype", "float32"},
+      // Whose layout of keys this is. Without it transformers 5 warns that a large BPE is broken.
+      {"transformers_version", "4.57.0"},
       {"lockstep_tokenizer", name_of(tokenizer)},
   };
   if (tokenizer != nullptr && tokenizer->end_of_document()) {
