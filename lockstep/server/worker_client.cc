@@ -573,7 +573,7 @@ void WorkerClient::open_bytes() {
   const int from = static_cast<int>(head.from);
   check_stamp(from, head.stamp);
   const bool early = head.stamp.sequence > call_.sequence || peers_[index_of(from)].awaited.empty();
-  open_ = {.from = from, .early = early, .kept = {}};
+  open_ = {.from = from, .early = early, .kept = {}, .place = {}};
   if (early) {
     open_.kept = {head.stamp, std::vector<std::byte>(static_cast<std::size_t>(head.count))};
     open_.place = open_.kept.bytes;
