@@ -69,7 +69,7 @@ def run(hosts, model, options, folder, overlap):
     rows = [json.loads(line) for line in lines if line.startswith("{")][WARMUP:]
     median = {name: statistics.median(row["phases"][0][name] for row in rows) for name in rows[0]["phases"][0]}
     median["step"] = statistics.median(row["seconds"] for row in rows)
-    buckets = int(re.search(r"(\d+) buckets", outputs[0][1])[1])
+    buckets = int(re.search(r"(\d+) buckets?", outputs[0][1])[1])
     return lines[-1], median, buckets
 
 

@@ -68,9 +68,10 @@ void announce_workers(Trainer& trainer) {
   const int workers = trainer.communicator().world_size();
   if (workers == 1) return;
   const ReducerOptions& how = trainer.options().reducer;
+  const auto buckets = static_cast<std::int64_t>(trainer.reducer().buckets());
   const bool exact = how.reduction == Reduction::kTree && how.wire == DataType::kF32;
   log(LogLevel::kInfo, "workers: {}{}, {}", workers,
-      how.on_device ? "" : fmt::format(", {} buckets of gradients", trainer.reducer().buckets()),
+      how.on_device ? "" : fmt::format(", {} of gradients", counted(buckets, "bucket")),
       exact ? "the same bits for any number of workers"
             : "order-free: replicas are identical, another number of workers gives other bits");
   if (trainer.reducer().traffic() > 1) {
