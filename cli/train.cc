@@ -297,6 +297,12 @@ void add_run_options(CLI::App& command, TrainOptions& options) {
       ->transform(whole_number(0, std::int64_t{1} << 50))
       ->option_text("N [0]")
       ->group(group);
+  command
+      .add_option("--sample-every", options.sample_every,
+                  "Steps between a few words that the model writes, while training waits; 0: none")
+      ->transform(whole_number(0, std::int64_t{1} << 50))
+      ->option_text("N [0]")
+      ->group(group);
   add_named(command, "--log", options.log, parse_log_style, {"bar", "plain", "json"}, "NAME",
             "bar (on a terminal), plain lines, or json: one object per step")
       ->group(group);

@@ -56,6 +56,7 @@ struct TrainOptions {
   std::optional<std::int64_t> eval_every;
   std::optional<LogStyle> log;
   std::int64_t early_stop = 0;
+  std::int64_t sample_every = 0;
   std::optional<SaveEvery> save_every;
   std::int64_t keep_last = 3;
   bool save_wait = false;

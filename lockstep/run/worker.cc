@@ -15,7 +15,9 @@
 #include "lockstep/base/host.h"
 #include "lockstep/base/index.h"
 #include "lockstep/base/log.h"
+#include "lockstep/base/utf8.h"
 #include "lockstep/files/atomic_file.h"
+#include "lockstep/model/cpu/decoder.h"
 #include "lockstep/model/gpu_model.h"
 #include "lockstep/model/weights_hash.h"
 #include "lockstep/report/metrics.h"
@@ -26,6 +28,7 @@
 #include "lockstep/train/checkpoint/folders.h"
 #include "lockstep/train/resume.h"
 #include "lockstep/train/run_checkpoints.h"
+#include "lockstep/train/sampler.h"
 
 namespace lockstep {
 namespace {
@@ -147,9 +150,35 @@ class Narrator {
   std::optional<double> validation_loss_;
 };
 
+// What the model writes now, on one line.
+std::string sample_text(Trainer& trainer, const Tokenizer& tokenizer, ThreadPool& pool) {
+  constexpr std::int64_t kSampleTokens = 48;
+  FloatBuffer parameters(trainer.layout().size());
+  trainer.replica().get_parameters(parameters.span());
+  Decoder decoder(trainer.layout(), parameters.span(), Precision::kF32, pool);
+  std::vector<std::int32_t> prompt;
+  if (tokenizer.end_of_document()) {
+    prompt.push_back(*tokenizer.end_of_document());  // a document begins
+  } else {
+    tokenizer.encode("The", prompt);
+  }
+  std::vector<std::int32_t> tokens;
+  const SamplerOptions how = {.seed = static_cast<std::uint64_t>(trainer.steps_done()),
+                              .vocab = tokenizer.vocab()};
+  generate_tokens(decoder, trainer.options().model.context, prompt, how, kSampleTokens,
+                  tokenizer.end_of_document(), [&](std::int32_t token) {
+                    tokens.push_back(token);
+                    return true;
+                  });
+  std::string text = repair_utf8(tokenizer.decode(tokens));
+  std::ranges::replace_if(
+      text, [](char c) { return static_cast<unsigned char>(c) < ' '; }, ' ');
+  return text;
+}
+
 // Returns the signal that stopped it, if one did.
 int run_steps(Trainer& trainer, const TrainOptions& options, const TrainPlan& plan,
-              RunCheckpoints& checkpoints) {
+              RunCheckpoints& checkpoints, ThreadPool& pool) {
   std::optional<Narrator> narrator;
   if (trainer.communicator().rank() == 0) narrator.emplace(options, plan, trainer.steps_done());
   int stopped = 0;
@@ -160,6 +189,11 @@ int run_steps(Trainer& trainer, const TrainOptions& options, const TrainPlan& pl
   };
   trainer.run(requests, [&](const StepReport& report) {
     if (narrator) narrator->step(report);
+    if (narrator && plan.data.tokenizer && options.sample_every > 0 &&
+        report.step % options.sample_every == 0) {
+      log(LogLevel::kInfo, "sample after step {}: {}", report.step,
+          sample_text(trainer, *plan.data.tokenizer, pool));
+    }
     stopped = report.stop;
     checkpoints.after_step({.stopping = stopped != 0 || report.ends_early,
                             .requested = report.save,
@@ -234,10 +268,10 @@ void tell_end(const TrainOptions& options, const TrainPlan& plan, const Trainer&
 
 // All steps, and what follows them on all workers. Returns the exit code.
 int run_and_save(Trainer& trainer, const TrainOptions& options, const TrainPlan& plan,
-                 RunCheckpoints& checkpoints) {
+                 RunCheckpoints& checkpoints, ThreadPool& pool) {
   Communicator& communicator = trainer.communicator();
   const auto begin = std::chrono::steady_clock::now();
-  const int stopped = run_steps(trainer, options, plan, checkpoints);
+  const int stopped = run_steps(trainer, options, plan, checkpoints, pool);
   const std::string hash = trainer.verify();
   checkpoints.finish(stopped != 0);
   save(options, plan, trainer);
@@ -409,7 +443,7 @@ int work(const TrainOptions& options, Job& job) {
   RunCheckpoints checkpoints(trainer, checkpoint_policy(options, plan, resume),
                              plan.data.tokenizer);
   try {
-    return run_and_save(trainer, options, plan, checkpoints);
+    return run_and_save(trainer, options, plan, checkpoints, pool);
   } catch (const Error& error) {
     if (error.code() == ErrorCode::kNonFinite) save_halted(trainer, options, plan, checkpoints);
     if (trainer.halt_report()) part_after_halt(communicator, error);

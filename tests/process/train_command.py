@@ -92,6 +92,12 @@ class Training(Case):
                          r"time: about \d+(s|m\d+s) for 1000 steps, \d\.\d+ s each", "nothing was written"):
                 self.assertRegex(run.stderr, line)
 
+    def test_samples_change_nothing(self):
+        plain = self.train("--data", self.text, "--steps", 5)
+        run = lockstep("train", *TINY, self.text, "--steps", 5, "--sample-every", 2)
+        self.assertEqual(re.findall(r"(?m)^sample after step (\d+): .", run.stderr), ["2", "4"])
+        self.assertEqual(self.weights_of(run), plain)
+
     def test_early_stop_keeps_the_best(self):
         out = self.folder / "model"
         run = lockstep("train", *TINY, self.text, "--steps", 90, "--eval-every", 1, "--early-stop", 2, "--lr", 3, "--warmup", 0, "--clip", 0,
