@@ -362,6 +362,11 @@ void add_worker_options(CLI::App& command, TrainFlags& given) {
                 "Every worker keeps the moments of its share of the parameters only (ZeRO-1)")
       ->group(group);
   command
+      .add_flag("--balance,!--no-balance", options.balance,
+                "Workers that compute slowly get fewer lanes (default), with the same bits; never "
+                "with --reduction or --wire-dtype bf16, whose bits depend on who has which lanes")
+      ->group(group);
+  command
       .add_option("--verify-every", options.verify_every,
                   "Steps between comparisons of the workers' weights; 0: only at the end")
       ->transform(whole_number(0, std::int64_t{1} << 50))

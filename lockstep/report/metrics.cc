@@ -38,6 +38,7 @@ std::string metrics_line(const StepReport& report, double bytes_per_token) {
     }
     line["phases"].push_back(std::move(entry));
   }
+  line["lanes"] = report.lanes;
   if (report.straggler) {
     line["straggler"] = {{"rank", report.straggler->rank}, {"slower", report.straggler->slower}};
   }

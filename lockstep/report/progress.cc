@@ -71,6 +71,19 @@ std::string format_plain(const RunProgress& progress) {
   return line;
 }
 
+std::string describe_lanes(std::span<const std::uint32_t> before,
+                           std::span<const std::uint32_t> now) {
+  std::uint32_t all = 0;
+  for (const std::uint32_t lanes : now) all += lanes;
+  std::string text;
+  for (std::size_t rank = 0; rank < now.size(); ++rank) {
+    if (now[rank] == before[rank]) continue;
+    text += fmt::format("{} rank {} has {}{} (was {})", text.empty() ? "lanes:" : ",", rank,
+                        now[rank], text.empty() ? fmt::format(" of {}", all) : "", before[rank]);
+  }
+  return text;
+}
+
 const RunProgress& ProgressMeter::update(const StepReport& report) {
   seconds_per_step_ =
       seconds_per_step_ == 0

@@ -3,6 +3,7 @@
 #include <chrono>
 #include <cstdint>
 #include <optional>
+#include <span>
 #include <string>
 
 #include "lockstep/train/step_report.h"
@@ -44,6 +45,11 @@ class LinePace {
   std::optional<Time> last_;
   std::chrono::seconds pause_{2};
 };
+
+// "lanes: rank 2 has 5 of 32 (was 8), rank 3 has 11 (was 8)": the ranks whose lanes are more or
+// fewer than before; empty when there are none.
+std::string describe_lanes(std::span<const std::uint32_t> before,
+                           std::span<const std::uint32_t> now);
 
 // Turns the reports of steps into progress, with a moving average of the speed.
 class ProgressMeter {

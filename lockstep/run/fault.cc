@@ -3,10 +3,12 @@
 #include <fmt/format.h>
 
 #include <bit>
+#include <chrono>
 #include <csignal>
 #include <cstdlib>
 #include <map>
 #include <sstream>
+#include <thread>
 
 #include "lockstep/base/error.h"
 
@@ -32,11 +34,20 @@ std::function<void(std::string_view, std::int64_t)> planned_fault(int rank, Repl
     words[word.substr(0, word.find('='))] = word.substr(word.find('=') + 1);
   }
   const std::string action = words["do"];
-  if (action != "kill" && action != "stop" && action != "flip" && action != "fail") {
-    throw Error(ErrorCode::kInvalidArgument,
-                fmt::format("LOCKSTEP_FAULT={}: do=kill, stop, flip or fail is missing", text));
+  if (action != "kill" && action != "stop" && action != "flip" && action != "fail" &&
+      action != "slow") {
+    throw Error(
+        ErrorCode::kInvalidArgument,
+        fmt::format("LOCKSTEP_FAULT={}: do=kill, stop, flip, fail or slow is missing", text));
   }
   if (words["rank"] != std::to_string(rank)) return {};
+  if (action == "slow") {
+    return [place = words["at"], step = std::atoll(words["step"].c_str()),
+            wait = std::chrono::milliseconds(std::atoll(words["ms"].c_str()))](std::string_view at,
+                                                                               std::int64_t now) {
+      if (at == place && now >= step) std::this_thread::sleep_for(wait);
+    };
+  }
   return [&replica, action, place = words["at"], step = words["step"]](std::string_view at,
                                                                        std::int64_t now) {
     if (at != place || std::to_string(now) != step) return;

@@ -63,7 +63,7 @@ LaneSum::Sum LaneSum::sum(std::int64_t step, const Compute& compute) {
   state_->reducer.begin(step);
   for (std::size_t i = 0; i < state_->numbers.size(); ++i) {
     const std::span<float> gradient = tree.lane_gradient(i);
-    std::vector<double>& numbers = state_->numbers[i];
+    std::vector<double>& numbers = state_->numbers[tree.schedule().lanes[i].place];
     std::ranges::fill(gradient, 0.0F);
     std::ranges::fill(numbers, 0.0);
     compute(tree.schedule().lanes[i].lane, gradient, numbers);

@@ -69,6 +69,7 @@ struct TrainOptions {
   JoinOptions job;  // their places aside
   ReducerOptions reducer;
   ExchangeChoice exchange = ExchangeChoice::kAuto;
+  bool balance = true;  // lanes follow speed (TrainerOptions::balance)
   std::int64_t verify_every = 100;
   std::string replay;
   std::vector<std::string> skip_lanes;  // STEP:LANE, or halt.json files

@@ -129,6 +129,7 @@ TrainerOptions trainer_options(const TrainOptions& options, const ModelConfig& m
   schedule.floor = schedule.peak / 10;
   schedule.warmup = options.warmup.value_or(sizes.schedule.warmup);
   result.reducer = options.reducer;
+  result.balance = options.balance;
   result.verify_every = options.verify_every;
   result.skip_lanes = skipped_lanes(options.skip_lanes);
   result.early_stop = options.early_stop;

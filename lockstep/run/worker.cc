@@ -120,6 +120,8 @@ void announce_folder(const TrainOptions& options, const Trainer& trainer) {
       options.out);
 }
 
+constexpr auto kBetweenLaneNotes = std::chrono::seconds(30);
+
 // What people and files are told of the steps; on rank 0.
 class Narrator {
  public:
@@ -135,6 +137,7 @@ class Narrator {
     if (report.save && !metrics_) log_.note("nothing is saved: there is no --out");
     if (metrics_) metrics_->write(metrics_line(report, data_.bytes_per_token));
     if (report.validation_loss) validation_loss_ = report.validation_loss;
+    if (!report.next_lanes.empty()) tell_lanes(report);
     if (report.straggler) {
       log_.note(
           fmt::format("rank {} takes {:.0f} % longer to compute than the median of the others",
@@ -144,8 +147,22 @@ class Narrator {
   std::optional<double> validation_loss() const { return validation_loss_; }
 
  private:
+  // At most once in a while; metrics.jsonl has every move.
+  void tell_lanes(const StepReport& report) {
+    const auto now = std::chrono::steady_clock::now();
+    if (told_lanes_.empty()) told_lanes_ = report.lanes;
+    if (told_at_ && now - *told_at_ < kBetweenLaneNotes) return;
+    const std::string text = describe_lanes(told_lanes_, report.next_lanes);
+    if (text.empty()) return;  // back where they were
+    log_line(LogLevel::kInfo, text);
+    told_lanes_ = report.next_lanes;
+    told_at_ = now;
+  }
+
   const DataSource& data_;
   TrainingLog log_;
+  std::vector<std::uint32_t> told_lanes_;  // by rank, as people were told last
+  std::optional<std::chrono::steady_clock::time_point> told_at_;
   std::optional<MetricsFile> metrics_;
   std::optional<double> validation_loss_;
 };

@@ -25,6 +25,9 @@ class CpuReplica final : public Replica {
 
   const ParameterLayout& layout() const override { return transformer_.layout(); }
   const LaneSchedule& schedule() const override { return tree_.schedule(); }
+  void set_owners(const LeafOwners& owners, int rank) override {
+    tree_.set_schedule(schedule_lanes(owned_nodes(owners, rank)));
+  }
 
   void set_parameters(std::span<const float> values) override {
     LOCKSTEP_CHECK(values.size() == parameters_.size());
@@ -106,7 +109,7 @@ class CpuReplica final : public Replica {
   }
 
   std::size_t state_bytes() const override {
-    const std::size_t floats = layout().size() * (1 + schedule().accumulators) + 2 * shard().size();
+    const std::size_t floats = layout().size() * (1 + tree_.accumulators()) + 2 * shard().size();
     return floats * sizeof(float);
   }
 

@@ -1,6 +1,8 @@
 #include <algorithm>
 #include <chrono>
+#include <numeric>
 
+#include "lockstep/base/check.h"
 #include "lockstep/base/float_buffer.h"
 #include "lockstep/train/reducer.h"
 #include "lockstep/train/replica.h"
@@ -20,15 +22,11 @@ class GpuReplica final : public Replica {
   GpuReplica(const ReplicaOptions& options, Communicator& communicator, const GpuParts& parts)
       : kind_(options.exchange),
         shard_(options.shard),
+        communicator_(communicator),
         schedule_(schedule_lanes(options.partials)),
+        accumulators_(schedule_.accumulators),
         model_(parts.make_model(model_options(options, communicator))) {
-    for (std::uint32_t accumulator = 0; accumulator < schedule_.partials.size(); ++accumulator) {
-      delivery_.accumulators.push_back(accumulator);
-      const std::size_t bytes = layout().size() * sizeof(float);
-      partials_.push_back(kind_ == Exchange::kHost ? communicator.allocate(bytes)
-                                                   : Buffer::heap(bytes));
-      if (kind_ == Exchange::kHost) model_->stage(accumulator, partials_.back().as<float>());
-    }
+    stage_partials();
     if (kind_ == Exchange::kDevice) connect(options, communicator, parts);
   }
   // Ends transfers between GPUs, then the model, before its page-locked memory is freed.
@@ -41,6 +39,12 @@ class GpuReplica final : public Replica {
 
   const ParameterLayout& layout() const override { return model_->layout(); }
   const LaneSchedule& schedule() const override { return schedule_; }
+  void set_owners(const LeafOwners& owners, int rank) override {
+    schedule_ = schedule_lanes(owned_nodes(owners, rank));
+    LOCKSTEP_CHECK(schedule_.accumulators <= accumulators_);
+    stage_partials();
+    if (reducer_) reducer_->set_owners(owners);
+  }
 
   void set_parameters(std::span<const float> values) override { model_->set_parameters(values); }
   void get_parameters(std::span<float> values) const override { model_->get_parameters(values); }
@@ -107,7 +111,7 @@ class GpuReplica final : public Replica {
 
   std::vector<Blake3Hash> tensor_hashes() const override { return model_->tensor_hashes(); }
   std::size_t state_bytes() const override {
-    return (layout().size() * (1 + schedule_.accumulators) + 2 * shard_.size()) * sizeof(float);
+    return (layout().size() * (1 + accumulators_) + 2 * shard_.size()) * sizeof(float);
   }
 
  private:
@@ -117,7 +121,7 @@ class GpuReplica final : public Replica {
             .adamw = options.adamw,
             .rows = options.rows,
             .context = options.context,
-            .accumulators = schedule_.accumulators,
+            .accumulators = accumulators_,
             .shard = options.shard,
             .recompute = options.recompute,
             .device = options.device,
@@ -139,6 +143,18 @@ class GpuReplica final : public Replica {
       reducer_->reduce(accumulators, range, stream);
     };
   }
+  // Every partial needs memory on the host; what is there once is kept.
+  void stage_partials() {
+    delivery_.accumulators.resize(schedule_.partials.size());
+    std::iota(delivery_.accumulators.begin(), delivery_.accumulators.end(), 0U);
+    const std::size_t bytes = layout().size() * sizeof(float);
+    while (partials_.size() < schedule_.partials.size()) {
+      const auto accumulator = static_cast<std::uint32_t>(partials_.size());
+      partials_.push_back(kind_ == Exchange::kHost ? communicator_.allocate(bytes)
+                                                   : Buffer::heap(bytes));
+      if (kind_ == Exchange::kHost) model_->stage(accumulator, partials_.back().as<float>());
+    }
+  }
   // Only the last lane has `ready`, and delivers.
   const GpuDelivery* delivery_for(const RangeReady& ready) {
     if (!ready || kind_ == Exchange::kNone) return nullptr;
@@ -148,7 +164,9 @@ class GpuReplica final : public Replica {
 
   const Exchange kind_;
   const Range shard_;
-  const LaneSchedule schedule_;
+  Communicator& communicator_;
+  LaneSchedule schedule_;
+  const std::uint32_t accumulators_;  // on the GPU
   std::unique_ptr<DeviceReducer> reducer_;
   std::vector<Buffer> partials_;
   FloatBuffer host_parameters_;  // allocated when first needed

@@ -19,17 +19,20 @@ namespace lockstep {
 // are complete, so that few are in use at once. Plain data.
 struct LaneWork {
   std::uint32_t lane = 0;
+  std::uint32_t place = 0;               // of the lane among the worker's, in lane order
   std::uint32_t accumulator = 0;         // gets the gradient of the lane
   std::vector<AccumulatorMerge> merges;  // follow the gradient, in this order
 };
 struct LaneSchedule {
-  std::vector<LaneWork> lanes;  // in the order in which they are to be computed
-  std::vector<Range> partials;  // the worker's maximal nodes; partial i ends up in accumulator i
-  // How many accumulators there are: at most one per partial, and floor(log2(n)) for the n lanes of
-  // the largest partial.
-  std::uint32_t accumulators = 0;
+  std::vector<LaneWork> lanes;     // in the order in which they are to be computed
+  std::vector<Range> partials;     // the worker's maximal nodes; partial i ends up in accumulator i
+  std::uint32_t accumulators = 0;  // how many there are
 };
 
+// How many accumulators a worker needs for its maximal nodes. Large nodes come first, while few
+// partials are finished: the i-th node (from 0) of n lanes needs floor(log2(n)) + 1 and those of
+// the i before it. Pure.
+std::uint32_t accumulators_for(std::span<const Range> partials);
 // The schedule for the maximal nodes of one worker, as owned_nodes() returns them. Pure.
 LaneSchedule schedule_lanes(std::span<const Range> partials);
 
@@ -43,6 +46,9 @@ class GradientTree {
   GradientTree(LaneSchedule schedule, std::size_t size, const Allocate& allocate, ThreadPool& pool);
 
   const LaneSchedule& schedule() const { return schedule_; }
+  // Between steps. The schedule needs no more accumulators than the first one.
+  void set_schedule(LaneSchedule schedule);
+  std::size_t accumulators() const { return accumulators_.size(); }
   // The accumulator for the gradient of lane `index` of the schedule. It may be overwritten once
   // the lanes before it are done.
   std::span<float> lane_gradient(std::size_t index) {

@@ -103,15 +103,9 @@ std::vector<std::size_t> shard_sizes(std::size_t size, int world_size) {
 GradientReducer::GradientReducer(Communicator& communicator, LeafOwners owners,
                                  std::vector<std::span<float>> partials,
                                  const ReducerOptions& options, std::function<void(Range)> reduced)
-    : communicator_(communicator),
-      owners_(std::move(owners)),
-      nodes_(owned_nodes(owners_, communicator.rank())),
-      partials_(std::move(partials)),
-      options_(options),
-      reduced_(std::move(reduced)) {
-  LOCKSTEP_CHECK(!partials_.empty() && partials_.size() == nodes_.size());
+    : communicator_(communicator), options_(options), reduced_(std::move(reduced)) {
+  set_owners(std::move(owners), std::move(partials));
   const std::size_t size = partials_[0].size();
-  for (const std::span<float> partial : partials_) LOCKSTEP_CHECK(partial.size() == size);
   buckets_ = cut_buckets(size, options.bucket_bytes);
   shard_ = options.shard ? shard_range(size, communicator.rank(), communicator.world_size())
                          : Range{0, size};
@@ -128,6 +122,17 @@ GradientReducer::~GradientReducer() {
       work.wait(Deadline::after({}));
     } catch (const Error&) {  // already thrown where it was waited for
     }
+  }
+}
+
+void GradientReducer::set_owners(LeafOwners owners, std::vector<std::span<float>> partials) {
+  LOCKSTEP_CHECK(works_.empty());
+  owners_ = std::move(owners);
+  nodes_ = owned_nodes(owners_, communicator_.rank());
+  partials_ = std::move(partials);
+  LOCKSTEP_CHECK(!partials_.empty() && partials_.size() == nodes_.size());
+  for (const std::span<float> partial : partials_) {
+    LOCKSTEP_CHECK(partial.size() == partials_[0].size());
   }
 }
 

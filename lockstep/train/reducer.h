@@ -71,12 +71,15 @@ class GradientReducer {
   GradientReducer(const GradientReducer&) = delete;
   GradientReducer& operator=(const GradientReducer&) = delete;
 
+  // Between steps, on all ranks alike: other owners of the lanes, and this rank's partials.
+  void set_owners(LeafOwners owners, std::vector<std::span<float>> partials);
+
   void begin(std::int64_t step);
   // Elements `range` of all partials are final. Ranges come in ascending order without gaps.
   void ready(Range range);
   // The rest of the gradient is final as well. `lane_tails` has the tail of every lane of this
-  // rank, in lane order and of equal length; tails are added in the same tree and never rounded.
-  // The sum replaces the first partial.
+  // rank, in lane order (LaneWork::place) and of equal length; tails are added in the same tree and
+  // never rounded. The sum replaces the first partial.
   ReducedStep finish(std::span<const std::vector<double>> lane_tails);
 
   std::size_t buckets() const { return buckets_.size(); }
@@ -98,11 +101,13 @@ class GradientReducer {
   Range own_part(Range range) const;
   std::vector<double> sum_tails(std::span<const std::vector<double>> lane_tails);
 
+  // Constant during a step.
+  LeafOwners owners_;
+  std::vector<Range> nodes_;  // of this rank
+  std::vector<std::span<float>> partials_;
+
   // Constant after construction.
   Communicator& communicator_;
-  const LeafOwners owners_;
-  const std::vector<Range> nodes_;  // of this rank
-  const std::vector<std::span<float>> partials_;
   const ReducerOptions options_;
   const std::function<void(Range)> reduced_;
   std::vector<Range> buckets_;

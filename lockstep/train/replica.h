@@ -25,6 +25,9 @@ class Replica {
 
   virtual const ParameterLayout& layout() const = 0;
   virtual const LaneSchedule& schedule() const = 0;
+  // Between steps, on all ranks alike: this rank is `rank` of these owners. It needs no more
+  // accumulators than with the owners of the start. Spans of partial() are then others.
+  virtual void set_owners(const LeafOwners& owners, int rank) = 0;
 
   // Whole flat buffers, on the host.
   virtual void set_parameters(std::span<const float> values) = 0;

@@ -80,6 +80,9 @@ struct StepReport {
   // worker the optimizer of this step).
   std::vector<PhaseTimes> phases;
   std::optional<Straggler> straggler;  // over the last steps
+  std::vector<std::uint32_t> lanes;    // by rank, of this step
+  // By rank, of the next step; empty when the lanes stay where they are.
+  std::vector<std::uint32_t> next_lanes;
   // What some rank has requested during the step; all ranks do it now.
   int stop = 0;  // a signal's number
   bool save = false;

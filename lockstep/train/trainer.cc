@@ -98,14 +98,27 @@ Trainer::Trainer(const TrainerOptions& options, Samples training, Samples valida
       replica_(replica),
       communicator_(communicator),
       lanes_(checked({training_.size(), options.seed, options.global_batch, options.micro_batch})),
-      reducer_(communicator, lane_owners(options, communicator.world_size()), partials_of(replica),
-               options.reducer, [&replica](Range range) { replica.reduced(range); }),
+      owners_(lane_owners(options, communicator.world_size())),
+      reducer_(communicator, owners_, partials_of(replica), options.reducer,
+               [&replica](Range range) { replica.reduced(range); }),
       block_sums_(norm_blocks(layout().size())),
       compute_seconds_(index_of(communicator.world_size())),
       sample_ids_(options.micro_batch),
       tokens_(options.micro_batch * static_cast<std::size_t>(training_.context())),
       targets_(tokens_.size()) {
   LOCKSTEP_CHECK(replica.shard() == reducer_.shard());
+  const int ranks = communicator.world_size();
+  const bool exact =
+      options.reducer.reduction == Reduction::kTree && options.reducer.wire == DataType::kF32;
+  if (options.balance && exact && ranks > 1 && owners_.size() > index_of(ranks)) {
+    balance_.emplace(owners_, ranks, options.balance_rule);
+  }
+}
+
+void Trainer::set_owners(const LeafOwners& owners) {
+  owners_ = owners;
+  replica_.set_owners(owners_, communicator_.rank());
+  reducer_.set_owners(owners_, partials_of(replica_));
 }
 
 // Everything that the bits of the result or the order of collectives depend on.
@@ -150,6 +163,7 @@ std::vector<Setting> Trainer::settings() const {
   add("wire type", to_string(options_.reducer.wire));
   add("bucket bytes", options_.reducer.bucket_bytes);
   add("sharded optimizer", options_.reducer.shard);
+  add("balance", options_.balance);
   std::string skipped;
   for (const SkippedLane& lane : options_.skip_lanes) {
     skipped += fmt::format(" {}:{}", lane.step, lane.lane);
@@ -214,6 +228,7 @@ std::int64_t Trainer::run_lane(std::size_t index) {
   Batch batch;
   {
     const PhaseTimer timer(phases_, Phase::kData);
+    at("lane");
     batch = lane_batch(lane);
   }
   replica_.gradient(batch, index, ready);
@@ -222,12 +237,17 @@ std::int64_t Trainer::run_lane(std::size_t index) {
 
 // Waits for the lanes; their tails, without this rank's own numbers.
 std::vector<std::vector<double>> Trainer::finish_lanes() {
-  std::vector<std::vector<double>> tails;
-  for (const LaneResult& result : replica_.finish_lanes()) {
+  const std::vector<LaneWork>& lanes = replica_.schedule().lanes;
+  const std::vector<LaneResult> results = replica_.finish_lanes();
+  LOCKSTEP_CHECK(results.size() == lanes.size());
+  std::vector<std::vector<double>> tails(
+      lanes.size(), std::vector<double>(rank_place(communicator_.world_size())));
+  for (std::size_t i = 0; i < results.size(); ++i) {
+    const LaneResult& result = results[i];
     phases_[Phase::kForward] += result.forward_seconds;
     phases_[Phase::kBackward] += result.backward_seconds;
     const bool finite = std::isfinite(result.sum.loss);
-    std::vector<double>& tail = tails.emplace_back(rank_place(communicator_.world_size()));
+    std::vector<double>& tail = tails[lanes[i].place];
     tail[kLoss] = finite ? result.sum.loss : 0;
     tail[kTokens] = static_cast<double>(result.sum.tokens);
     tail[kBadLosses] = finite ? 0 : 1;
@@ -260,6 +280,17 @@ void Trainer::read_tail(std::span<const double> tail, StepReport& report) {
     report.straggler = find_straggler(compute_seconds_, kStragglerShare);
   }
   std::ranges::fill(compute_seconds_, 0.0);
+}
+
+// All ranks have read the same numbers from the tail, so all decide alike. A step that leaves lanes
+// out says nothing about speed.
+void Trainer::balance(StepReport& report) {
+  report.lanes = lanes_by_rank(owners_, communicator_.world_size());
+  const auto skips = [&](const SkippedLane& lane) { return lane.step == report.step; };
+  if (!balance_ || std::ranges::any_of(options_.skip_lanes, skips)) return;
+  if (!balance_->add_step(report.phases)) return;
+  set_owners(balance_->owners());
+  report.next_lanes = lanes_by_rank(owners_, communicator_.world_size());
 }
 
 // The norm of a sharded sum: the same number on every rank, and the same as without shards.
@@ -331,6 +362,7 @@ StepReport Trainer::step(const Requests& requests) {
   report.step = ++step_;
   report.epoch = lanes_.epochs(static_cast<std::uint64_t>(step_));
   if (options_.verify_every > 0 && step_ % options_.verify_every == 0) verify();
+  balance(report);
   report.seconds = std::chrono::duration<double>(std::chrono::steady_clock::now() - begin).count();
   return report;
 }

@@ -14,6 +14,7 @@
 #include "lockstep/train/agreement.h"
 #include "lockstep/train/checkpoint/run_state.h"
 #include "lockstep/train/halt.h"
+#include "lockstep/train/lane_balance.h"
 #include "lockstep/train/reducer.h"
 #include "lockstep/train/replica.h"
 #include "lockstep/train/step_report.h"
@@ -36,6 +37,10 @@ struct TrainerOptions {
   ReducerOptions reducer;
   std::int64_t verify_every = 100;  // steps between comparisons of the replicas; 0: never
   std::vector<SkippedLane> skip_lanes;
+  // Lanes follow speed: slow ranks get fewer. Not with a reduction that is order-free, whose bits
+  // depend on who owns which lanes, and not where every rank has just one lane.
+  bool balance = true;
+  LaneBalanceOptions balance_rule;
   // For tests: called at named places of a step.
   std::function<void(std::string_view place, std::int64_t step)> at;
 };
@@ -46,7 +51,8 @@ struct Requests {
   bool save = false;
 };
 
-// Which rank has which lanes. Throws Error{kInvalidArgument} when there are fewer lanes than ranks.
+// Which rank has which lanes at the start. Throws Error{kInvalidArgument} when there are fewer
+// lanes than ranks.
 LeafOwners lane_owners(const TrainerOptions& options, int world_size);
 // The options of a rank's replica.
 ReplicaOptions replica_options(const TrainerOptions& options, int rank, int world_size);
@@ -82,6 +88,13 @@ class Trainer {
   // parameters of rank 0 and compare hashes.
   void start(std::vector<Setting> more = {});
 
+  // Which rank has which lanes in the next step.
+  const LeafOwners& owners() const { return owners_; }
+  // Deals the lanes anew, before a step and on all ranks alike. No bit of the result changes,
+  // unless the reduction is order-free. Every rank owns a lane and needs no more accumulators than
+  // with the owners of the start.
+  void set_owners(const LeafOwners& owners);
+
   // One step. Throws Error{kNonFinite} on every rank, with the same message (see HaltReport), when
   // a gradient or a loss is not finite; the parameters are then as they were before the step.
   StepReport step(const Requests& requests = {});
@@ -112,6 +125,7 @@ class Trainer {
   std::vector<std::vector<double>> finish_lanes();
   void add_requests(const Requests& requests, std::vector<double>& tail) const;
   void read_tail(std::span<const double> tail, StepReport& report);
+  void balance(StepReport& report);
   double norm_of_shards(Range range);
   void begin_update(std::int64_t tokens, std::optional<double> norm);
   void share_parameters();
@@ -132,7 +146,9 @@ class Trainer {
   Replica& replica_;
   Communicator& communicator_;
   const LanePlan lanes_;
+  LeafOwners owners_;
   GradientReducer reducer_;
+  std::optional<LaneBalance> balance_;
   std::vector<double> block_sums_;
   std::int64_t step_ = 0;
   ValidationRecord validation_record_;

@@ -153,6 +153,7 @@ class PretendedReducer final : public DeviceReducer {
   PretendedReducer(Communicator& communicator, DeviceReducerOptions options)
       : communicator_(communicator), options_(std::move(options)) {}
 
+  void set_owners(const LeafOwners& owners) override { options_.owners = owners; }
   void reduce(std::span<float* const> partials, Range piece, DeviceStream) override {
     std::vector<ConstBufferView> views;
     for (const float* partial : partials) {
@@ -187,7 +188,7 @@ class PretendedReducer final : public DeviceReducer {
   }
 
   Communicator& communicator_;
-  const DeviceReducerOptions options_;
+  DeviceReducerOptions options_;
 };
 
 }  // namespace lockstep::test

@@ -1,8 +1,10 @@
 #pragma once
 
+#include <algorithm>
 #include <memory>
 #include <vector>
 
+#include "lockstep/base/random.h"
 #include "lockstep/comm/collectives/plan_engine.h"
 #include "lockstep/comm/transport/local_group.h"
 #include "lockstep/train/replica.h"
@@ -47,6 +49,26 @@ inline TrainerOptions eleven_lanes() {
   options.clip = 0.05;  // so that every step is clipped
   options.reducer.bucket_bytes = 16 << 10;
   return options;
+}
+
+// Owners as no rule would choose them, another deal for every `seed`: any lane to any rank, or
+// (with an even seed) runs of odd lengths. Nobody needs more accumulators than with even_owners().
+inline LeafOwners odd_owners(std::size_t lanes, int workers, std::uint64_t seed) {
+  const auto most = accumulators_by_rank(even_owners(lanes, workers), workers);
+  for (std::uint64_t attempt = 0;; ++attempt) {
+    LeafOwners owners;
+    for (std::size_t lane = 0; lane < lanes; ++lane) {
+      const std::uint64_t random = random_u64(seed, attempt, lane);
+      owners.push_back(static_cast<int>(random % static_cast<std::uint64_t>(workers)));
+    }
+    if (seed % 2 == 0) std::ranges::sort(owners);
+    const auto needed = accumulators_by_rank(owners, workers);
+    bool fits = true;
+    for (std::size_t rank = 0; rank < needed.size(); ++rank) {
+      fits = fits && needed[rank] > 0 && needed[rank] <= most[rank];
+    }
+    if (fits) return owners;
+  }
 }
 
 // A worker of a group, with everything it needs; its parameters come from the seed. On the CPU

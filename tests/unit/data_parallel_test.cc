@@ -2,9 +2,13 @@
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
+#include <chrono>
 #include <cmath>
 #include <cstring>
+#include <set>
+#include <thread>
 
+#include "lockstep/base/index.h"
 #include "lockstep/base/random.h"
 #include "tests/support/ranks.h"
 #include "tests/support/trainers.h"
@@ -13,6 +17,7 @@ namespace lockstep::data_parallel_test {
 namespace {
 
 using ::lockstep::test::eleven_lanes;
+using ::lockstep::test::odd_owners;
 using ::lockstep::test::run_ranks;
 using ::lockstep::test::some_samples;
 using ::lockstep::test::TestWorker;
@@ -25,28 +30,41 @@ struct Result {
   bool operator==(const Result&) const = default;
 };
 
-Result train(const TrainerOptions& options, int workers, int threads = 1) {
+// `before` and `after` every step, on every rank.
+Result train_ranks(int workers, int threads, const std::function<TrainerOptions(int)>& options_of,
+                   const std::function<void(Trainer&)>& before = {},
+                   const std::function<void(int, const StepReport&)>& after = {}) {
   auto group = make_local_group(workers);
   std::vector<Result> results(static_cast<std::size_t>(workers));
   const auto errors = run_ranks(workers, [&](int rank) {
     const auto index = static_cast<std::size_t>(rank);
-    TestWorker worker(options, some_samples(60), some_samples(9), threads, std::move(group[index]));
+    TestWorker worker(options_of(rank), some_samples(60), some_samples(9), threads,
+                      std::move(group[index]));
     worker.trainer.start();
     Result& result = results[index];
-    worker.trainer.run([] { return Requests{}; },
-                       [&](const StepReport& report) {
-                         result.losses.push_back(report.loss);
-                         if (report.validation_loss) {
-                           result.validation.push_back(*report.validation_loss);
-                         }
-                         EXPECT_EQ(report.phases.size(), static_cast<std::size_t>(workers));
-                       });
+    worker.trainer.run(
+        [&] {
+          if (before) before(worker.trainer);
+          return Requests{};
+        },
+        [&](const StepReport& report) {
+          result.losses.push_back(report.loss);
+          if (report.validation_loss) {
+            result.validation.push_back(*report.validation_loss);
+          }
+          EXPECT_EQ(report.phases.size(), static_cast<std::size_t>(workers));
+          if (after) after(rank, report);
+        });
     result.hash = worker.trainer.verify();
     worker.communicator.barrier();
   });
   for (const auto& error : errors) EXPECT_FALSE(error) << error->what();
   for (const Result& result : results) EXPECT_EQ(result, results[0]);
   return results[0];
+}
+
+Result train(const TrainerOptions& options, int workers, int threads = 1) {
+  return train_ranks(workers, threads, [&](int) { return options; });
 }
 
 // The heart of it: loss curve, validation and weights are equal, not close.
@@ -68,6 +86,81 @@ TEST(DataParallel, SameBitsForAnyWorkersThreadsOverlapAndSharding) {
   TrainerOptions options = eleven_lanes();
   options.reducer.bucket_bytes = 1 << 30;  // the whole gradient in one
   EXPECT_EQ(train(options, 3), alone);
+}
+
+// Lanes may change hands before every step: no bit changes.
+TEST(DataParallel, SameBitsWhoeverOwnsTheLanes) {
+  const Result alone = train(eleven_lanes(), 1);
+  for (const int workers : {2, 3, 4}) {
+    for (const bool shard : {false, true}) {
+      TrainerOptions options = eleven_lanes();
+      options.reducer.shard = shard;
+      std::set<LeafOwners> dealt;
+      const auto deal = [&](Trainer& trainer) {
+        const auto step = static_cast<std::uint64_t>(trainer.steps_done());
+        const LeafOwners owners = odd_owners(11, workers, 100 * index_of(workers) + step);
+        trainer.set_owners(owners);
+        EXPECT_EQ(trainer.owners(), owners);
+        if (trainer.communicator().rank() == 0) dealt.insert(owners);
+      };
+      EXPECT_EQ(train_ranks(
+                    workers, 1, [&](int) { return options; }, deal),
+                alone)
+          << workers << " workers, sharded " << shard;
+      EXPECT_GT(dealt.size(), 4u);
+    }
+  }
+}
+
+// Rank 1 takes longer for every lane until step 10: the others get lanes of it, and it gets lanes
+// back.
+TEST(DataParallel, LanesFollowSpeed) {
+  TrainerOptions options = eleven_lanes();
+  options.global_batch = 24;  // twelve lanes
+  options.schedule.steps = 22;
+  options.balance_rule = {.warmup = 0, .window = 4, .seconds = 0.05, .gain = 0.05};
+  const Result alone = train(options, 1);
+  const auto options_of = [&](int rank) {
+    TrainerOptions own = options;
+    own.at = [rank](std::string_view place, std::int64_t step) {
+      const bool slow = rank == 1 && step <= 10;
+      if (place == "lane") std::this_thread::sleep_for(std::chrono::milliseconds(slow ? 45 : 10));
+    };
+    return own;
+  };
+  std::vector<std::vector<std::uint32_t>> lanes;
+  const auto note_lanes = [&](int rank, const StepReport& report) {
+    if (rank == 0) lanes.push_back(report.lanes);
+  };
+  EXPECT_EQ(train_ranks(3, 1, options_of, {}, note_lanes), alone);
+  ASSERT_EQ(lanes.size(), 22u);
+  EXPECT_EQ(lanes[3], (std::vector<std::uint32_t>{4, 4, 4}));
+  EXPECT_LT(lanes[9][1], 4u);
+  EXPECT_GT(lanes[21][1], lanes[9][1]);
+
+  options.balance = false;
+  options.schedule.steps = 6;
+  lanes.clear();
+  train_ranks(3, 1, options_of, {}, note_lanes);
+  EXPECT_EQ(lanes, std::vector(6, std::vector<std::uint32_t>{4, 4, 4}));
+}
+
+// Where the bits depend on who owns which lanes, lanes stay where they are.
+TEST(DataParallel, LanesStayWhereTheyAreWithOrderFreeReductions) {
+  TrainerOptions options = eleven_lanes();
+  options.balance_rule = {.warmup = 0, .window = 4, .seconds = 0, .gain = 0};
+  options.reducer.wire = DataType::kBf16;
+  const auto slow = [&](int rank) {
+    TrainerOptions own = options;
+    own.at = [rank](std::string_view place, std::int64_t) {
+      if (rank == 0 && place == "lane") std::this_thread::sleep_for(std::chrono::milliseconds(5));
+    };
+    return own;
+  };
+  train_ranks(2, 1, slow, {}, [](int, const StepReport& report) {
+    EXPECT_EQ(report.lanes, (std::vector<std::uint32_t>{5, 6}));
+    EXPECT_TRUE(report.next_lanes.empty());
+  });
 }
 
 // A shard of the moments is 1/n of them, and all shards are the whole.

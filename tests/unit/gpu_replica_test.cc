@@ -39,7 +39,8 @@ struct Result {
   bool operator==(const Result&) const = default;
 };
 
-Result train(const TrainerOptions& options, int workers, bool gpu) {
+// With `odd`, lanes change hands before every step.
+Result train(const TrainerOptions& options, int workers, bool gpu, bool odd = false) {
   auto group = make_local_group(workers);
   std::vector<Result> results(static_cast<std::size_t>(workers));
   const auto errors = test::run_ranks(workers, [&](int rank) {
@@ -47,7 +48,11 @@ Result train(const TrainerOptions& options, int workers, bool gpu) {
     Worker worker(options, gpu, std::move(group[index]));
     worker.trainer.start();
     worker.trainer.run(
-        [] { return Requests{}; },
+        [&] {
+          const auto step = static_cast<std::uint64_t>(worker.trainer.steps_done());
+          if (odd) worker.trainer.set_owners(test::odd_owners(11, workers, step));
+          return Requests{};
+        },
         [&](const StepReport& report) { results[index].losses.push_back(report.loss); });
     results[index].hash = worker.trainer.verify();
     worker.communicator.barrier();
@@ -74,6 +79,19 @@ TEST(GpuReplica, HasTheCpusBitsHoweverSumsTravel) {
               << ", overlap " << overlap;
         }
       }
+    }
+  }
+}
+
+TEST(GpuReplica, HasTheCpusBitsWhoeverOwnsTheLanes) {
+  const Result expected = train(eleven_lanes(), 1, false);
+  for (const bool on_device : {false, true}) {
+    for (const bool shard : {false, true}) {
+      TrainerOptions options = eleven_lanes();
+      options.reducer.on_device = on_device;
+      options.reducer.shard = shard;
+      EXPECT_EQ(train(options, 3, true, true), expected)
+          << "on device " << on_device << ", sharded " << shard;
     }
   }
 }
@@ -158,9 +176,11 @@ TEST(GpuReplica, FindsTheLaneThatIsNotFinite) {
           for (std::size_t i = output.begin; i < output.end; ++i) parameters[i] *= 1e38F;
         });
         worker.trainer.start();
+        worker.trainer.set_owners(test::odd_owners(30, workers, 1));  // any lane to anybody
         EXPECT_THROW(worker.trainer.step(), Error);
         const auto& halted = worker.trainer.halt_report();
         ASSERT_TRUE(halted);
+        EXPECT_EQ(halted->rank, worker.trainer.owners()[halted->lane]);
         EXPECT_THAT(halted->samples, ::testing::Contains(kBadSample));
         worker.communicator.barrier();
       });

@@ -7,6 +7,7 @@
 #include <bit>
 #include <cmath>
 #include <cstring>
+#include <numeric>
 
 #include "lockstep/base/random.h"
 #include "lockstep/comm/kernels/kernels.h"
@@ -48,10 +49,15 @@ TEST(LaneSchedule, AddsInTheCanonicalTreeWithFewAccumulators) {
         for (std::size_t i = 0; i < nodes.size(); ++i) {
           EXPECT_EQ(partials[i], expression(nodes[i].begin, nodes[i].end));
         }
-        // Lanes come in order, each once; open at a time are floor(log2(n)) + 1, and the partials.
-        std::size_t lane = nodes[0].begin;
-        for (const LaneWork& work : schedule.lanes) EXPECT_EQ(work.lane, lane++);
-        EXPECT_EQ(lane, nodes.back().end);
+        // Every lane comes once, in order within a partial; its place counts in lane order. Open at
+        // a time are floor(log2(n)) + 1, and the partials.
+        std::vector<std::size_t> lane_at(schedule.lanes.size());
+        for (const LaneWork& work : schedule.lanes) lane_at.at(work.place) = work.lane;
+        std::vector<std::size_t> all(schedule.lanes.size());
+        std::iota(all.begin(), all.end(), nodes[0].begin);
+        EXPECT_EQ(lane_at, all);
+        EXPECT_EQ(all.back() + 1, nodes.back().end);
+        EXPECT_EQ(schedule.accumulators, accumulators_for(nodes));
         const auto n = static_cast<std::uint32_t>(schedule.lanes.size());
         EXPECT_LE(schedule.accumulators,
                   nodes.size() - 1 + static_cast<std::size_t>(std::bit_width(n)));
@@ -61,6 +67,18 @@ TEST(LaneSchedule, AddsInTheCanonicalTreeWithFewAccumulators) {
       }
     }
   }
+}
+
+// The largest partial first: while it is added up, no other one takes an accumulator.
+TEST(LaneSchedule, LargePartialsComeFirst) {
+  const std::vector<Range> ascending = {{3, 4}, {4, 8}, {8, 16}};
+  const LaneSchedule schedule = schedule_lanes(ascending);
+  EXPECT_EQ(schedule.accumulators, 4u);
+  EXPECT_EQ(schedule.lanes.front().lane, 8u);
+  EXPECT_EQ(schedule.lanes.front().place, 5u);
+  EXPECT_EQ(schedule.lanes.back().lane, 3u);
+  EXPECT_EQ(schedule.lanes.back().place, 0u);
+  EXPECT_EQ(evaluate(schedule)[2], expression(8, 16));
 }
 
 constexpr std::size_t kSize = 100'003;  // several pieces, and an odd end

@@ -3,6 +3,7 @@
 #include <cmath>
 #include <fstream>
 #include <nlohmann/json.hpp>
+#include <vector>
 
 #include "lockstep/base/error.h"
 #include "lockstep/report/metrics.h"
@@ -62,6 +63,13 @@ TEST(Progress, PlainLinesComeByTime) {
   EXPECT_FALSE(pace.due(begin + 152s, false));
 }
 
+TEST(Progress, LanesThatMove) {
+  using Lanes = std::vector<std::uint32_t>;
+  EXPECT_EQ(describe_lanes(Lanes{8, 8, 8, 8}, Lanes{8, 9, 5, 10}),
+            "lanes: rank 1 has 9 of 32 (was 8), rank 2 has 5 (was 8), rank 3 has 10 (was 8)");
+  EXPECT_EQ(describe_lanes(Lanes{8, 8}, Lanes{8, 8}), "");
+}
+
 TEST(Progress, MeterKeepsTheLatestValidationAndTheSpeed) {
   ProgressMeter meter(10);
   StepReport report;
@@ -87,10 +95,12 @@ TEST(Metrics, OneObjectPerStep) {
   report.learning_rate = 1e-3;
   report.tokens = 64;
   report.seconds = 0.5;
+  report.lanes = {5, 3};
   auto json = nlohmann::json::parse(metrics_line(report, 2.0));
   EXPECT_EQ(json["step"], 3);
   EXPECT_EQ(json["loss"], 2.0);
   EXPECT_EQ(json["tokens_per_s"], 128.0);
+  EXPECT_EQ(json["lanes"], (std::vector<std::uint32_t>{5, 3}));
   EXPECT_FALSE(json.contains("val_loss"));
   report.validation_loss = 2.0 * std::log(2.0);
   json = nlohmann::json::parse(metrics_line(report, 2.0));

@@ -66,26 +66,47 @@ CudaReducer::CudaReducer(std::unique_ptr<DeviceTransport> transport,
     }
     elements_ = total;
   }
-  const std::size_t own_partials = inputs_.partials_of[index_of(rank_)];
-  for (std::size_t partial = 0; partial < own_partials; ++partial) {
+  const std::size_t share = round_elements / static_cast<std::size_t>(world_size_);
+  most_round_ = std::max(kQuad, share / kQuad * kQuad);
+  for (int rank = 0; rank < world_size_; ++rank) {
+    // With other owners there may be more partials, of which a round then takes less.
+    scratch_floats_.push_back(
+        std::max(kQuad * cuda::kMostInputs, received_by(rank) * longest_chunk(rank)));
+  }
+  set_owners(options.owners);
+  if (native_ || world_size_ == 1) return;
+  scratch_ = DeviceArray<float>(scratch_floats_[index_of(rank_)], "what other ranks' GPUs send");
+}
+
+std::size_t CudaReducer::longest_chunk(int rank) const {
+  if (elements_ == 0) return most_round_;
+  const std::size_t longest = chunks_of({0, elements_})[index_of(rank)].size();
+  return std::min(most_round_, (longest + kQuad - 1) / kQuad * kQuad);
+}
+
+std::size_t CudaReducer::received_by(int rank) const {
+  return inputs_.sources.size() - inputs_.partials_of[index_of(rank)];
+}
+
+// Rounds are equally long on all ranks, so that what is sent fits what is received.
+void CudaReducer::set_owners(const LeafOwners& owners) {
+  inputs_ = checked_inputs(owners, world_size_);
+  own_program_.clear();
+  for (std::size_t partial = 0; partial < inputs_.partials_of[index_of(rank_)]; ++partial) {
     own_program_.push_back({.push = true});
     if (partial > 0) own_program_.push_back({.push = false});
   }
-  if (native_ || world_size_ == 1) return;
-
+  if (world_size_ == 1) return;
+  scratch_begin_.clear();
   std::size_t partials = 0;
+  round_ = most_round_;
   for (int rank = 0; rank < world_size_; ++rank) {
     scratch_begin_.push_back(partials);
     if (rank != rank_) partials += inputs_.partials_of[index_of(rank)];
+    const std::size_t fits = scratch_floats_[index_of(rank)] / received_by(rank);
+    if (fits < longest_chunk(rank)) round_ = std::min(round_, fits / kQuad * kQuad);
   }
-  const std::size_t share = round_elements / static_cast<std::size_t>(world_size_);
-  round_ = std::max(kQuad, share / kQuad * kQuad);
-  longest_ = round_;
-  if (elements_ != 0) {
-    const std::size_t longest = chunks_of({0, elements_})[index_of(rank_)].size();
-    longest_ = std::min(longest_, (longest + kQuad - 1) / kQuad * kQuad);
-  }
-  scratch_ = DeviceArray<float>(partials * longest_, "what other ranks' GPUs send");
+  longest_ = std::min(round_, longest_chunk(rank_));
 }
 
 float* CudaReducer::scratch_partial(int rank, std::size_t partial) const {

@@ -25,6 +25,7 @@ class CudaReducer final : public DeviceReducer {
   CudaReducer(std::unique_ptr<DeviceTransport> transport, const DeviceReducerOptions& options,
               std::size_t round_elements = kRoundElements);
 
+  void set_owners(const LeafOwners& owners) override;
   void reduce(std::span<float* const> partials, Range range, DeviceStream stream) override;
   void all_gather(float* values, DeviceStream stream) override;
   void check() override { transport_->check(); }
@@ -32,6 +33,9 @@ class CudaReducer final : public DeviceReducer {
 
  private:
   std::vector<Range> chunks_of(Range range) const;
+  std::size_t longest_chunk(int rank) const;
+  // Partials that `rank` gets from others in a round.
+  std::size_t received_by(int rank) const;
   // chunks[r] is what rank r adds up.
   void run_round(std::span<float* const> partials, const std::vector<Range>& chunks,
                  DeviceStream stream);
@@ -44,12 +48,16 @@ class CudaReducer final : public DeviceReducer {
   const int rank_;
   const int world_size_;
   const bool native_;
-  std::vector<Range> shards_;  // per rank; empty: everybody has all
-  std::size_t elements_ = 0;   // 0: not known
+  std::vector<Range> shards_;                // per rank; empty: everybody has all
+  std::size_t elements_ = 0;                 // 0: not known
+  std::size_t most_round_ = 0;               // elements of a rank's chunk in a round, at most
+  std::vector<std::size_t> scratch_floats_;  // per rank, the size of its scratch_
+
+  // Follow from the owners.
   TreeInputs inputs_;
   std::vector<CombineStep> own_program_;    // adds this rank's partials one after another
   std::vector<std::size_t> scratch_begin_;  // per rank, its first partial in scratch_
-  std::size_t round_ = 0;                   // elements of a rank's chunk
+  std::size_t round_ = 0;                   // elements of a rank's chunk in a round
   std::size_t longest_ = 0;                 // elements of a partial in scratch_, at most round_
 
   DeviceArray<float> scratch_;  // of the stream

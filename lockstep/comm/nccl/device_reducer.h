@@ -37,6 +37,8 @@ class DeviceReducer {
  public:
   virtual ~DeviceReducer() = default;
 
+  // Other owners of the lanes for the calls from now on, on all ranks alike. Takes no memory.
+  virtual void set_owners(const LeafOwners& owners) = 0;
   // `partials` are this rank's sums over owned_nodes(owners, rank), in that order: whole vectors on
   // the device. Elements `range` of the first become the sum over all lanes (with shards: where
   // they are this rank's; the rest of `range` is unspecified). The others keep their values.
