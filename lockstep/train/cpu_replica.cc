@@ -21,7 +21,8 @@ class CpuReplica final : public Replica {
         adamw_(layout(), options.adamw, options.shard),
         tree_(
             schedule_lanes(options.partials), layout().size(),
-            [&](std::size_t bytes) { return communicator.allocate(bytes); }, pool) {}
+            [&](std::size_t bytes) { return communicator.allocate(bytes); }, pool,
+            options.accumulators) {}
 
   const ParameterLayout& layout() const override { return transformer_.layout(); }
   const LaneSchedule& schedule() const override { return tree_.schedule(); }

@@ -24,7 +24,7 @@ class GpuReplica final : public Replica {
         shard_(options.shard),
         communicator_(communicator),
         schedule_(schedule_lanes(options.partials)),
-        accumulators_(schedule_.accumulators),
+        accumulators_(std::max(options.accumulators, schedule_.accumulators)),
         model_(parts.make_model(model_options(options, communicator))) {
     stage_partials();
     if (kind_ == Exchange::kDevice) connect(options, communicator, parts);

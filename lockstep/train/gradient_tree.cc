@@ -72,9 +72,9 @@ LaneSchedule schedule_lanes(std::span<const Range> partials) {
 }
 
 GradientTree::GradientTree(LaneSchedule schedule, std::size_t size, const Allocate& allocate,
-                           ThreadPool& pool)
+                           ThreadPool& pool, std::uint32_t accumulators)
     : schedule_(std::move(schedule)), pool_(pool) {
-  for (std::uint32_t i = 0; i < schedule_.accumulators; ++i) {
+  for (std::uint32_t i = 0; i < std::max(accumulators, schedule_.accumulators); ++i) {
     accumulators_.push_back(allocate(size * sizeof(float)));
   }
 }

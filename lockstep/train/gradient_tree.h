@@ -43,10 +43,12 @@ class GradientTree {
   // directly.
   using Allocate = std::function<Buffer(std::size_t bytes)>;
 
-  GradientTree(LaneSchedule schedule, std::size_t size, const Allocate& allocate, ThreadPool& pool);
+  // There are `accumulators` at least.
+  GradientTree(LaneSchedule schedule, std::size_t size, const Allocate& allocate, ThreadPool& pool,
+               std::uint32_t accumulators = 0);
 
   const LaneSchedule& schedule() const { return schedule_; }
-  // Between steps. The schedule needs no more accumulators than the first one.
+  // Between steps. The schedule needs no more accumulators than there are.
   void set_schedule(LaneSchedule schedule);
   std::size_t accumulators() const { return accumulators_.size(); }
   // The accumulator for the gradient of lane `index` of the schedule. It may be overwritten once

@@ -158,6 +158,10 @@ std::vector<std::uint32_t> accumulators_by_rank(const LeafOwners& owners, int wo
   return accumulators;
 }
 
+std::uint32_t most_accumulators(const LeafOwners& owners, int world_size) {
+  return std::ranges::max(accumulators_by_rank(owners, world_size));
+}
+
 LeafOwners deal_lanes(std::size_t lanes, std::span<const double> seconds_per_lane,
                       std::span<const std::uint32_t> most_accumulators,
                       double seconds_per_partial) {
@@ -185,7 +189,7 @@ LeafOwners deal_lanes(std::size_t lanes, std::span<const double> seconds_per_lan
 LaneBalance::LaneBalance(LeafOwners owners, int world_size, const LaneBalanceOptions& options)
     : options_(options),
       world_size_(world_size),
-      most_accumulators_(accumulators_by_rank(owners, world_size)),
+      most_accumulators_(index_of(world_size), most_accumulators(owners, world_size)),
       owners_(std::move(owners)),
       to_skip_(options.warmup) {
   LOCKSTEP_CHECK(options.window >= static_cast<std::int64_t>(kParts));

@@ -21,8 +21,9 @@ struct LaneBalanceOptions {
 // The lanes of a worker as `counts[rank]`, for reports.
 std::vector<std::uint32_t> lanes_by_rank(const LeafOwners& owners, int world_size);
 
-// How many accumulators each rank needs with these owners.
+// How many accumulators a rank needs with these owners: each rank, and the one that needs most.
 std::vector<std::uint32_t> accumulators_by_rank(const LeafOwners& owners, int world_size);
+std::uint32_t most_accumulators(const LeafOwners& owners, int world_size);
 
 // The deal that is expected to make the shortest step: every rank has a run of lanes, in the order
 // of ranks, of one lane at least and for which it needs at most most_accumulators[rank]
@@ -42,7 +43,7 @@ LeafOwners deal_lanes(std::size_t lanes, std::span<const double> seconds_per_lan
 // least that any rank spent on it (a rank that spends more waits for others), in proportion to the
 // number of partials. The window after a move checks the promise: if steps have not become shorter,
 // the old deal comes back, and the next try waits for 2, 4, ... up to 64 windows. No rank ever
-// needs more accumulators than at the start.
+// needs more accumulators than the rank that needs most of them at the start.
 class LaneBalance {
  public:
   LaneBalance(LeafOwners owners, int world_size, const LaneBalanceOptions& options = {});
@@ -72,7 +73,7 @@ class LaneBalance {
 
   const LaneBalanceOptions options_;
   const int world_size_;
-  const std::vector<std::uint32_t> most_accumulators_;
+  const std::vector<std::uint32_t> most_accumulators_;  // by rank
   LeafOwners owners_;
   std::int64_t to_skip_;
   std::vector<Step> window_;

@@ -26,7 +26,7 @@ class Replica {
   virtual const ParameterLayout& layout() const = 0;
   virtual const LaneSchedule& schedule() const = 0;
   // Between steps, on all ranks alike: this rank is `rank` of these owners. It needs no more
-  // accumulators than with the owners of the start. Spans of partial() are then others.
+  // accumulators than there are. Spans of partial() are then others.
   virtual void set_owners(const LeafOwners& owners, int rank) = 0;
 
   // Whole flat buffers, on the host.
@@ -89,6 +89,8 @@ struct ReplicaOptions {
   int rows = 1;  // of a lane, or of a validation batch
   int context = 1;
   std::vector<Range> partials;  // as owned_nodes() returns them
+  // There are so many at least, for other owners (Replica::set_owners).
+  std::uint32_t accumulators = 0;
   Range shard;
   Exchange exchange = Exchange::kHost;
   bool recompute = false;  // activations on a GPU, in the backward pass, which saves memory

@@ -53,6 +53,13 @@ Exchange exchange_of(const ReducerOptions& reducer, int world_size) {
   return travels(reducer, world_size) ? Exchange::kHost : Exchange::kNone;
 }
 
+bool balances(const TrainerOptions& options, int world_size) {
+  const bool exact =
+      options.reducer.reduction == Reduction::kTree && options.reducer.wire == DataType::kF32;
+  return options.balance && exact && world_size > 1 &&
+         options.global_batch / options.micro_batch > index_of(world_size);
+}
+
 }  // namespace
 
 LeafOwners lane_owners(const TrainerOptions& options, int world_size) {
@@ -77,6 +84,9 @@ ReplicaOptions replica_options(const TrainerOptions& options, int rank, int worl
   result.context = options.model.context;
   result.owners = lane_owners(options, world_size);
   result.partials = owned_nodes(result.owners, rank);
+  if (balances(options, world_size)) {
+    result.accumulators = most_accumulators(result.owners, world_size);
+  }
   result.shard = options.reducer.shard ? shard_range(size, rank, world_size) : Range{0, size};
   result.exchange = exchange_of(options.reducer, world_size);
   result.recompute = options.recompute;
@@ -107,11 +117,8 @@ Trainer::Trainer(const TrainerOptions& options, Samples training, Samples valida
       tokens_(options.micro_batch * static_cast<std::size_t>(training_.context())),
       targets_(tokens_.size()) {
   LOCKSTEP_CHECK(replica.shard() == reducer_.shard());
-  const int ranks = communicator.world_size();
-  const bool exact =
-      options.reducer.reduction == Reduction::kTree && options.reducer.wire == DataType::kF32;
-  if (options.balance && exact && ranks > 1 && owners_.size() > index_of(ranks)) {
-    balance_.emplace(owners_, ranks, options.balance_rule);
+  if (balances(options, communicator.world_size())) {
+    balance_.emplace(owners_, communicator.world_size(), options.balance_rule);
   }
 }
 

@@ -92,7 +92,7 @@ class Trainer {
   const LeafOwners& owners() const { return owners_; }
   // Deals the lanes anew, before a step and on all ranks alike. No bit of the result changes,
   // unless the reduction is order-free. Every rank owns a lane and needs no more accumulators than
-  // with the owners of the start.
+  // most_accumulators() of the owners of the start.
   void set_owners(const LeafOwners& owners);
 
   // One step. Throws Error{kNonFinite} on every rank, with the same message (see HaltReport), when

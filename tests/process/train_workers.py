@@ -90,6 +90,22 @@ class SameBits(Case):
             self.assertTrue(all(row["phases"][workers - 1]["backward"] > 0 for row in rows))
         self.assertEqual(curves[0], curves[1])
 
+    def test_lanes_follow_speed(self):
+        """Rank 1 takes longer for every lane: it gets fewer, and nothing else changes."""
+        alone = self.weights("--steps", 16, "--threads", 1)
+        for transport, extra in (("tcp", ["--shard-optimizer"]), ("server", [])):
+            with self.subTest(transport=transport):
+                out = self.folder / f"slow-{transport}"
+                run = lockstep("--data", self.text, "--steps", 16, "--threads", 1, "--workers", 3, "--transport", transport, "--out", out,
+                               *extra, environment={"LOCKSTEP_FAULT": "rank=1 step=1 at=lane do=slow ms=50"})
+                self.assertEqual(run.returncode, 0, run.stdout + run.stderr)
+                self.assertEqual(WEIGHTS.search(run.stdout)[1], alone)
+                lanes = [json.loads(line)["lanes"] for line in (out / "metrics.jsonl").read_text().splitlines()]
+                self.assertEqual(lanes[0], [3, 4, 4])
+                self.assertLess(lanes[-1][1], 4)
+                self.assertEqual({sum(row) for row in lanes}, {11})
+                self.assertRegex(run.stderr, rf"lanes: .*rank 1 has {lanes[-1][1]}\b.* \(was 4\)")
+
     def test_a_world_from_the_environment(self):
         alone = self.weights("--steps", 3)
         port = self.enterContext(reserved_port())

@@ -52,9 +52,10 @@ inline TrainerOptions eleven_lanes() {
 }
 
 // Owners as no rule would choose them, another deal for every `seed`: any lane to any rank, or
-// (with an even seed) runs of odd lengths. Nobody needs more accumulators than with even_owners().
+// (with an even seed) runs of odd lengths. Nobody needs more accumulators than somebody does with
+// even_owners().
 inline LeafOwners odd_owners(std::size_t lanes, int workers, std::uint64_t seed) {
-  const auto most = accumulators_by_rank(even_owners(lanes, workers), workers);
+  const std::uint32_t most = most_accumulators(even_owners(lanes, workers), workers);
   for (std::uint64_t attempt = 0;; ++attempt) {
     LeafOwners owners;
     for (std::size_t lane = 0; lane < lanes; ++lane) {
@@ -63,11 +64,7 @@ inline LeafOwners odd_owners(std::size_t lanes, int workers, std::uint64_t seed)
     }
     if (seed % 2 == 0) std::ranges::sort(owners);
     const auto needed = accumulators_by_rank(owners, workers);
-    bool fits = true;
-    for (std::size_t rank = 0; rank < needed.size(); ++rank) {
-      fits = fits && needed[rank] > 0 && needed[rank] <= most[rank];
-    }
-    if (fits) return owners;
+    if (std::ranges::min(needed) > 0 && std::ranges::max(needed) <= most) return owners;
   }
 }
 
