@@ -15,6 +15,7 @@
 #include "cli/stories/stories.h"
 #include "lockstep/launch/rank_environment.h"
 #include "lockstep/net/job/roster.h"
+#include "lockstep/train/checkpoint/folders.h"
 #include "lockstep/train/run_checkpoints.h"
 
 namespace lockstep::cli {
@@ -180,7 +181,7 @@ void add_checkpoint_options(CLI::App& command, TrainFlags& given) {
   command
       .add_option("--resume", given.resume,
                   "Go on from the newest intact checkpoint in DIR (or --out), with the options and "
-                  "the data of that run; begin anew when there is none")
+                  "the data of that run; an --out without one begins anew")
       ->expected(0, 1)
       ->option_text("[DIR]")
       ->group(group);
@@ -256,6 +257,13 @@ void choose_folder(CLI::App& command, TrainFlags& options) {
         fmt::format("--resume {} and --out {} are two folders", options.resume, run.out));
   }
   if (named) run.out = options.resume;
+  // Only rank 0 need have the folder.
+  const auto world = rank_environment();
+  if (named && (!world || world->rank == 0) && list_checkpoints(run.out).empty() &&
+      !std::filesystem::exists(run.out + "/" + kRunFile)) {
+    throw CLI::ValidationError(
+        fmt::format("--resume {}: there is no run in it to go on with", run.out));
+  }
   if (!run.out.empty()) apply_remembered(command, run.out);
 }
 

@@ -114,6 +114,8 @@ class Checkpoints(TrainingCase):
         self.assertEqual(run.stdout.splitlines()[-1], undisturbed)
         self.assertNotIn("resumed with a change", run.stderr)
         self.assertIn("are two folders", self.fails(2, "train", "--resume", self.out, "--out", elsewhere))
+        self.assertIn("there is no run in it to go on with", self.fails(2, "train", "--resume", self.folder / "typo"))
+        self.assertFalse((self.folder / "typo").exists())
         self.assertIn("give one of them", self.fails(2, "train", "--resume", self.out, "--overwrite"))
 
     def test_a_tokenizer_of_the_first_model_goes_on(self):
