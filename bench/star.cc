@@ -154,7 +154,7 @@ class Coordinator {
               const std::vector<Pipe>& answers)
       : orders_(orders),
         answers_(answers),
-        door_(open_to_workers(std::move(ours), {})),
+        door_(host_job({}, {std::move(ours), {Purpose::kServer}, /*original=*/true})),
         server_(&door_->arrivals(), options(setup)) {
     server_.wait_for_workers();
     std::vector<int> sockets;

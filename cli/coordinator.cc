@@ -1,14 +1,17 @@
 #include <fmt/format.h>
+#include <poll.h>
 
 #include <algorithm>
+#include <cerrno>
 #include <cstdio>
-#include <thread>
+#include <string_view>
 
 #include "cli/options.h"
 #include "cli/star.h"
 #include "cli/stop_signals.h"
 #include "lockstep/base/log.h"
 #include "lockstep/base/text.h"
+#include "lockstep/base/thread.h"
 #include "lockstep/server/gradient_server.h"
 #include "lockstep/server/rank_server.h"
 
@@ -26,9 +29,9 @@ Try it in three terminals:
 The average is taken in a fixed tree over the workers, so its bits do not depend on who came first.
 'mean' treats all workers alike; 'weighted' counts a worker by its samples. In mode 'vector' a step
 is one gradient vector with loss and counts, in 'blocks' the blocks from last to first, then lm_head,
-final_norm and embedding, in 'lanes' partial sums over lanes. Without --steps, mode 'lanes' serves
-ranks of 'lockstep train --transport server', which go when they are done. The synthetic job needs
---steps there, and has as many lanes as --total-samples says.
+final_norm and embedding. Mode 'lanes' is for 'lockstep train --transport server': the workers' sums
+over lanes are added up until the workers are done. Without --mode the first worker decides: workers
+that train are served in mode lanes, others in mode vector.
 
 The first NaN or infinity, or a message that does not belong, halts the job: every worker is told
 the same reason, which names the worker at fault, and the exit code is 3. A worker that dies, stops
@@ -37,20 +40,30 @@ or falls silent is noticed within --timeout. Workers of the original protocol ma
 Other hosts can only be served with a token (--token-file or LOCKSTEP_TOKEN), the same everywhere.
 It authenticates workers and coordinator to each other and encrypts nothing.)";
 
-constexpr std::uint64_t kDefaultSteps = 100;
+// What the coordinator does for its workers.
+enum class Service : std::uint8_t { kAny, kVector, kBlocks, kLanes };
+
+std::string_view to_string(Service service) {
+  switch (service) {
+    case Service::kAny: return "any";
+    case Service::kVector: return "vector";
+    case Service::kBlocks: return "blocks";
+    case Service::kLanes: return "lanes";
+  }
+  return "?";
+}
 
 struct CoordinatorFlags {
   std::string bind = "127.0.0.1:0";
   ServerOptions server;
-  DoorOptions door;
-  std::optional<std::uint64_t> steps;
+  std::string token;
+  bool insecure = false;
+  Service service = Service::kAny;
+  std::uint64_t steps = 100;
   double timeout = 30;
   std::string token_file;
   bool local = false;
   SyntheticOptions synthetic;  // of the local workers
-
-  // Ranks deal out their lanes themselves and say when they are done.
-  bool serves_ranks() const { return server.settings.mode == Mode::kLanes && !steps && !local; }
 };
 
 HostPort parse_bind(const std::string& text) {
@@ -74,12 +87,8 @@ class Progress {
           fmt::format("  loss {:.6f}  {} of {} correct", result.loss, result.correct, result.total);
     }
   }
-  void add(const LaneStep::Piece& last) {
-    elements_ += last.head.offset + last.head.count;
-    text_ = fmt::format("  {} lanes", last.head.lanes);
-  }
   // Of ranks, whose sums are no steps.
-  void add_sum(const LaneStep::Piece& piece) {
+  void add_sum(const LaneSums::Piece& piece) {
     elements_ += piece.head.count;
     if (!clock_.due()) return;
     fmt::print("sum {}  {} lanes  {} elements so far\n", piece.head.step + 1, piece.head.lanes,
@@ -123,15 +132,12 @@ void reduce_blocks(GradientServer& server, std::uint64_t step, Progress& progres
 
 void run_step(GradientServer& server, Mode mode, std::uint64_t step, Progress& progress) {
   server.send_shards(step);
-  switch (mode) {
-    case Mode::kVector: {
-      const RoundResult result = server.reduce({RoundKind::kVector, step, {}, 0});
-      server.broadcast(result);
-      progress.add(result);
-      break;
-    }
-    case Mode::kBlocks: reduce_blocks(server, step, progress); break;
-    case Mode::kLanes: progress.add(server.reduce_lanes(step)); break;
+  if (mode == Mode::kVector) {
+    const RoundResult result = server.reduce({RoundKind::kVector, step, {}, 0});
+    server.broadcast(result);
+    progress.add(result);
+  } else {
+    reduce_blocks(server, step, progress);
   }
   progress.end_step(step);
 }
@@ -139,7 +145,7 @@ void run_step(GradientServer& server, Mode mode, std::uint64_t step, Progress& p
 void run_steps(GradientServer& server, const CoordinatorFlags& options) {
   server.wait_for_workers();
   const Mode mode = options.server.settings.mode;
-  const std::uint64_t steps = options.steps.value_or(kDefaultSteps);
+  const std::uint64_t steps = options.steps;
   fmt::print("all {} workers are here; {} steps, mode {}, average {}\n", options.server.workers,
              steps, to_string(mode), to_string(options.server.settings.average));
   std::fflush(stdout);
@@ -157,25 +163,25 @@ void print_notice(const std::string& text) {
 // The workers as threads of this process. The server's error is the cause; theirs follow from it.
 void run_local_workers(const CoordinatorFlags& options) {
   LocalStar star = make_local_star(options.server);
-  std::vector<std::thread> threads;
-  for (std::size_t i = 0; i < star.ends.size(); ++i) {
-    threads.emplace_back([&options, i, end = std::move(star.ends[i])]() mutable {
+  std::vector<Thread> threads(star.ends.size());
+  for (std::size_t i = 0; i < threads.size(); ++i) {
+    const auto work = [&, i] {
+      WorkerOptions worker;
+      worker.node_id = fmt::format("thread-{}", i);
+      worker.timeout = options.server.settings.timeout;
+      WorkerClient client(std::move(star.ends[i]), worker);
       try {
-        WorkerOptions worker;
-        worker.node_id = fmt::format("thread-{}", i);
-        worker.timeout = options.server.settings.timeout;
-        WorkerClient client(std::move(end), worker);
-        try {
-          SyntheticJob job(client, options.synthetic);
-          while (const auto shard = client.next_shard()) job.step(*shard);
-        } catch (const Error& error) {
-          client.abort(error);
-          throw;
-        }
+        SyntheticJob job(client, options.synthetic);
+        while (const auto shard = client.next_shard()) job.step(*shard);
       } catch (const Error& error) {
-        log(LogLevel::kError, "worker {}: {}", i, error.what());
+        client.abort(error);
+        throw;
       }
-    });
+    };
+    const auto failed = [i](const Error& error) {
+      log(LogLevel::kError, "worker {}: {}", i, error.what());
+    };
+    threads[i].start("a worker's thread", work, failed);
   }
   std::exception_ptr failure;
   try {
@@ -185,47 +191,83 @@ void run_local_workers(const CoordinatorFlags& options) {
     failure = std::current_exception();
   }
   star.server.reset();
-  for (std::thread& thread : threads) thread.join();
+  for (Thread& thread : threads) thread.join();
   if (failure) std::rethrow_exception(failure);
 }
 
-void serve_ranks(Socket listener, const CoordinatorFlags& options) {
-  RankServerOptions ranks;
-  ranks.ranks = options.server.workers;
-  ranks.token = options.door.token;
-  ranks.timeout = options.door.timeout;
-  ranks.stop_fd = options.server.stop_fd;
-  RankServer server(std::move(listener), ranks);
+void serve_ranks(ControlPlane& control, const CoordinatorFlags& options) {
+  RankServer server(control, {.ranks = options.server.workers,
+                              .timeout = options.server.settings.timeout,
+                              .stop_fd = options.server.stop_fd});
   Progress progress(0);
   server.serve({[](const std::vector<std::string>& names) {
                   for (const std::string& name : names) fmt::print("{} joined\n", name);
                   print_notice(fmt::format("all {} workers are here", names.size()));
                 },
-                [&](const LaneStep::Piece& piece) { progress.add_sum(piece); }});
-  fmt::print("done: all {} workers have left\n", ranks.ranks);
+                [&](const LaneSums::Piece& piece) { progress.add_sum(piece); }});
+  fmt::print("done: all {} workers have left\n", options.server.workers);
 }
 
-void run_served(const CoordinatorFlags& options) {
-  Socket listener = listen_for_workers(parse_bind(options.bind), options.door.token,
-                                       Deadline::after(options.door.timeout));
+// The door for workers of all kinds, and the centre of the job if they are ranks.
+std::unique_ptr<ControlPlane> open_door(Socket listener, const CoordinatorFlags& options) {
+  HostOptions job;
+  job.world_size = options.server.workers;
+  job.token = options.token;
+  job.timeout = options.server.settings.timeout;
+  job.patience = 10 * options.server.settings.timeout;
+  return host_job(job, {std::move(listener),
+                        {Purpose::kRendezvous, Purpose::kServer},
+                        /*original=*/options.service != Service::kLanes,
+                        options.insecure});
+}
+
+// Waits for the first worker that is let in. Whether it is a rank.
+bool first_is_rank(ControlPlane& control, int stop_fd) {
+  pollfd entries[] = {{stop_fd, POLLIN, 0},
+                      {control.latch().fd(), POLLIN, 0},
+                      {control.arrivals().fd(), POLLIN, 0}};
+  while (true) {
+    // The centre ends the wait: it gives up on ranks in time.
+    if (::poll(entries, std::size(entries), -1) < 0 && errno != EINTR) throw_io("polling", errno);
+    if (entries[0].revents != 0) throw Error(ErrorCode::kAborted, "told to stop");
+    control.latch().check();
+    if (auto first = control.arrivals().next()) {
+      const bool rank = first->peer.rank >= 0;
+      control.arrivals().deliver(std::move(*first));
+      return rank;
+    }
+  }
+}
+
+void run_served(CoordinatorFlags& options) {
+  Socket listener = listen_for_workers(parse_bind(options.bind), options.token,
+                                       Deadline::after(options.server.settings.timeout));
   fmt::print("listening on {}; {} workers expected\n", to_string(listener.local_address()),
              options.server.workers);
   std::fflush(stdout);
-  if (options.serves_ranks()) return serve_ranks(std::move(listener), options);
-  const auto door = open_to_workers(std::move(listener), options.door);
-  GradientServer server(&door->arrivals(), options.server);
+  const auto control = open_door(std::move(listener), options);
+  if (options.service == Service::kAny) {
+    options.service =
+        first_is_rank(*control, options.server.stop_fd) ? Service::kLanes : Service::kVector;
+  }
+  if (options.service == Service::kLanes) return serve_ranks(*control, options);
+  // Ranks that come are told so.
+  control->abort(fmt::format("this coordinator runs in mode {}; 'lockstep train' needs mode lanes",
+                             to_string(options.service)));
+  GradientServer server(&control->arrivals(), options.server);
   server.set_notice(print_notice);
   run_steps(server, options);
 }
 
 int run_coordinator(CoordinatorFlags& options) {
   ServerSettings& settings = options.server.settings;
-  settings.timeout = options.door.timeout = duration_of(options.timeout);
-  options.door.token = token_from(options.token_file);
-  if (settings.mode == Mode::kLanes && !options.serves_ranks() &&
-      (settings.total_samples < 1 || settings.total_samples > (1U << 20))) {
+  settings.timeout = duration_of(options.timeout);
+  options.token = token_from(options.token_file);
+  if (options.service == Service::kBlocks) settings.mode = Mode::kBlocks;
+  if (options.local && options.service == Service::kLanes) {
     throw Error(ErrorCode::kInvalidArgument,
-                "--mode lanes needs --total-samples from 1 to 1048576");
+                "--local runs the synthetic job, which has no lanes; 'lockstep train --transport "
+                "server --workers N' is the same with a model");
   }
   const StopSignals signals;
   options.server.stop_fd = signals.fd();
@@ -260,22 +302,22 @@ void add_coordinator(CLI::App& app, Action& action) {
       ->option_text("N [1]");
   command
       .add_option("--steps", options->steps,
-                  "Steps to run, numbered from 0; in mode lanes: of the synthetic job")
-      ->option_text("N [100; lanes: serve ranks]");
+                  "Steps to run, numbered from 0; in mode lanes the workers decide")
+      ->option_text("N [100]");
   command
       .add_option("--total-samples", settings.total_samples,
                   "Samples of a step, dealt out to the workers")
       ->check(CLI::Range(std::uint64_t{0}, std::uint64_t{1} << 48))
       ->option_text("N [1024]");
-  add_choice(command, "--mode", settings.mode, "vector, blocks or lanes",
-             {Mode::kVector, Mode::kBlocks, Mode::kLanes})
-      ->option_text("NAME [vector]");
+  add_choice(command, "--mode", options->service, "vector, blocks or lanes",
+             {Service::kVector, Service::kBlocks, Service::kLanes})
+      ->option_text("NAME [as the first worker needs]");
   add_choice(command, "--average", settings.average, "mean or weighted",
              {Average::kMean, Average::kWeighted})
       ->option_text("NAME [weighted]");
   command.add_option("--token-file", options->token_file, "The job's secret, needed between hosts")
       ->option_text("FILE");
-  command.add_flag("--insecure", options->door.insecure,
+  command.add_flag("--insecure", options->insecure,
                    "With a token: let in workers that have none, such as the original protocol's");
   command
       .add_option("--timeout", options->timeout,

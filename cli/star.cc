@@ -20,7 +20,7 @@ void add_synthetic_options(CLI::App& command, SyntheticOptions& options) {
       ->option_text("N [2048]");
   command
       .add_option("--elements", options.shape.elements,
-                  "Length of the gradient in vector and lane mode, instead of the model's")
+                  "Length of the gradient in vector mode, instead of the model's")
       ->check(CLI::Range(std::size_t{1}, std::size_t{1} << 30))
       ->option_text("N");
   command.add_flag("--check", options.check,

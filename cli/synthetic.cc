@@ -79,7 +79,6 @@ SyntheticJob::Report SyntheticJob::step(const Shard& shard) {
   switch (mode_) {
     case Mode::kVector: vector_step(shard, report); break;
     case Mode::kBlocks: block_step(shard, report); break;
-    case Mode::kLanes: lane_step(shard, report); break;
   }
   return report;
 }
@@ -114,35 +113,6 @@ void SyntheticJob::block_step(const Shard& shard, Report& report) {
     client_.send_component(shard.step, component, gradient_);
     client_.receive_averaged_component(shard.step, component, gradient_);
     check_average(shard.step, part, gradient_, report);
-  }
-}
-
-void SyntheticJob::lane_step(const Shard& shard, Report& report) {
-  const auto lanes = static_cast<std::uint32_t>(client_.settings()->total_samples);
-  const std::size_t elements = options_.shape.vector_elements();
-  // The lanes are the samples of the step, so that a shard is a run of lanes.
-  LeafOwners owners(lanes);
-  for (int worker = 0; worker < client_.total_workers(); ++worker) {
-    const Shard theirs = shard_of(shard.step, lanes, client_.total_workers(), worker);
-    std::fill(owners.begin() + static_cast<std::ptrdiff_t>(theirs.begin),
-              owners.begin() + static_cast<std::ptrdiff_t>(theirs.end), worker);
-  }
-  std::vector<std::vector<float>> values;
-  std::vector<LanePartial> partials;
-  for (const Range& node : owned_nodes(owners, client_.worker_id())) {
-    values.push_back(sum(shard.step, 0, node, elements));
-    // The job goes on (docs/wire_protocol.md), and so many lanes are in here.
-    partials.push_back({node, values.back(), {0, static_cast<double>(node.size())}});
-  }
-  gradient_.resize(elements);
-  const auto tail = client_.reduce_lanes(shard.step, 0, lanes, partials, 2, gradient_);
-  if (tail != std::vector<double>{0, static_cast<double>(lanes)}) {
-    throw Error(ErrorCode::kCollectiveMismatch,
-                fmt::format("the tail counts {} lanes of {}", tail.back(), lanes));
-  }
-  report.elements += elements;
-  if (options_.check) {
-    compare(shard.step, "lanes", sum(shard.step, 0, {0, lanes}, elements), gradient_, report);
   }
 }
 

@@ -16,7 +16,7 @@ struct SyntheticShape {
   std::uint32_t hidden = 64;
   std::uint32_t intermediate = 256;
   std::uint32_t vocab = 2048;
-  std::size_t elements = 0;  // of the gradient vector and of lanes; 0: those of the whole model
+  std::size_t elements = 0;  // of the gradient vector; 0: those of the whole model
 
   // Query, key, value and output projections, gate, up, down, two norms.
   std::vector<std::uint32_t> block_sizes() const;
@@ -31,7 +31,7 @@ inline constexpr std::uint32_t kSyntheticComponents = 0xffffff00;
 
 // Element i is a pure function of all of these: Philox with the seed as key and the counter
 // (i / 4, part, step mod 2^32, source); word i mod 4 of it, as a number in [-1, 1). The source is a
-// worker, or a lane. So anybody can compute anybody's gradient.
+// worker. So anybody can compute anybody's gradient.
 void synthetic_gradient(std::uint64_t seed, std::uint64_t step, std::uint32_t source,
                         std::uint32_t part, std::span<float> gradient);
 float synthetic_loss(std::uint64_t seed, std::uint64_t step, std::uint32_t source);
@@ -60,7 +60,6 @@ class SyntheticJob {
  private:
   void vector_step(const Shard& shard, Report& report);
   void block_step(const Shard& shard, Report& report);
-  void lane_step(const Shard& shard, Report& report);
   void check_average(std::uint64_t step, std::uint32_t part, std::span<const float> received,
                      Report& report) const;
   void compare(std::uint64_t step, std::string_view what, std::span<const float> expected,

@@ -100,20 +100,17 @@ int start_workers(const TrainOptions& options, int workers,
   }
   // Nobody but these workers joins their job, whoever else is on this host.
   if (options.job.token.empty()) launch.secret = random_secret();
-  const std::string token = options.job.token.empty() ? launch.secret : options.job.token;
+  HostOptions job;
+  job.world_size = workers;
+  job.job = options.job.name;
+  job.token = options.job.token.empty() ? launch.secret : options.job.token;
+  job.timeout = options.job.timeout;
   if (options.job.transport != TransportKind::kServer) {
-    launch.job.emplace();
-    launch.job->job = options.job.name;
-    launch.job->token = token;
-    launch.job->timeout = options.job.timeout;
+    launch.job = job;
     return launch_ranks(launch);
   }
 
-  RankServerOptions server;
-  server.ranks = workers;
-  server.timeout = options.job.timeout;
-  server.token = token;
-  ServerRun run(listen_tcp(SocketAddress::loopback_v4()), server);
+  ServerRun run(listen_tcp(SocketAddress::loopback_v4()), job);
   launch.arguments.insert(launch.arguments.end(), {"--coordinator", to_string(run.address())});
   launch.finish_companion = [&](bool succeeded) {
     return run.finish(

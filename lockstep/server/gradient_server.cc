@@ -79,15 +79,6 @@ Socket listen_for_workers(const HostPort& bind, const std::string& token, Deadli
   return listen_tcp(address);
 }
 
-std::unique_ptr<ControlPlane> open_to_workers(Socket listener, const DoorOptions& options) {
-  HostOptions host;
-  host.job = options.job;
-  host.token = options.token;
-  host.timeout = options.timeout;
-  return host_job(host,
-                  {std::move(listener), {Purpose::kServer}, /*original=*/true, options.insecure});
-}
-
 GradientServer::GradientServer(Arrivals* arrivals, ServerOptions options)
     : options_(std::move(options)),
       arrivals_(arrivals),
@@ -156,14 +147,6 @@ void GradientServer::broadcast(const RoundResult& result) {
   queue_all(
       {encode_head(head), std::as_bytes(result.gradients), encode_foot(head, foot), result.keep});
   run([] { return true; });
-}
-
-LaneStep::Piece GradientServer::reduce_lanes(std::uint64_t step) {
-  LOCKSTEP_CHECK(membership_.complete());
-  lanes_.emplace(step, names());
-  run([this] { return lanes_->done(); });
-  lanes_.reset();
-  return std::move(*std::exchange(last_piece_, std::nullopt));
 }
 
 void GradientServer::drain() {
@@ -336,7 +319,7 @@ void GradientServer::welcome(Newcomer& newcomer, const JoinRequest& request,
                         card.gpu_count, card.backend, card.ours ? "" : ", original protocol"));
   }
   connections_[index_of(worker)].emplace(
-      Connection{.frames = std::move(frames), .ours = newcomer.ours, .totals = {}, .intake = {}});
+      Connection{.frames = std::move(frames), .ours = newcomer.ours, .totals = {}});
 }
 
 void GradientServer::send(Clock::time_point now) {
@@ -447,9 +430,7 @@ void GradientServer::process_all() {
         lose(worker, error);
       }
     });
-    // What a worker has sent ahead may be waiting for the end of the piece.
-  } while (advance_round() || std::exchange(piece_finished_, false));
-  if (lanes_) lanes_->check_stuck();
+  } while (advance_round());
 }
 
 void GradientServer::process(int worker) {
@@ -459,8 +440,6 @@ void GradientServer::process(int worker) {
       moved = process_between(worker);
     } else if (round_) {
       moved = process_round(worker);
-    } else if (lanes_) {
-      moved = process_lanes(worker);
     }
     if (!moved) return;
   }
@@ -476,8 +455,8 @@ bool GradientServer::process_between(int worker) {
     return message.has_value();
   }
   // A gradient that nobody has asked for yet waits, and with it what follows.
-  if (round_ ? round_->begun(worker) : !lanes_ || lanes_->done()) return false;
-  if (round_) round_->check_tag(worker, start->tag);
+  if (!round_ || round_->begun(worker)) return false;
+  round_->check_tag(worker, start->tag);
   return frames.open_bulk();
 }
 
@@ -559,37 +538,6 @@ bool GradientServer::advance_round() {
   round_->advance(inputs_, count);
   for_each_connection([&](int, Connection& each) { each.frames.consume_elements(count); });
   return true;
-}
-
-bool GradientServer::process_lanes(int worker) {
-  Connection& each = connection(worker);
-  const auto behind = [&](const auto& other) {
-    return other && other->frames.queued_bytes() > kMostQueued;
-  };
-  if (!each.intake.accepted() && (lanes_->done() || std::ranges::any_of(connections_, behind))) {
-    return false;
-  }
-  const bool first = !lanes_->begun();
-  const std::uint64_t step = each.frames.head().step;
-  const bool added = each.intake.take(*lanes_, worker, each.frames);
-  // Until somebody brings something all may be computing, for as long as they like.
-  if (first && lanes_->begun()) {
-    owe_all(fmt::format("its lanes of step {}", step));
-  }
-  if (!added) return false;
-  membership_.brought(worker);
-  finish_piece();
-  return true;
-}
-
-void GradientServer::finish_piece() {
-  auto piece = lanes_->take_finished();
-  if (!piece) return;
-  piece_finished_ = true;
-  queue_all(raw_sum_frame(*piece));
-  if (!lanes_->done()) return owe_all("its lanes of the next piece");
-  for_each_connection([this](int worker, Connection&) { membership_.brought(worker); });
-  last_piece_ = std::move(piece);
 }
 
 LocalStar make_local_star(const ServerOptions& options) {

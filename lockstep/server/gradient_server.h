@@ -16,8 +16,6 @@
 #include "lockstep/net/job/arrivals.h"
 #include "lockstep/net/job/job.h"
 #include "lockstep/server/frame_socket.h"
-#include "lockstep/server/lane_intake.h"
-#include "lockstep/server/lane_step.h"
 #include "lockstep/server/membership.h"
 #include "lockstep/server/round.h"
 #include "lockstep/server/settings.h"
@@ -67,7 +65,7 @@ class GradientServer {
   using Clock = Deadline::Clock;
 
   // Connections of workers, ours and of the original protocol, come from `arrivals` (see
-  // open_to_workers); null: only adopted ones come.
+  // host_job); null: only adopted ones come.
   GradientServer(Arrivals* arrivals, ServerOptions options);
   GradientServer(const GradientServer&) = delete;
   GradientServer& operator=(const GradientServer&) = delete;
@@ -89,9 +87,6 @@ class GradientServer {
   void broadcast(const RoundResult& result);
   // Returns when all that was broadcast has gone out.
   void drain();
-  // Collects the partial sums of a step and sends every piece's sum back as soon as it is there.
-  // Returns the last piece, which has the tail.
-  LaneStep::Piece reduce_lanes(std::uint64_t step);
   // Tells all workers that the job is done, sends what is left and waits until they have gone.
   void shutdown();
   // Ends the job: all workers are told the cause. Does nothing once it has ended.
@@ -103,7 +98,6 @@ class GradientServer {
     FrameSocket frames;
     bool ours = false;             // it speaks our protocol, not the original one
     std::optional<Totals> totals;  // of the gradient that follows
-    LaneIntake intake;             // of PartialSums
   };
   // A connection that has not asked to join yet, or that is leaving.
   struct Newcomer {
@@ -136,12 +130,10 @@ class GradientServer {
   void process(int worker);
   bool process_between(int worker);
   bool process_round(int worker);
-  bool process_lanes(int worker);
   void handle(int worker, const SmallMessage& message);
   void begin_round(int worker);
   bool take_output();
   bool advance_round();
-  void finish_piece();
 
   void owe_all(const std::string& what);
   void queue_all(const FrameSocket::Outgoing& frame);
@@ -167,25 +159,14 @@ class GradientServer {
   PayloadPool pool_;
   std::optional<AverageRound> round_;
   std::shared_ptr<Payload> output_;  // of the round
-  std::optional<LaneStep> lanes_;
-  std::optional<LaneStep::Piece> last_piece_;
-  bool piece_finished_ = false;  // since frames were last looked at
   std::vector<pollfd> entries_;
   std::vector<const std::byte*> inputs_;
   bool finished_ = false;  // all workers have been told; they may go
   std::optional<Error> failure_;
 };
 
-struct DoorOptions {
-  std::string job = "lockstep";
-  std::string token;      // empty: loopback only, everybody is let in
-  bool insecure = false;  // with a token: let in those who have none
-  Deadline::Clock::duration timeout = std::chrono::seconds(30);
-};
 // A listener for workers. Without a token only loopback may be bound: Error{kInvalidArgument}.
 Socket listen_for_workers(const HostPort& bind, const std::string& token, Deadline deadline);
-// Lets workers in, on a thread of its own, for as long as it lives: its arrivals().
-std::unique_ptr<ControlPlane> open_to_workers(Socket listener, const DoorOptions& options);
 
 // A gradient server and its workers in one process, over socket pairs: one thread drives the
 // server, worker i builds its WorkerClient from ends[i] on a thread of its own.

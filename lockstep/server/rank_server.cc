@@ -26,21 +26,21 @@ constexpr Deadline::Clock::duration kLongestGrace = 300ms;
 // How often the server looks whether all have left without ever having sent anything.
 constexpr auto kLookForTheEnd = 1s;
 
-std::unique_ptr<ControlPlane> host_ranks(Socket listener, const RankServerOptions& options) {
-  HostOptions host;
-  host.world_size = options.ranks;
-  host.job = options.job;
-  host.token = options.token;
-  host.timeout = options.timeout;
-  host.patience = 10 * options.timeout;
-  return host_job(host, {std::move(listener), {Purpose::kRendezvous, Purpose::kServer}});
+// Bytes that a rank has not taken yet; with more, no new piece is begun and nothing is passed on.
+constexpr std::size_t kMostQueued = std::size_t{4} << 20;
+
+// A finished piece as it goes back to all ranks. The frame may be queued any number of times.
+FrameSocket::Outgoing raw_sum_frame(const LaneSums::Piece& piece) {
+  const auto sum = std::make_shared<LaneValue>(piece.sum);
+  return {encode_head(piece.head), std::as_bytes(std::span(sum->data)),
+          encode_foot(piece.head, BulkFoot{0, 0, 0, sum->tail}), sum};
 }
 
 }  // namespace
 
-RankServer::RankServer(Socket listener, RankServerOptions options)
+RankServer::RankServer(ControlPlane& control, RankServerOptions options)
     : options_(std::move(options)),
-      control_(host_ranks(std::move(listener), options_)),
+      control_(control),
       connections_(static_cast<std::size_t>(options_.ranks)),
       has_come_(connections_.size()) {}
 
@@ -48,17 +48,17 @@ void RankServer::serve(const Observer& observer) {
   try {
     run(observer);
   } catch (const Error& error) {
-    if (error.code() == ErrorCode::kAborted && !control_->latch().tripped()) {
-      control_->abort(std::string(error.message()));
+    if (error.code() == ErrorCode::kAborted && !control_.latch().tripped()) {
+      control_.abort(std::string(error.message()));
     }
-    control_->fail(error);
+    control_.fail(error);
   } catch (const std::bad_alloc&) {
-    control_->fail(Error(ErrorCode::kIo, "the coordinator has too little memory"));
+    control_.fail(Error(ErrorCode::kIo, "the coordinator has too little memory"));
   }
 }
 
 void RankServer::run(const Observer& observer) {
-  while (!control_->all_left()) {
+  while (!control_.all_left()) {
     wait_for_events();
     admit_all();
     receive();
@@ -66,10 +66,10 @@ void RankServer::run(const Observer& observer) {
     send();
     drop_ended();
     if (all_came() && !anybody_here()) {
-      return control_->wait_until_all_left(Deadline::after(options_.timeout));
+      return control_.wait_until_all_left(Deadline::after(options_.timeout));
     }
   }
-  control_->latch().check();
+  control_.latch().check();
 }
 
 bool RankServer::anybody_here() const {
@@ -79,8 +79,8 @@ bool RankServer::anybody_here() const {
 void RankServer::wait_for_events() {
   entries_.clear();
   entries_.push_back({options_.stop_fd, POLLIN, 0});
-  entries_.push_back({control_->latch().fd(), POLLIN, 0});
-  entries_.push_back({control_->arrivals().fd(), POLLIN, 0});
+  entries_.push_back({control_.latch().fd(), POLLIN, 0});
+  entries_.push_back({control_.arrivals().fd(), POLLIN, 0});
   LOCKSTEP_CHECK(entries_.size() == kFirstRank);
   for (const auto& each : connections_) {
     const bool reading = each && !each->frames.full() && !each->frames.ended();
@@ -95,7 +95,7 @@ void RankServer::wait_for_events() {
   if (ready < 0) {
     for (pollfd& entry : entries_) entry.revents = 0;
   }
-  control_->latch().check();
+  control_.latch().check();
   if (entries_[0].revents != 0) {
     throw Error(ErrorCode::kAborted, "told to stop");
   }
@@ -116,14 +116,14 @@ void RankServer::wait_for_events() {
 }
 
 void RankServer::admit_all() {
-  while (auto arrival = control_->arrivals().next()) admit(std::move(*arrival));
+  while (auto arrival = control_.arrivals().next()) admit(std::move(*arrival));
 }
 
 // Ranks connect when they know the roster, and the control plane knows it before them.
 bool RankServer::form() {
   if (!roster_.empty()) return true;
   try {
-    roster_ = control_->wait_for_roster(Deadline::after({})).roster;
+    roster_ = control_.wait_for_roster(Deadline::after({})).roster;
   } catch (const Error&) {
     return false;
   }
@@ -137,8 +137,7 @@ void RankServer::admit(Arrival arrival) {
   const int rank = arrival.peer.rank;
   if (rank < 0) {
     return turn_away(arrival,
-                     "this coordinator serves ranks of 'lockstep train'; for the "
-                     "synthetic job, start it with --steps");
+                     "this coordinator serves ranks of 'lockstep train', not 'lockstep worker'");
   }
   if (!form() || !is_member(roster_, arrival.peer) || has_come_[index_of(rank)]) {
     return turn_away(arrival, "no rank of the job that runs here");
@@ -219,9 +218,7 @@ bool RankServer::process(int rank) {
   Connection& each = connection(rank);
   if (each.frames.bulk_is_open()) {
     if (each.frames.head().tag == WireTag::kBytes) return pass_on(rank);
-    const bool room =
-        std::ranges::all_of(connections_, [this](const auto& other) { return has_room(other); });
-    return (each.intake.accepted() || room) && each.intake.take(*lanes_, rank, each.frames);
+    return add(rank);
   }
   const auto start = each.frames.start();
   if (!start) return false;
@@ -258,6 +255,33 @@ void RankServer::check_bytes(int rank, const BulkHead& head) const {
         fmt::format("{} sent {} bytes at once; {} are allowed", name, head.count, kBytesPiece),
         rank);
   }
+}
+
+bool RankServer::add(int rank) {
+  Connection& each = connection(rank);
+  FrameSocket& frames = each.frames;
+  if (!each.adding) {
+    const bool room =
+        std::ranges::all_of(connections_, [this](const auto& other) { return has_room(other); });
+    if (!room || !lanes_->offer(rank, frames.head())) return false;
+    each.adding.emplace();
+    each.adding->data.reserve(static_cast<std::size_t>(frames.head().count));
+  }
+  std::vector<float>& data = each.adding->data;
+  if (const std::size_t count = frames.elements_here(); count > 0) {
+    const std::size_t before = data.size();
+    data.resize(before + count);
+    std::copy_n(frames.elements(), count * sizeof(float),
+                std::as_writable_bytes(std::span(data).subspan(before)).data());
+    frames.consume_elements(count);
+  }
+  if (frames.elements_left() > 0) return false;
+  const BulkHead head = frames.head();
+  auto foot = frames.take_foot();
+  if (!foot) return false;
+  each.adding->tail = std::move(foot->tail);
+  lanes_->add(rank, head, std::move(*std::exchange(each.adding, std::nullopt)));
+  return true;
 }
 
 bool RankServer::pass_on(int rank) {

@@ -13,15 +13,12 @@
 #include "lockstep/base/index.h"
 #include "lockstep/net/job/job.h"
 #include "lockstep/server/frame_socket.h"
-#include "lockstep/server/lane_intake.h"
-#include "lockstep/server/lane_step.h"
+#include "lockstep/server/lane_sums.h"
 
 namespace lockstep {
 
 struct RankServerOptions {
   int ranks = 1;
-  std::string job = "lockstep";
-  std::string token;  // empty: loopback only
   Deadline::Clock::duration timeout = std::chrono::seconds(30);
   // As in ServerOptions.
   std::size_t window = 256 * 1024;
@@ -38,15 +35,16 @@ class RankServer {
  public:
   using Clock = Deadline::Clock;
 
-  // Serves the rendezvous on the listener from now on.
-  RankServer(Socket listener, RankServerOptions options);
+  // `control` is the centre of a job of so many ranks, whose door lets in connections for the
+  // rendezvous and for the gradient server (host_job). It outlives the server.
+  RankServer(ControlPlane& control, RankServerOptions options);
   RankServer(const RankServer&) = delete;
   RankServer& operator=(const RankServer&) = delete;
 
   // Called when all ranks have come, with their names, and with every piece of a sum.
   struct Observer {
     std::function<void(const std::vector<std::string>&)> formed;
-    std::function<void(const LaneStep::Piece&)> added;
+    std::function<void(const LaneSums::Piece&)> added;
   };
   // Serves until all ranks have left. Throws the first cause if the job fails.
   void serve(const Observer& observer = {});
@@ -55,7 +53,7 @@ class RankServer {
   // The server's end of one rank's data.
   struct Connection {
     FrameSocket frames;
-    LaneIntake intake = {};                                // of PartialSums
+    std::optional<LaneValue> adding = {};                  // the open PartialSum, once accepted
     std::shared_ptr<std::vector<std::byte>> passing = {};  // the open Bytes, once accepted
   };
 
@@ -74,6 +72,7 @@ class RankServer {
   void process_all(const Observer& observer);
   // Takes the frames of a rank that have come. Whether it got a step further.
   bool process(int rank);
+  bool add(int rank);
   bool pass_on(int rank);
   void check_bytes(int rank, const BulkHead& head) const;
   bool has_room(const std::optional<Connection>& connection) const;
@@ -89,7 +88,7 @@ class RankServer {
   bool anybody_here() const;
 
   const RankServerOptions options_;
-  const std::unique_ptr<ControlPlane> control_;
+  ControlPlane& control_;
   Roster roster_;                   // once the job has formed
   std::vector<std::string> names_;  // from then on
   Deadline all_here_by_ = Deadline::at(Clock::time_point::max());
@@ -102,7 +101,7 @@ class RankServer {
     int needed_by;
   };
   std::optional<Missed> missed_;
-  std::optional<LaneStep> lanes_;
+  std::optional<LaneSums> lanes_;
   std::vector<pollfd> entries_;
 };
 

@@ -47,9 +47,9 @@ std::unique_ptr<Communicator> join_star(const StarOptions& options) {
   place.timeout = options.timeout;
   JoinedJob job = join_job(place);
   const auto timeout = job.timeout;
-  std::unique_ptr<WorkerClient> client;
+  std::unique_ptr<RankClient> client;
   try {
-    client = std::make_unique<WorkerClient>(options.coordinator, job);
+    client = std::make_unique<RankClient>(options.coordinator, job);
   } catch (const Error& error) {
     job.control->fail(error);
   }
@@ -57,7 +57,7 @@ std::unique_ptr<Communicator> join_star(const StarOptions& options) {
       std::make_unique<ServerEngine>(std::move(job), std::move(client)), timeout);
 }
 
-ServerEngine::ServerEngine(JoinedJob job, std::unique_ptr<WorkerClient> client)
+ServerEngine::ServerEngine(JoinedJob job, std::unique_ptr<RankClient> client)
     : job_(std::move(job)), rank_(job_.rank()), client_(std::move(client)) {}
 
 Algorithm ServerEngine::choose(const Call& call) const {
@@ -78,8 +78,7 @@ Outcome ServerEngine::run(const Call& call, const MeshFrame& stamp, Deadline dea
   if (world_size() == 1) return run_alone(call);
   supervisor().latch().check();
   try {
-    client_->set_deadline(deadline);
-    client_->enter(stamp);
+    client_->enter(stamp, deadline);
     switch (call.collective) {
       case Collective::kBarrier: meet(); break;
       case Collective::kAllReduce:
@@ -103,8 +102,7 @@ Outcome ServerEngine::run(const Call& call, const MeshFrame& stamp, Deadline dea
 std::vector<double> ServerEngine::add_up(std::size_t lanes, std::span<const LanePartial> partials,
                                          std::size_t numbers, std::span<float> sum) {
   ahead_ = 0;
-  return client_->reduce_lanes(next_step_++, 0, static_cast<std::uint32_t>(lanes), partials,
-                               numbers, sum);
+  return client_->add_up(static_cast<std::uint32_t>(lanes), partials, numbers, sum);
 }
 
 void ServerEngine::meet() {

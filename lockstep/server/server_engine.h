@@ -13,7 +13,7 @@
 #include "lockstep/comm/scratch.h"
 #include "lockstep/net/job/job.h"
 #include "lockstep/net/socket/address.h"
-#include "lockstep/server/worker_client.h"
+#include "lockstep/server/rank_client.h"
 #include "lockstep/wire/mesh_frame.h"
 
 namespace lockstep {
@@ -43,7 +43,7 @@ std::unique_ptr<Communicator> join_star(const StarOptions& options);
 class ServerEngine final : public Engine {
  public:
   // `client` is the rank's connection for data.
-  ServerEngine(JoinedJob job, std::unique_ptr<WorkerClient> client);
+  ServerEngine(JoinedJob job, std::unique_ptr<RankClient> client);
 
   int rank() const override { return rank_; }
   int world_size() const override { return job_.world_size(); }
@@ -84,8 +84,7 @@ class ServerEngine final : public Engine {
 
   const JoinedJob job_;
   const int rank_;
-  const std::unique_ptr<WorkerClient> client_;
-  std::uint64_t next_step_ = 0;
+  const std::unique_ptr<RankClient> client_;
   std::size_t ahead_ = 0;  // bytes of calls since all ranks have last waited for each other
   Scratch scratch_;
 };

@@ -4,12 +4,17 @@
 
 namespace lockstep {
 
-ServerRun::ServerRun(Socket listener, RankServerOptions options)
+ServerRun::ServerRun(Socket listener, HostOptions job, std::size_t window)
     : address_(listener.local_address()) {
-  options.stop_fd = stop_.fd();
-  server_ = std::make_unique<RankServer>(std::move(listener), std::move(options));
+  job.patience = 10 * job.timeout;
+  control_ = host_job(job, {std::move(listener), {Purpose::kRendezvous, Purpose::kServer}});
+  server_ = std::make_unique<RankServer>(*control_, RankServerOptions{.ranks = job.world_size,
+                                                                      .timeout = job.timeout,
+                                                                      .window = window,
+                                                                      .stop_fd = stop_.fd()});
   const auto end = [this](std::optional<Error> error) {
-    server_.reset();  // closes what it still has
+    server_.reset();  // closes what they still have
+    control_.reset();
     const std::lock_guard lock(mutex_);
     error_ = std::move(error);
     done_ = true;

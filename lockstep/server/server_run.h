@@ -15,8 +15,8 @@ namespace lockstep {
 // other threads.
 class ServerRun {
  public:
-  // options.stop_fd is not used: finish() stops it.
-  ServerRun(Socket listener, RankServerOptions options);
+  // This process is the centre of the job, for which job.world_size ranks come to the listener.
+  ServerRun(Socket listener, HostOptions job, std::size_t window = RankServerOptions().window);
   ~ServerRun();
   ServerRun(const ServerRun&) = delete;
   ServerRun& operator=(const ServerRun&) = delete;
@@ -32,7 +32,8 @@ class ServerRun {
   // Constant after construction.
   SocketAddress address_;
   const Event stop_;
-  std::unique_ptr<RankServer> server_;  // used by thread_ alone once it runs
+  std::unique_ptr<ControlPlane> control_;  // as server_
+  std::unique_ptr<RankServer> server_;     // used by thread_ alone once it runs
 
   std::mutex mutex_;
   std::condition_variable ended_;

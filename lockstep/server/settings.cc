@@ -12,7 +12,6 @@ std::string_view to_string(Mode mode) {
   switch (mode) {
     case Mode::kVector: return "vector";
     case Mode::kBlocks: return "blocks";
-    case Mode::kLanes: return "lanes";
   }
   return "?";
 }
@@ -28,7 +27,7 @@ Welcome to_welcome(const ServerSettings& settings) {
 
 std::optional<ServerSettings> from_welcome(const Welcome& welcome) {
   const auto most = static_cast<std::uint64_t>(kLongestTimeout.count());
-  if (welcome.mode > static_cast<std::uint8_t>(Mode::kLanes) ||
+  if (welcome.mode > static_cast<std::uint8_t>(Mode::kBlocks) ||
       welcome.average > static_cast<std::uint8_t>(Average::kWeighted) || welcome.timeout_ms == 0 ||
       welcome.timeout_ms > most) {
     return std::nullopt;

@@ -15,7 +15,6 @@ namespace lockstep {
 enum class Mode : std::uint8_t {
   kVector = 0,  // one gradient vector, with loss and counts
   kBlocks = 1,  // block after block, the last first, then lm_head, final_norm and embedding
-  kLanes = 2,   // partial sums over lanes; the raw sum goes back
 };
 std::string_view to_string(Mode mode);
 
@@ -23,7 +22,7 @@ std::string_view to_string(Mode mode);
 struct ServerSettings {
   Mode mode = Mode::kVector;
   Average average = Average::kWeighted;
-  std::uint64_t total_samples = 0;  // of a step; in mode lanes, its lanes
+  std::uint64_t total_samples = 0;  // of a step
   Deadline::Clock::duration timeout = std::chrono::seconds(30);
   std::uint32_t largest_frame = 0x7fffffff;  // bytes of one gradient message
 

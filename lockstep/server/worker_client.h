@@ -1,8 +1,6 @@
 #pragma once
 
-#include <atomic>
 #include <condition_variable>
-#include <deque>
 #include <functional>
 #include <mutex>
 #include <optional>
@@ -10,10 +8,8 @@
 #include <string>
 #include <vector>
 
-#include "lockstep/base/canonical_tree.h"
 #include "lockstep/base/deadline.h"
 #include "lockstep/base/thread.h"
-#include "lockstep/net/job/job.h"
 #include "lockstep/net/socket/address.h"
 #include "lockstep/server/frame_socket.h"
 #include "lockstep/server/settings.h"
@@ -33,33 +29,12 @@ struct WorkerOptions {
   Deadline::Clock::duration timeout = std::chrono::seconds(30);
 };
 
-// The sum of a worker over a node of T(0, lanes) that it owns.
-struct LanePartial {
-  Range node;
-  std::span<const float> data;
-  std::vector<double> tail;
-};
-
-// Bytes for a rank or, with kEveryOther, for all others.
-struct BytesOut {
-  std::uint32_t to = kEveryOther;
-  std::span<const std::byte> bytes;
-};
-// Where bytes of a rank belong. Those of one rank come in the order in which it sends them.
-struct BytesIn {
-  int from = -1;
-  std::span<std::byte> bytes;
-};
-
 // A worker's end of its connection to the coordinator (docs/wire_protocol.md). Every call throws
 // the job's first cause when the coordinator tells it, Error{kPeerLost} when nothing was heard of
 // the coordinator for the timeout, and Error{kTimeout} after ten times that; an error is final.
 // Sending does not wait for a receive: what arrives meanwhile is kept. When the coordinator has
 // gone, calls first read all that it sent, so that its reason is not missed. A thread of the
 // client's own sends heartbeats between calls. Used by one thread.
-//
-// A rank has a control link besides: here it neither joins nor sends heartbeats, nor watches over
-// the coordinator, and it tells its control plane what goes wrong.
 class WorkerClient {
  public:
   using Clock = Deadline::Clock;
@@ -68,8 +43,6 @@ class WorkerClient {
   explicit WorkerClient(const WorkerOptions& options);
   // Joins over a connection to a server of this process.
   WorkerClient(Socket socket, const WorkerOptions& options);
-  // For a rank that has joined: connects under the job's identity.
-  WorkerClient(const HostPort& coordinator, const JoinedJob& job);
   ~WorkerClient();
   WorkerClient(const WorkerClient&) = delete;
   WorkerClient& operator=(const WorkerClient&) = delete;
@@ -98,31 +71,8 @@ class WorkerClient {
   void receive_averaged_component(std::uint64_t step, std::uint8_t component,
                                   std::span<float> gradients);
 
-  // Adds the partial sums of all workers, for elements [offset, offset + sum.size()) of the flat
-  // gradient, along T(0, lanes): `partials` are this worker's nodes, any number of them. Every
-  // worker calls it for the same ranges in the same order, with tails of the same length: none but
-  // for the last range of a step, which has one. `sum` may be the data of a partial. Returns the
-  // tail's sum.
-  std::vector<double> reduce_lanes(std::uint64_t step, std::uint64_t offset, std::uint32_t lanes,
-                                   std::span<const LanePartial> partials, std::size_t tail_count,
-                                   std::span<float> sum);
-
-  // For ranks.
-
-  // This rank enters a collective. The calls that follow belong to it, and what other ranks send
-  // for it must come with the same stamp: Error{kCollectiveMismatch} names the rank whose does not.
-  void enter(const MeshFrame& stamp);
-  // Sends bytes to other ranks and receives theirs, all at once. All ranks of a collective move
-  // matching bytes. Bytes that a rank ahead of this one sends are kept for later calls.
-  void move_bytes(std::span<const BytesOut> out, std::span<const BytesIn> in);
-  // The rank whose bytes this one has been waiting for lately, -1: none. Callable from any thread.
-  int waits_for() const { return waits_for_.load(std::memory_order_relaxed); }
-
-  // A descriptor that, once readable, ends calls with the error that `why` gives then, or with
-  // Error{kAborted}. The coordinator is told.
-  void set_stop(int fd, std::function<Error()> why = {});
-  // Calls end with Error{kTimeout} at this time at the latest.
-  void set_deadline(Deadline deadline);
+  // A descriptor that, once readable, ends calls with Error{kAborted}. The coordinator is told.
+  void set_stop(int fd);
 
   // Tells the coordinator why this worker gives up, as well as it can at once, and leaves.
   void abort(const Error& reason);
@@ -132,8 +82,6 @@ class WorkerClient {
 
   void join(const WorkerOptions& options);
   void pulse();
-  // Heartbeats go both ways, and silence is death.
-  bool beats() const { return ours_ && !is_rank_; }
 
   // Moves bytes until `done`, which takes what has come. `what` is what we wait for.
   void drive(const std::string& what, const std::function<bool()>& done);
@@ -141,23 +89,11 @@ class WorkerClient {
   void check_limits(const std::string& what, Clock::time_point since, Clock::time_point now);
   void flush();
   void fill();
-  // What may come between any two messages: heartbeats, halts and bytes of other ranks.
-  void take_between();
-  // Takes what is there of the Bytes at the front. Whether all of them are taken.
-  bool take_bytes();
-  void open_bytes();
-  // Throws if bytes of that rank with that stamp belong to no collective that is still to come.
-  void check_stamp(int from, const MeshFrame& stamp) const;
-  // Where the next bytes of a rank belong, which this one waits for; compares the whole stamp.
-  std::span<std::byte> place_of(int from, const MeshFrame& stamp) const;
-  void count_placed(int from);
-  // Puts bytes that came before this rank waited for them where they belong.
-  void take_early(int from);
+  // Heartbeats and halts, wherever they come, once they are whole.
+  void take_control();
   static bool is_control(WireTag tag) {
     return tag == WireTag::kAlive || tag == WireTag::kHeartbeat || tag == WireTag::kHalt;
   }
-  // Bytes are at the front or open, and take_between() has not got them all yet.
-  bool bytes_are_next() const;
   void queue_alive(Clock::time_point now);
   SmallMessage receive_small(const std::string& what);
   void send(const BulkHead& head, std::span<const float> data, const BulkFoot& foot);
@@ -172,35 +108,8 @@ class WorkerClient {
   void tell(const Error& reason);
   std::string gone() const;
 
-  // Bytes of a rank that this one waits for.
-  struct Awaited {
-    std::span<std::byte> bytes;
-    std::size_t done = 0;
-  };
-  struct Early {
-    MeshFrame stamp;
-    std::vector<std::byte> bytes;
-  };
-  // The Bytes that are being read.
-  struct OpenBytes {
-    int from = -1;
-    bool early = false;  // they are kept for later
-    Early kept;
-    std::span<std::byte> place;
-    std::size_t done = 0;
-  };
-  // What another rank sends to this one.
-  struct Peer {
-    std::string name;
-    std::uint32_t sent = 0;       // frames to it in this collective
-    std::uint32_t received = 0;   // frames of it in this collective
-    std::deque<Awaited> awaited;  // in the order in which they will come
-    std::deque<Early> early;
-  };
-
   // Constant after joining.
   bool ours_;
-  bool is_rank_ = false;  // its control plane watches over the job
   Clock::duration timeout_;
   int worker_id_ = -1;
   int total_workers_ = 0;
@@ -210,8 +119,6 @@ class WorkerClient {
   std::condition_variable stopping_;
   bool stop_ = false;  // guarded by mutex_, as is all below
   int stop_fd_ = -1;
-  std::function<Error()> why_stop_;
-  Deadline deadline_ = Deadline::at(Clock::time_point::max());
   bool halted_ = false;  // the coordinator has told us why
   FrameSocket frames_;
   std::optional<Error> failure_;
@@ -219,12 +126,7 @@ class WorkerClient {
   Clock::time_point last_look_;  // at whether it is silent
   Clock::time_point next_alive_;
   std::vector<std::uint32_t> last_sizes_;  // of the last block received
-  MeshFrame call_;                         // the collective entered last
-  std::uint64_t digest_ = 0;               // of it; 0 where there is none
-  std::vector<Peer> peers_;                // by rank; this one's own is not used
-  OpenBytes open_;
-  std::atomic<int> waits_for_{-1};
-  Thread thread_;  // last: it uses all of the above
+  Thread thread_;                          // last: it uses all of the above
 };
 
 }  // namespace lockstep

@@ -110,8 +110,8 @@ int launch(int ranks, LaunchOptions options, bool server) {
   options.ranks = ranks;
   std::optional<ServerRun> run;
   if (server) {
-    RankServerOptions server_options;
-    server_options.ranks = ranks;
+    HostOptions server_options;
+    server_options.world_size = ranks;
     server_options.timeout = 20s;
     run.emplace(listen_tcp(SocketAddress::loopback_v4()), server_options);
     options.environment = {fmt::format("{}={}", kCoordinator, to_string(run->address()))};

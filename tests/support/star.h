@@ -29,8 +29,8 @@ inline ServerOptions server_options(int workers, Average average = Average::kMea
 
 // A server on loopback and what its workers need to find it.
 struct Star {
-  explicit Star(const ServerOptions& options, DoorOptions door_options = {})
-      : door(open(door_options, options.settings.timeout, where)),
+  explicit Star(const ServerOptions& options, const std::string& token = {}, bool insecure = false)
+      : door(open(token, insecure, options.settings.timeout, where)),
         server(&door->arrivals(), options) {}
 
   WorkerOptions worker(const std::string& node = "node") const {
@@ -65,12 +65,16 @@ struct Star {
   GradientServer server;
 
  private:
-  static std::unique_ptr<ControlPlane> open(DoorOptions options, Deadline::Clock::duration timeout,
+  static std::unique_ptr<ControlPlane> open(const std::string& token, bool insecure,
+                                            Deadline::Clock::duration timeout,
                                             SocketAddress& where) {
     Socket listener = listen_tcp(SocketAddress::loopback_v4());
     where = listener.local_address();
+    HostOptions options;
+    options.token = token;
     options.timeout = timeout;
-    return open_to_workers(std::move(listener), options);
+    return host_job(options,
+                    {std::move(listener), {Purpose::kServer}, /*original=*/true, insecure});
   }
 
   std::promise<void> joined_;

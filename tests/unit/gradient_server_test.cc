@@ -231,10 +231,7 @@ TEST(GradientServer, AWorkerThatLeavesBeforeAllAreThereIsReplaced) {
 
 TEST(GradientServer, TokensAreProven) {
   for (const bool insecure : {false, true}) {
-    DoorOptions door;
-    door.token = "secret";
-    door.insecure = insecure;
-    Star star(server_options(1), door);
+    Star star(server_options(1), "secret", insecure);
     const auto errors = star.run(
         1, [&](GradientServer& server) { server.shutdown(); },
         [&](int) {

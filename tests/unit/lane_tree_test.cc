@@ -7,7 +7,7 @@
 #include <random>
 
 #include "lockstep/base/random.h"
-#include "lockstep/server/lane_step.h"
+#include "lockstep/server/lane_sums.h"
 #include "tests/support/ranks.h"
 
 namespace lockstep::lane_tree_test {
@@ -83,8 +83,8 @@ BulkHead partial(std::uint64_t offset, Range node, std::uint32_t tail = 0) {
   return head;
 }
 
-TEST(LaneStep, FinishesPieceAfterPieceAndEndsWithTheTail) {
-  LaneStep step(3, {"a", "b"});
+TEST(LaneSums, FinishesPieceAfterPiece) {
+  LaneSums step({"a", "b"});
   ASSERT_TRUE(step.offer(0, partial(0, {0, 2})));
   step.add(0, partial(0, {0, 2}), {{1, 2}, {}});
   EXPECT_FALSE(step.take_finished());
@@ -96,18 +96,16 @@ TEST(LaneStep, FinishesPieceAfterPieceAndEndsWithTheTail) {
   ASSERT_TRUE(piece);
   EXPECT_EQ(piece->sum.data, (std::vector<float>{11, 22}));
   EXPECT_EQ(piece->head.tag, WireTag::kRawSum);
-  EXPECT_FALSE(step.done());
 
   ASSERT_TRUE(step.offer(0, partial(2, {0, 4}, 1)));
   step.add(0, partial(2, {0, 4}, 1), {{5, 6}, {7}});
   piece = step.take_finished();
   ASSERT_TRUE(piece);
   EXPECT_EQ(piece->sum.tail, std::vector<double>{7});
-  EXPECT_TRUE(step.done());
 }
 
-TEST(LaneStep, OfRanksNeverEndsAndTheyNumberTheirSteps) {
-  LaneStep sums({"a", "b"});
+TEST(LaneSums, RanksNumberTheirSums) {
+  LaneSums sums({"a", "b"});
   const auto at = [](std::uint64_t step, Range node) {
     BulkHead head = partial(0, node);
     head.step = step;
@@ -124,7 +122,6 @@ TEST(LaneStep, OfRanksNeverEndsAndTheyNumberTheirSteps) {
     ASSERT_TRUE(piece);
     EXPECT_EQ(piece->head.step, step);
     EXPECT_EQ(piece->head.call, 100 + step);
-    EXPECT_FALSE(sums.done());
   }
   ASSERT_TRUE(sums.offer(0, at(9, {0, 2})));
   EXPECT_EQ(error_of([&] { sums.offer(1, at(8, {2, 4})); }).code(), ErrorCode::kStepMismatch);
@@ -136,28 +133,28 @@ TEST(LaneStep, OfRanksNeverEndsAndTheyNumberTheirSteps) {
   EXPECT_THAT(error.what(), HasSubstr("b is in another collective than a"));
 }
 
-TEST(LaneStep, NamesWhoDoesNotFit) {
+TEST(LaneSums, NamesWhoDoesNotFit) {
   const auto failure = [](auto&& body) {
-    LaneStep step(3, {"a", "b"});
+    LaneSums step({"a", "b"});
     EXPECT_TRUE(step.offer(0, partial(0, {0, 2})));
     step.add(0, partial(0, {0, 2}), {{1, 2}, {}});
     return error_of([&] { body(step); });
   };
   auto other = partial(0, {2, 4});
-  other.step = 4;
-  Error error = failure([&](LaneStep& step) { step.offer(1, other); });
+  other.step = 2;
+  Error error = failure([&](LaneSums& step) { step.offer(1, other); });
   EXPECT_EQ(error.code(), ErrorCode::kStepMismatch);
   EXPECT_EQ(error.rank(), 1);
   other = partial(0, {2, 4});
   other.lanes = 5;
-  error = failure([&](LaneStep& step) { step.offer(1, other); });
+  error = failure([&](LaneSums& step) { step.offer(1, other); });
   EXPECT_THAT(error.what(), HasSubstr("b counts 5 lanes at step 3, but a counts 4"));
-  error = failure([&](LaneStep& step) { step.add(1, partial(0, {1, 2}), {{1, 2}, {}}); });
+  error = failure([&](LaneSums& step) { step.add(1, partial(0, {1, 2}), {{1, 2}, {}}); });
   EXPECT_THAT(error.what(), HasSubstr("some have come already"));
-  error = failure([&](LaneStep& step) { step.add(1, partial(0, {2, 4}), {{1, NAN}, {}}); });
+  error = failure([&](LaneSums& step) { step.add(1, partial(0, {2, 4}), {{1, NAN}, {}}); });
   EXPECT_EQ(error.code(), ErrorCode::kNonFinite);
   EXPECT_THAT(error.what(), HasSubstr("b sent nan for lanes [2, 4) of 4 at step 3: element 1"));
-  error = failure([&](LaneStep& step) {
+  error = failure([&](LaneSums& step) {
     EXPECT_FALSE(step.offer(0, partial(2, {0, 2})));
     step.check_stuck();  // not yet
     EXPECT_FALSE(step.offer(1, partial(4, {2, 4})));

@@ -14,52 +14,6 @@ namespace {
 using namespace test;
 using ::testing::HasSubstr;
 
-TEST(LocalStar, LanesOfAnyOwnershipGiveTheTreesBits) {
-  constexpr std::uint32_t kLanes = 13;
-  constexpr std::size_t kElements = 2 * kLanePiece + 17;
-  const auto sum = [](auto& self, std::size_t begin, std::size_t end) -> std::vector<float> {
-    if (end - begin == 1) return gradient(static_cast<int>(begin), kElements);
-    const std::size_t middle = begin + tree_split(end - begin);
-    auto left = self(self, begin, middle);
-    const auto right = self(self, middle, end);
-    for (std::size_t i = 0; i < left.size(); ++i) left[i] += right[i];
-    return left;
-  };
-  const auto expected = sum(sum, 0, kLanes);
-  const std::vector<LeafOwners> deals = {even_owners(kLanes, 3),
-                                         {0, 0, 1, 1, 1, 1, 1, 1, 1, 1, 1, 2, 2},
-                                         {2, 2, 2, 2, 2, 2, 2, 2, 2, 2, 2, 2, 2},
-                                         {0, 1, 2, 0, 1, 2, 0, 1, 2, 0, 1, 2, 0}};
-  LocalStar star = make_local_star(server_options(3));
-  const auto errors = run_ranks(4, [&](int rank) {
-    if (rank == 3) {
-      star.server->wait_for_workers();
-      for (std::uint64_t step = 0; step < deals.size(); ++step) {
-        const auto last = star.server->reduce_lanes(step);
-        EXPECT_EQ(last.sum.tail, std::vector<double>{kLanes});
-      }
-      return star.server->shutdown();
-    }
-    const WorkerOptions options;
-    WorkerClient client(std::move(star.ends[index_of(rank)]), options);
-    EXPECT_EQ(client.worker_id(), rank);
-    for (std::uint64_t step = 0; step < deals.size(); ++step) {
-      std::vector<std::vector<float>> values;
-      std::vector<LanePartial> partials;
-      for (const Range& node : owned_nodes(deals[step], rank)) {
-        values.push_back(sum(sum, node.begin, node.end));
-        partials.push_back({node, values.back(), {static_cast<double>(node.end - node.begin)}});
-      }
-      std::vector<float> out(kElements);
-      EXPECT_EQ(client.reduce_lanes(step, 1000, kLanes, partials, 1, out),
-                std::vector<double>{kLanes});
-      EXPECT_EQ(out, expected);
-    }
-    EXPECT_FALSE(client.next_shard());
-  });
-  expect_no_errors(errors);
-}
-
 TEST(LocalStar, AllThreeKinds) {
   LocalStar star = make_local_star(server_options(2, Average::kWeighted));
   const auto expected = average({50, 50}, kCount, Average::kWeighted);

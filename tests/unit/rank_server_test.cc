@@ -34,9 +34,9 @@ struct RanksByHand {
       jobs[index_of(rank)] = join_job(place);
     }));
   }
-  static RankServerOptions options(Deadline::Clock::duration timeout) {
-    RankServerOptions options;
-    options.ranks = 2;
+  static HostOptions options(Deadline::Clock::duration timeout) {
+    HostOptions options;
+    options.world_size = 2;
     options.timeout = timeout;
     return options;
   }

@@ -23,12 +23,12 @@ using ::testing::ContainsRegex;
 using ::testing::HasSubstr;
 
 constexpr auto kTimeout = 20s;
+constexpr std::size_t kWindow = 64 * 1024;  // so that small tests reach the paths of large sums
 
-RankServerOptions server_for(int ranks, Deadline::Clock::duration timeout = kTimeout) {
-  RankServerOptions options;
-  options.ranks = ranks;
+HostOptions server_for(int ranks, Deadline::Clock::duration timeout = kTimeout) {
+  HostOptions options;
+  options.world_size = ranks;
   options.timeout = timeout;
-  options.window = 64 * 1024;  // so that small tests reach the paths of large sums
   return options;
 }
 
@@ -43,7 +43,7 @@ StarOptions rank_options(const ServerRun& server, int rank) {
 // A server and its ranks, all threads of this process.
 struct StarGroup {
   explicit StarGroup(int world_size, Deadline::Clock::duration timeout = kTimeout)
-      : server(listen_tcp(SocketAddress::loopback_v4()), server_for(world_size, timeout)),
+      : server(listen_tcp(SocketAddress::loopback_v4()), server_for(world_size, timeout), kWindow),
         comms(static_cast<std::size_t>(world_size)) {
     const auto errors = run_ranks(world_size, [&](int rank) {
       StarOptions options = rank_options(server, rank);
@@ -114,6 +114,38 @@ std::vector<test::Case> cases_for(int n) {
     }
   }
   return cases;
+}
+
+TEST(ServerEngine, LanesOfAnyOwnershipGiveTheTreesBits) {
+  constexpr std::uint32_t kLanes = 13;
+  constexpr std::size_t kElements = 2 * kLanePiece + 17;
+  const auto sum = [](auto& self, std::size_t begin, std::size_t end) -> std::vector<float> {
+    if (end - begin == 1) return gradient(static_cast<int>(begin), kElements);
+    const std::size_t middle = begin + tree_split(end - begin);
+    auto left = self(self, begin, middle);
+    const auto right = self(self, middle, end);
+    for (std::size_t i = 0; i < left.size(); ++i) left[i] += right[i];
+    return left;
+  };
+  const auto expected = sum(sum, 0, kLanes);
+  const std::vector<LeafOwners> deals = {even_owners(kLanes, 3),
+                                         {0, 0, 1, 1, 1, 1, 1, 1, 1, 1, 1, 2, 2},
+                                         {2, 2, 2, 2, 2, 2, 2, 2, 2, 2, 2, 2, 2},
+                                         {0, 1, 2, 0, 1, 2, 0, 1, 2, 0, 1, 2, 0}};
+  StarGroup group(3);
+  expect_no_errors(group.errors([&](Communicator& comm) {
+    for (const LeafOwners& owners : deals) {
+      std::vector<std::vector<float>> values;
+      std::vector<ConstBufferView> partials;
+      for (const Range& node : owned_nodes(owners, comm.rank())) {
+        values.push_back(sum(sum, node.begin, node.end));
+      }
+      for (const auto& value : values) partials.emplace_back(std::span(value));
+      std::vector<float> out(kElements);
+      comm.reduce_nodes(partials, owners, std::span(out));
+      EXPECT_EQ(out, expected);
+    }
+  }));
 }
 
 class ServerEngineTest : public ::testing::TestWithParam<int> {};

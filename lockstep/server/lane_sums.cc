@@ -1,4 +1,4 @@
-#include "lockstep/server/lane_step.h"
+#include "lockstep/server/lane_sums.h"
 
 #include <fmt/format.h>
 
@@ -24,98 +24,91 @@ std::string node_name(const BulkHead& head) {
 
 }  // namespace
 
-LaneStep::LaneStep(std::uint64_t step, std::vector<std::string> names)
-    : only_step_(step), names_(std::move(names)), waiting_at_(names_.size()) {}
-
-LaneStep::LaneStep(std::vector<std::string> names)
+LaneSums::LaneSums(std::vector<std::string> names)
     : names_(std::move(names)), waiting_at_(names_.size()) {}
 
-void LaneStep::fail(ErrorCode code, int worker, const std::string& what) const {
-  throw Error(code, fmt::format("{} {}", names_[index_of(worker)], what), worker);
+void LaneSums::fail(ErrorCode code, int rank, const std::string& what) const {
+  throw Error(code, fmt::format("{} {}", names_[index_of(rank)], what), rank);
 }
 
 // Ranks may be ahead of the open piece, but not behind it: its opener has brought all before it.
-void LaneStep::check_step(int worker, const BulkHead& head) const {
-  const std::optional<std::uint64_t> expected = only_step_ ? only_step_
-                                                : open_    ? std::optional(open_->head.step)
-                                                           : std::nullopt;
-  if (!expected || (only_step_ ? head.step == *expected : head.step >= *expected)) return;
-  fail(ErrorCode::kStepMismatch, worker,
-       fmt::format("sent a PartialSum of step {}; step {} is expected", head.step, *expected));
+void LaneSums::check_step(int rank, const BulkHead& head) const {
+  if (!open_ || head.step >= open_->head.step) return;
+  fail(ErrorCode::kStepMismatch, rank,
+       fmt::format("sent a PartialSum of step {}; step {} is expected", head.step,
+                   open_->head.step));
 }
 
-bool LaneStep::offer(int worker, const BulkHead& head) {
+bool LaneSums::offer(int rank, const BulkHead& head) {
   if (head.tag != WireTag::kPartialSum) {
-    const std::string step = only_step_ ? fmt::format(" of step {}", *only_step_) : "";
-    fail(ErrorCode::kUnexpectedMessage, worker,
-         fmt::format("sent a {}; a {}{} is expected", to_string(head.tag),
-                     to_string(WireTag::kPartialSum), step));
+    fail(ErrorCode::kUnexpectedMessage, rank,
+         fmt::format("sent a {}; a {} is expected", to_string(head.tag),
+                     to_string(WireTag::kPartialSum)));
   }
-  check_step(worker, head);
+  check_step(rank, head);
   if (head.count > kMostPieceBytes / sizeof(float) || foot_bytes(head) > kMostTailBytes) {
-    fail(ErrorCode::kMessageTooLarge, worker,
+    fail(ErrorCode::kMessageTooLarge, rank,
          fmt::format(
              "sent a PartialSum of {} elements and a tail of {}; {} and {} bytes are allowed",
              head.count, head.tail_count, kMostPieceBytes, kMostTailBytes));
   }
-  if (!open_) open_.emplace(Open{head, worker, LaneTree(head.lanes)});
+  if (!open_) open_.emplace(Open{head, rank, LaneTree(head.lanes)});
   const BulkHead& first = open_->head;
   const std::string& opener = names_[index_of(open_->opener)];
   if (head.step == first.step && head.call != first.call) {
-    fail(ErrorCode::kCollectiveMismatch, worker,
+    fail(ErrorCode::kCollectiveMismatch, rank,
          fmt::format("is in another collective than {}", opener));
   }
   if (head.step == first.step && head.lanes != first.lanes) {
-    fail(ErrorCode::kSizeMismatch, worker,
+    fail(ErrorCode::kSizeMismatch, rank,
          fmt::format("counts {} lanes at step {}, but {} counts {}", head.lanes, head.step, opener,
                      first.lanes));
   }
   if (head.step != first.step || head.offset != first.offset) {
-    waiting_at_[index_of(worker)] = Place{head.step, head.offset};
+    waiting_at_[index_of(rank)] = Place{head.step, head.offset};
     return false;
   }
   if (head.count != first.count || head.tail_count != first.tail_count) {
-    fail(ErrorCode::kSizeMismatch, worker,
+    fail(ErrorCode::kSizeMismatch, rank,
          fmt::format("sent {} elements and a tail of {} from element {} on at step {}, but {} sent "
                      "{} and {}",
                      head.count, head.tail_count, head.offset, head.step, opener, first.count,
                      first.tail_count));
   }
-  waiting_at_[index_of(worker)].reset();
-  begun_ = true;
+  waiting_at_[index_of(rank)].reset();
   return true;
 }
 
-void LaneStep::check_finite(int worker, const BulkHead& head, const LaneValue& value) const {
+void LaneSums::check_finite(int rank, const BulkHead& head, const LaneValue& value) const {
   const std::size_t at = find_non_finite(DataType::kF32, value.data.data(), value.data.size());
   if (at < value.data.size()) {
-    fail(ErrorCode::kNonFinite, worker,
+    fail(ErrorCode::kNonFinite, rank,
          fmt::format("sent {} for {}: element {}", value.data[at], node_name(head),
                      head.offset + at));
   }
   const std::size_t bad = find_non_finite(DataType::kF64, value.tail.data(), value.tail.size());
   if (bad < value.tail.size()) {
-    fail(ErrorCode::kNonFinite, worker,
+    fail(ErrorCode::kNonFinite, rank,
          fmt::format("sent {} for {}: number {} of the tail", value.tail[bad], node_name(head),
                      bad));
   }
 }
 
-void LaneStep::add(int worker, const BulkHead& head, LaneValue value) {
+void LaneSums::add(int rank, const BulkHead& head, LaneValue value) {
   LOCKSTEP_CHECK(open_);
-  check_finite(worker, head, value);
+  check_finite(rank, head, value);
   switch (open_->tree.add({head.lane_begin, head.lane_end}, std::move(value))) {
     case LaneTree::Outcome::kAdded: break;
     case LaneTree::Outcome::kNoNode:
-      fail(ErrorCode::kSizeMismatch, worker,
+      fail(ErrorCode::kSizeMismatch, rank,
            fmt::format("sent {}, which is no node of the tree", node_name(head)));
     case LaneTree::Outcome::kOverlaps:
-      fail(ErrorCode::kSizeMismatch, worker,
+      fail(ErrorCode::kSizeMismatch, rank,
            fmt::format("sent {}, of which some have come already", node_name(head)));
   }
 }
 
-void LaneStep::check_stuck() const {
+void LaneSums::check_stuck() const {
   if (!std::ranges::all_of(waiting_at_, [](const auto& place) { return place.has_value(); })) {
     return;
   }
@@ -126,15 +119,14 @@ void LaneStep::check_stuck() const {
     }
   }
   throw Error(ErrorCode::kSizeMismatch,
-              fmt::format("{} can never come: all workers went on to another piece ({})", missing(),
+              fmt::format("{} can never come: all ranks went on to another piece ({})", missing(),
                           list_of(positions)));
 }
 
-std::optional<LaneStep::Piece> LaneStep::take_finished() {
+std::optional<LaneSums::Piece> LaneSums::take_finished() {
   if (!open_ || !open_->tree.complete()) return std::nullopt;
   Piece piece{open_->head, open_->tree.take()};
   piece.head.tag = WireTag::kRawSum;
-  done_ = only_step_ && piece.head.tail_count > 0;
   open_.reset();
   waiting_at_.assign(names_.size(), std::nullopt);
   const std::size_t at =
@@ -147,7 +139,7 @@ std::optional<LaneStep::Piece> LaneStep::take_finished() {
   return piece;
 }
 
-std::string LaneStep::missing() const {
+std::string LaneSums::missing() const {
   if (!open_) return "a PartialSum";
   const auto gap = open_->tree.first_gap();
   if (!gap) return "nothing";

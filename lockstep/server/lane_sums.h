@@ -1,0 +1,62 @@
+#pragma once
+
+#include <cstdint>
+#include <optional>
+#include <string>
+#include <vector>
+
+#include "lockstep/base/error.h"
+#include "lockstep/server/lane_tree.h"
+#include "lockstep/wire/gradient_messages.h"
+
+namespace lockstep {
+
+// Sums over lanes, as the gradient server of ranks sees them. Ranks send partials, the sums of
+// nodes of T(0, lanes), in pieces of the flat gradient; they number their sums alike. The first
+// frame of a piece opens the piece. A piece is finished when the nodes that have come cover all
+// lanes, whoever brought them. No I/O. A frame that does not fit throws an Error that names the
+// rank at fault.
+class LaneSums {
+ public:
+  explicit LaneSums(std::vector<std::string> names);
+
+  // Whether the frame belongs to the open piece, or opens one. If not, the frame is to be offered
+  // again when the piece is finished.
+  bool offer(int rank, const BulkHead& head);
+  // All of a frame that was accepted.
+  void add(int rank, const BulkHead& head, LaneValue value);
+  // Throws if all ranks have gone on to other pieces: nothing can finish the open one.
+  void check_stuck() const;
+
+  struct Piece {
+    BulkHead head;  // of the RawSum
+    LaneValue sum;
+  };
+  // The finished piece, once; the next may then be opened.
+  std::optional<Piece> take_finished();
+  // "lanes [4, 8) of step 3, elements from 65536 on"; what is missing first.
+  std::string missing() const;
+
+ private:
+  struct Open {
+    BulkHead head;  // that opened it
+    int opener = -1;
+    LaneTree tree;
+  };
+
+  [[noreturn]] void fail(ErrorCode code, int rank, const std::string& what) const;
+  void check_step(int rank, const BulkHead& head) const;
+  void check_finite(int rank, const BulkHead& head, const LaneValue& value) const;
+
+  // Where a frame that was put off belongs.
+  struct Place {
+    std::uint64_t step = 0;
+    std::uint64_t offset = 0;
+  };
+
+  const std::vector<std::string> names_;
+  std::optional<Open> open_;
+  std::vector<std::optional<Place>> waiting_at_;
+};
+
+}  // namespace lockstep
