@@ -7,6 +7,7 @@ import math
 import os
 import socket
 import struct
+import subprocess
 import sys
 import tempfile
 import threading
@@ -16,7 +17,7 @@ sys.path.insert(0, os.path.join(os.path.dirname(__file__), "support"))
 import gradient_client as client
 import ranks
 from ranks import Cases, Failure
-from star import Star
+from star import LOCKSTEP, Star
 
 SIZE_MISMATCH, NON_FINITE, AUTHENTICATION, UNEXPECTED, TOO_LARGE = 5, 12, 13, 15, 16
 STEP_MISMATCH, BLOCK_MISMATCH, COMPONENT_MISMATCH = 17, 18, 19
@@ -135,29 +136,40 @@ def blocks(kinds, average, steps, num_blocks, sizes, total=10):
 
 
 def lanes():
-    """Three lanes; worker 0 owns the first, worker 1 the rest, which is not a node of the tree."""
+    """Two ranks: one sum over three lanes, of which rank 0 owns the first and rank 1 the rest, which is not a node of the tree;
+    then bytes for the other."""
     nodes = {0: [(0, 1)], 1: [(1, 2), (2, 3)]}
     values = [numbers(lane, 0, 0, 6) for lane in range(3)]
     whole = client.tree_sum(values, client.add_f32)
-    with Star(2, "--mode", "lanes", "--steps", 1, "--total-samples", 3) as star, Joined(star, [True, True]) as workers:
-        take_shards(workers, 0, 3)
-        for offset, count, tail in ((0, 4, []), (4, 2, [0.0, 0.5, 2.0**60])):
-            for worker in reversed(workers):
-                for begin, end in nodes[worker.worker_id]:
-                    worker.connection.send("PartialSum", step=0, offset=offset, lanes=3, lane_begin=begin, lane_end=end,
-                                           call=0, tail_count=len(tail), sum=values[begin][offset:offset + count], tail=tail)
-            for worker in workers:
-                got = worker.connection.receive("RawSum")
-                check((got.step, got.offset, got.lanes) == (0, offset, 3), f"{got}")
-                same_bits(got.sum, whole[offset:offset + count], "the sum")
-                check(list(got.tail) == [3 * each for each in tail], f"the tail {got.tail}")
-        finish(star, workers)
+    version = subprocess.run([LOCKSTEP, "--version"], capture_output=True, text=True, check=True).stdout.split()[1]
+    for arguments in ((), ("--mode", "lanes")):
+        with Star(2, *arguments) as star:
+            ranks = [client.Rank(star.address, rank, 2, version) for rank in range(2)]
+            for rank in ranks:
+                rank.connect()
+            for offset, count, tail in ((0, 4, []), (4, 2, [0.0, 0.5, 2.0**60])):
+                for rank in reversed(ranks):
+                    for begin, end in nodes[rank.rank]:
+                        rank.data.send("PartialSum", step=0, offset=offset, lanes=3, lane_begin=begin, lane_end=end,
+                                       call=7, tail_count=len(tail), sum=values[begin][offset:offset + count], tail=tail)
+                for rank in ranks:
+                    got = rank.data.receive("RawSum")
+                    check((got.step, got.offset, got.lanes, got.call) == (0, offset, 3, 7), f"{got}")
+                    same_bits(got.sum, whole[offset:offset + count], "the sum")
+                    check(list(got.tail) == [3 * each for each in tail], f"the tail {got.tail}")
+            for to, data in ((1, b"for rank 1 alone"), (0xFFFFFFFF, b"")):
+                sent = dict(to=to, from_=0, stamp=client.make_stamp(2, len(data)), bytes=data)
+                ranks[0].data.send("Bytes", **sent)
+                check(ranks[1].data.receive("Bytes").fields == sent, "other bytes came")
+            for rank in ranks:
+                rank.leave()
+            star.expect_end([star.coordinator], 0, ["done: all 2 workers have left"])
 
 
 def ranks_are_served():
-    """Without --steps, mode lanes is for ranks of lockstep train, which meet at the rendezvous first."""
+    """Mode lanes is for ranks of lockstep train, which meet at the rendezvous first."""
     with Star(1, "--mode", "lanes") as star:
-        refused(lambda: client.join(star.address, "synthetic", True), INVALID_RANK, "serves ranks", "--steps")
+        refused(lambda: client.join(star.address, "synthetic", True), INVALID_RANK, "serves ranks")
 
 
 # A member that misbehaves ends the job; everybody learns who and why.

@@ -277,7 +277,7 @@ def usage():
 
 
 def local():
-    for mode in ("vector", "blocks", "lanes"):
+    for mode in ("vector", "blocks"):
         result = subprocess.run([LOCKSTEP, "coordinator", "--local", "--workers", "3", "--steps", "3", "--mode", mode,
                                  "--total-samples", "7", "--check", *map(str, TINY_SHAPE)], capture_output=True, text=True,
                                 timeout=60, env=ENVIRONMENT, check=False)
@@ -289,7 +289,6 @@ def main():
     steps = 20 if SANITIZED else 100
     cases.run(f"4 workers, {steps} steps, 24 blocks", long_run, "blocks", "weighted", steps, *SHAPE)
     cases.run("4 workers, vector, mean", long_run, "vector", "mean", 10, "--elements", 100003)
-    cases.run("4 workers, lanes", long_run, "lanes", "mean", 2, "--elements", 1003)
     cases.run("wrong bits are seen", wrong_bits_are_seen)
     for mode in ("vector", "blocks"):
         for own in (False, True):

@@ -120,7 +120,7 @@ class SameBits(Case):
 
     def test_workers_of_a_coordinator_started_by_hand(self):
         alone = self.weights("--steps", 3)
-        coordinator = subprocess.Popen([LOCKSTEP, "coordinator", "--workers", "2", "--mode", "lanes", "--total-samples", "11"],
+        coordinator = subprocess.Popen([LOCKSTEP, "coordinator", "--workers", "2"],
                                        stdout=subprocess.PIPE, text=True)
         self.addCleanup(coordinator.kill)
         address = re.search(r"listening on (\S+);", coordinator.stdout.readline())[1]

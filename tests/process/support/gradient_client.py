@@ -29,13 +29,15 @@ _MESSAGES = [
     ("Refusal", 0x44, "code:B worker:i reason:text"),
     ("Totals", 0x45, "step:Q loss:f correct:Q total:Q"),
     ("Welcome", 0x46, "timeout_ms:Q mode:B average:B total_samples:Q largest_frame:I"),
+    ("Bytes", 0x47, "to:I from_:I stamp:64s bytes:rest"),
 ]
 _BY_NAME = {name: (tag, [each.split(":") for each in fields.split()]) for name, tag, fields in _MESSAGES}
 _BY_TAG = {tag: name for name, tag, _ in _MESSAGES}
 
 MAGIC, VERSION = b"LSKP", 2
 HELLO, PROOF, REFUSAL = 1, 2, 3
-PURPOSE_SERVER = 4
+JOIN, ROSTER, GOODBYE = 16, 17, 36
+PURPOSE_RENDEZVOUS, PURPOSE_SERVER = 1, 4
 
 
 class Refused(Exception):
@@ -77,6 +79,8 @@ def encode(name, **values):
             body.append(struct.pack("<I", len(value)) + array("I", value).tobytes())
         elif kind == "tail":
             body.append(array("d", value).tobytes())
+        elif kind == "rest":
+            body.append(value)
         else:
             body.append(struct.pack("<" + kind, value))
     assert not values, f"{name} has no {list(values)}"
@@ -113,6 +117,8 @@ def decode(body):
             values[field_name] = list(numbers("I", 4, number("I")))
         elif kind == "tail":
             values[field_name] = numbers("d", 8, values["tail_count"])
+        elif kind == "rest":
+            values[field_name] = bytes(take(len(body) - at))
         else:
             values[field_name] = number(kind)
     assert at == len(body), f"{name} has bytes left over"
@@ -192,8 +198,8 @@ def read_envelope(connection):
     return kind, body
 
 
-def make_hello(token=b"", job=b"lockstep", purpose=PURPOSE_SERVER):
-    return (struct.pack("<BBHIIi", purpose, 1 if token else 0, 0, 0, 0, -1) + os.urandom(16) + os.urandom(32)
+def make_hello(token=b"", job=b"lockstep", purpose=PURPOSE_SERVER, rank=-1, member=None):
+    return (struct.pack("<BBHIIi", purpose, 1 if token else 0, 0, 0, 0, rank) + (member or os.urandom(16)) + os.urandom(32)
             + struct.pack("<I", len(job)) + job)
 
 
@@ -203,9 +209,9 @@ def make_proof(role, token, client_hello, server_hello):
     return hmac.new(key, transcript, hashlib.sha256).digest()
 
 
-def shake_hands(connection, token=b"", job=b"lockstep"):
+def shake_hands(connection, token=b"", **hello):
     """Proves the token to the server and has it proven."""
-    own = make_hello(token, job)
+    own = make_hello(token, **hello)
     connection.send_bytes(envelope(HELLO, own))
     kind, theirs = read_envelope(connection)
     assert kind == HELLO
@@ -248,6 +254,50 @@ def join(address, node_id, own=False, token=b""):
     except BaseException:
         connection.close()
         raise
+
+
+def crc32c(data):
+    crc = 0xFFFFFFFF
+    for byte in data:
+        crc ^= byte
+        for _ in range(8):
+            crc = crc >> 1 ^ (0x82F63B78 if crc & 1 else 0)
+    return crc ^ 0xFFFFFFFF
+
+
+def make_stamp(sequence, payload, part=0):
+    """Of a broadcast of bytes, say; the server looks at its payload alone."""
+    head = struct.pack("<HBBBBBBIIQQQII", 0x534C, 1, 2, 0, 0, 0, 0, 0, 0, sequence, payload, 0, 0, 0) + struct.pack("<I", part)
+    rest = struct.pack("<Q", payload)
+    return head + struct.pack("<I", crc32c(head + bytes(4) + rest)) + rest
+
+
+class Rank:
+    """A rank of a job: its control link, and its connection for data once all are there."""
+
+    def __init__(self, address, rank, world_size, version, token=b""):
+        self.address, self.rank, self.token, self.member = address, rank, token, os.urandom(16)
+        self.link, self.data = connect(address), None
+        shake_hands(self.link, token, purpose=PURPOSE_RENDEZVOUS, rank=rank, member=self.member)
+        texts = [version, "python", "boot", "", "", "python", ""]
+        card = (struct.pack("<ii", rank, world_size) + self.member + struct.pack("<iQ", os.getpid(), 0)
+                + b"".join(struct.pack("<I", len(text)) + text.encode() for text in texts))
+        self.link.send_bytes(envelope(JOIN, struct.pack("<I", 30000) + card))
+
+    def connect(self):
+        kind, _ = read_envelope(self.link)
+        assert kind == ROSTER, kind
+        self.data = connect(self.address)
+        shake_hands(self.data, self.token, purpose=PURPOSE_SERVER, rank=self.rank, member=self.member)
+
+    def leave(self):
+        self.link.send_bytes(envelope(GOODBYE, struct.pack("<I", 0)))
+        self.close()
+
+    def close(self):
+        self.link.close()
+        if self.data:
+            self.data.close()
 
 
 # What the page says about averages; f32 arithmetic is that of double, rounded.
