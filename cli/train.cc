@@ -370,10 +370,14 @@ void add_worker_options(CLI::App& command, TrainFlags& given) {
                 "Every worker keeps the moments of its share of the parameters only (ZeRO-1)")
       ->group(group);
   command
-      .add_flag("--balance,!--no-balance", options.balance,
-                "Workers that compute slowly get fewer lanes (default), with the same bits; never "
-                "with --reduction or --wire-dtype bf16, whose bits depend on who has which lanes")
+      .add_flag_callback(
+          "--no-balance", [&options] { options.balance = false; },
+          "Every worker keeps the lanes it began with. Otherwise workers that compute slowly get "
+          "fewer, with the same bits; never with --reduction or --wire-dtype bf16, whose bits "
+          "depend on who has which lanes")
       ->group(group);
+  command.add_flag_callback("--balance", [&options] { options.balance = true; })
+      ->group("");  // as it is anyway
   command
       .add_option("--verify-every", options.verify_every,
                   "Steps between comparisons of the workers' weights; 0: only at the end")

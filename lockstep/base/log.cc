@@ -17,6 +17,19 @@ std::string_view prefix(LogLevel level) {
   return "";
 }
 
+std::string visible(std::string_view text) {
+  std::string shown;
+  for (const char c : text) {
+    const auto code = static_cast<unsigned char>(c);
+    if (code < 0x20 || code == 0x7f) {
+      shown += fmt::format("\\x{:02x}", code);
+    } else {
+      shown += c;
+    }
+  }
+  return shown;
+}
+
 constinit std::atomic<bool> bar_open{false};
 
 }  // namespace
@@ -25,7 +38,8 @@ bool set_bar_open(bool open) { return bar_open.exchange(open); }
 
 void log_line(LogLevel level, std::string_view text) {
   const std::string line =
-      fmt::format("{}{}{}\n", set_bar_open(false) ? "\r\x1b[K" : "", prefix(level), text);
+      fmt::format("{}{}{}\n", set_bar_open(false) ? "\r\x1b[K" : "", prefix(level),
+                  level == LogLevel::kInfo ? std::string(text) : visible(text));
   // A log that cannot be written is no reason to fail.
   [[maybe_unused]] const ssize_t written = ::write(STDERR_FILENO, line.data(), line.size());
 }
