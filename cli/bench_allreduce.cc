@@ -229,13 +229,11 @@ void add_bench_allreduce(CLI::App& bench, const std::vector<std::string>& argume
       ->option_text("NAME [f32]");
   command.add_flag("--plain", options->timing.plain_memory,
                    "Use ordinary memory, not memory that the other ranks can read");
-  CLI::Option* iterations =
-      command.add_option("--iterations", options->timing.iterations, "Iterations per size")
-          ->check(CLI::PositiveNumber)
-          ->option_text("N");
+  command.add_option("--iterations", options->timing.iterations, "Iterations per size")
+      ->check(CLI::PositiveNumber)
+      ->option_text("N");
   command.add_option("--seconds", options->seconds, "Time per size, instead of --iterations")
       ->check(CLI::PositiveNumber)
-      ->excludes(iterations)
       ->option_text("S [0.5]");
   command
       .add_option("--timeout", options->timeout,
@@ -250,8 +248,11 @@ void add_bench_allreduce(CLI::App& bench, const std::vector<std::string>& argume
   command.add_flag("--serve", options->serve,
                    "Measure what standard input asks for, one \"BYTES SECONDS\" a line; the ranks "
                    "sleep in between");
-  command.callback([options, &arguments, &action] {
-    action = [options, &arguments] { return run_bench_allreduce(*options, arguments); };
+  command.callback([options, &command, &arguments, &action] {
+    action = [options, &command, &arguments] {
+      refuse_together(command, "--iterations", {"--seconds"});
+      return run_bench_allreduce(*options, arguments);
+    };
   });
 }
 

@@ -327,15 +327,16 @@ void add_coordinator(CLI::App& app, Action& action) {
   command.add_option("--max-frame", settings.largest_frame, "The largest message that is accepted")
       ->transform(CLI::AsSizeValue(false))
       ->option_text("SIZE [2GiB]");
-  CLI::Option* local = command.add_flag(
+  command.add_flag(
       "--local", options->local,
       "Run the workers as threads of this process, with the synthetic job and its options");
-  for (const char* name : {"--bind", "--token-file", "--insecure"}) {
-    command.get_option(name)->excludes(local);
-  }
   add_synthetic_options(command, options->synthetic);
-  command.callback(
-      [options, &action] { action = [options] { return run_coordinator(*options); }; });
+  command.callback([options, &command, &action] {
+    action = [options, &command] {
+      refuse_together(command, "--local", {"--bind", "--token-file", "--insecure"});
+      return run_coordinator(*options);
+    };
+  });
 }
 
 }  // namespace lockstep::cli

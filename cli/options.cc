@@ -171,6 +171,15 @@ void apply_options_file(CLI::App& command, const std::string& path) {
   }
 }
 
+void refuse_together(const CLI::App& command, const std::string& option,
+                     const std::vector<std::string>& others) {
+  if (command.get_option(option)->count() == 0) return;
+  for (const std::string& other : others) {
+    if (command.get_option(other)->count() == 0) continue;
+    throw Error(ErrorCode::kInvalidArgument, fmt::format("{} does not go with {}", other, option));
+  }
+}
+
 std::string token_from(const std::string& file) {
   if (!file.empty()) return read_token_file(file);
   const char* value = std::getenv(kTokenVariable);

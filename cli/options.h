@@ -8,6 +8,7 @@
 #include <limits>
 #include <map>
 #include <string>
+#include <vector>
 
 namespace lockstep::cli {
 
@@ -50,6 +51,11 @@ CLI::Option* add_options_file(CLI::App& command, std::string& path);
 // To be called first in the command's callback: sets the options that the command line did not.
 // Throws CLI::ParseError with the file and the key.
 void apply_options_file(CLI::App& command, const std::string& path);
+
+// Throws Error{kInvalidArgument} if `option` was given together with one of the others. (CLI11's
+// own excludes() would say so in the help, in words that help nobody.)
+void refuse_together(const CLI::App& command, const std::string& option,
+                     const std::vector<std::string>& others);
 
 // The job's secret: from --token-file, else from LOCKSTEP_TOKEN, else empty.
 std::string token_from(const std::string& file);

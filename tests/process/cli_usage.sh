@@ -35,7 +35,9 @@ expect 1 stderr '^error: nowhere: there is no such folder$' verify nowhere
 expect 1 stderr '^error: nowhere: there is no such folder; a model is' generate nowhere
 expect 1 stderr '^error: opening nowhere.txt: No such file or directory$' train nowhere.txt
 expect 2 stderr 'write it to a file first' train -
-for page in train generate data verify; do
+expect 2 stderr '^error: --insecure does not go with --local$' coordinator --local --insecure
+expect 2 stderr '^error: --seconds does not go with --iterations$' bench allreduce --iterations 3 --seconds 1
+for page in train generate data verify coordinator worker 'bench allreduce' 'bench step'; do
   expect 0 stdout 'lockstep' $page --help
   if "$LOCKSTEP_BIN" $page --help | grep -E '\{false\}|Excludes:|INT in|FLOAT'; then failures=1; fi
 done
