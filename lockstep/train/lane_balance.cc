@@ -159,7 +159,7 @@ std::vector<std::uint32_t> accumulators_by_rank(const LeafOwners& owners, int wo
 }
 
 std::uint32_t most_accumulators(const LeafOwners& owners, int world_size) {
-  return std::ranges::max(accumulators_by_rank(owners, world_size));
+  return std::ranges::max(accumulators_by_rank(owners, world_size)) + 1;
 }
 
 LeafOwners deal_lanes(std::size_t lanes, std::span<const double> seconds_per_lane,

@@ -21,8 +21,10 @@ struct LaneBalanceOptions {
 // The lanes of a worker as `counts[rank]`, for reports.
 std::vector<std::uint32_t> lanes_by_rank(const LeafOwners& owners, int world_size);
 
-// How many accumulators a rank needs with these owners: each rank, and the one that needs most.
+// How many accumulators each rank needs with these owners.
 std::vector<std::uint32_t> accumulators_by_rank(const LeafOwners& owners, int world_size);
+// How many every rank has so that lanes can move, where these are the owners at the start: one more
+// than the rank that needs most.
 std::uint32_t most_accumulators(const LeafOwners& owners, int world_size);
 
 // The deal that is expected to make the shortest step: every rank has a run of lanes, in the order
@@ -43,7 +45,7 @@ LeafOwners deal_lanes(std::size_t lanes, std::span<const double> seconds_per_lan
 // least that any rank spent on it (a rank that spends more waits for others), in proportion to the
 // number of partials. The window after a move checks the promise: if steps have not become shorter,
 // the old deal comes back, and the next try waits for 2, 4, ... up to 64 windows. No rank ever
-// needs more accumulators than the rank that needs most of them at the start.
+// needs more than most_accumulators().
 class LaneBalance {
  public:
   LaneBalance(LeafOwners owners, int world_size, const LaneBalanceOptions& options = {});

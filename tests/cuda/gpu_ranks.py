@@ -69,6 +69,19 @@ def check_same_weights():
     print(f"2 ranks in NCCL's order: {weights(2, '--reduction', 'nccl')[0]}", flush=True)
 
 
+def check_balance():
+    """A rank that is slow gives lanes away, over the host and from GPU to GPU, and no bit changes."""
+    steps = 14
+    (_, _, out, _), = run(1, "--exchange", "host", steps=steps)
+    expected = out.splitlines()[-1]
+    for arguments in (["--exchange", "nccl"], ["--exchange", "nccl", "--shard-optimizer"], ["--exchange", "host"]):
+        results = run(2, *arguments, steps=steps, fault="rank=1 step=1 at=lane do=slow ms=100")
+        assert all(result and result[1] == 0 for result in results), results
+        moved = [line for line in results[0][3].splitlines() if "lanes: rank" in line]
+        assert results[0][2].splitlines()[-1] == expected and len(moved) == 1 and "(was 3)" in moved[0], (arguments, results)
+        print(f"2 ranks {' '.join(arguments)}, one slow: {moved[0]}", flush=True)
+
+
 def check_fault(world, what, rank, place):
     """The others end soon, and say who it was."""
     results = run(world, steps=100000, fault=f"do={what} rank={rank} at={place} step=9",
@@ -90,6 +103,7 @@ def check_fault(world, what, rank, place):
 
 def main():
     check_same_weights()
+    check_balance()
     for place in ("backward", "communication", "update"):
         check_fault(3, "kill", 2, place)
     check_fault(2, "stop", 1, "communication")

@@ -35,6 +35,8 @@ struct Case {
   std::vector<Range> ranges;  // reduced one after another
   std::size_t round = kSmallRound;
   bool gathers = false;  // all_gather at the end
+  LeafOwners made_for =
+      {};  // the reducer is made with these owners, if any, and then gets the others
 
   std::string name() const {
     return fmt::format("{} ranks, {} lanes, {} elements, {} ranges, rounds of {}", world_size,
@@ -77,8 +79,10 @@ Ran run(const Case& test) {
       partials.push_back(arrays.back().data());
       upload(partial, partials.back());
     }
-    CudaReducer reducer(std::make_unique<LocalDeviceTransport>(hub, rank), test.options,
-                        test.round);
+    DeviceReducerOptions options = test.options;
+    if (!test.made_for.empty()) options.owners = test.made_for;
+    CudaReducer reducer(std::make_unique<LocalDeviceTransport>(hub, rank), options, test.round);
+    if (!test.made_for.empty()) reducer.set_owners(test.options.owners);
     for (const Range range : test.ranges) reducer.reduce(partials, range, stream.get());
     if (test.gathers) reducer.all_gather(partials[0], stream.get());
     check_cuda(cudaStreamSynchronize(stream.get()), "waiting for a stream");
@@ -152,6 +156,27 @@ TEST(CudaReducer, TakesLanesThatAreDealtOut) {
     test.options.owners = dealt_owners(61, world_size);
     ASSERT_GT(owned_nodes(test.options.owners, 0).size(), 5U);
     expect_tree_everywhere(test);
+  }
+}
+
+// More partials than it was made for come in shorter rounds, as it takes no more memory.
+TEST(CudaReducer, LanesChangeHands) {
+  LOCKSTEP_NEEDS_GPU();
+  for (const int world_size : {2, 3, 4}) {
+    for (const std::size_t elements : {0U, 100003U}) {
+      Case test{.world_size = world_size,
+                .count = 100003,
+                .options = {},
+                .ranges = {{50000, 100003}, {0, 50000}},
+                .round = CudaReducer::kRoundElements};
+      test.made_for = even_owners(64, world_size);
+      test.options.owners = dealt_owners(64, world_size);
+      test.options.elements = elements;
+      ASSERT_GT(maximal_nodes(test.options.owners).size(), maximal_nodes(test.made_for).size());
+      expect_tree_everywhere(test);
+      std::swap(test.made_for, test.options.owners);
+      expect_tree_everywhere(test);
+    }
   }
 }
 

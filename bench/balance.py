@@ -1,0 +1,208 @@
+#!/usr/bin/env python3
+"""What it brings that lanes follow speed: workers of which one has a third of the others' computing time, with and
+without --balance; and what it costs where all are alike. The weights must be equal before anything is counted.
+
+The measure is tokens/s over the sum of what the same workers reach one by one, each in a run of its own: 1 would be
+lost time of nobody. Lanes are whole, so there is a bound below 1, which is printed beside it. Steps before the lanes
+have moved are not counted.
+
+Workers get their shares of computing time by the quota of a control group (version 1 or 2; needs root). Each has
+--quota of a core, by default a core, or less where there are fewer cores than workers. Where there are no control
+groups, the slow worker shares its core with two busy loops, and every worker needs a core of its own.
+
+usage: bench/balance.py [--workers 3] [--lanes-per-worker 8] [--steps 60] [--rounds 2] [--quota 0.5] [--build DIR]"""
+
+import argparse
+import json
+import os
+import pathlib
+import socket
+import statistics
+import subprocess
+import sys
+import tempfile
+
+from ddp import FLAGS, SHAPES, write_data
+from step import BUILD
+
+SLOW = 1 / 3
+PERIOD = 50_000  # microseconds of a quota: short, so that a share is a speed
+MODEL = "tiny"
+
+
+class Groups:
+    """A control group for every worker, with a quota; None where there are none."""
+
+    @staticmethod
+    def make(shares):
+        if os.geteuid() != 0:
+            return None
+        for root, first in (("/sys/fs/cgroup/cpu", True), ("/sys/fs/cgroup", False)):
+            if not os.path.exists(f"{root}/{'cpu.cfs_quota_us' if first else 'cgroup.controllers'}"):
+                continue
+            groups = Groups(pathlib.Path(root))
+            try:
+                groups.divide(first, shares)
+                return groups
+            except OSError:  # not allowed here
+                groups.close()
+        return None
+
+    def __init__(self, root):
+        self.root = root
+        self.paths = []
+
+    def divide(self, first, shares):
+        if not first:
+            (self.root / "cgroup.subtree_control").write_text("+cpu")
+        for rank, share in enumerate(shares):
+            path = self.root / f"lockstep-bench-{os.getpid()}-{rank}"
+            path.mkdir()
+            self.paths.append(path)
+            quota = int(share * PERIOD)
+            if first:
+                (path / "cpu.cfs_period_us").write_text(str(PERIOD))
+                (path / "cpu.cfs_quota_us").write_text(str(quota))
+            else:
+                (path / "cpu.max").write_text(f"{quota} {PERIOD}")
+
+    def enter(self, rank):
+        (self.paths[rank] / "cgroup.procs").write_text(str(os.getpid()))
+
+    def close(self):
+        for path in self.paths:
+            path.rmdir()
+
+
+class Workers:
+    """Starts workers, each with its share of computing time."""
+
+    def __init__(self, shares):
+        self.groups = Groups.make(shares)
+        self.cores = sorted(os.sched_getaffinity(0))
+        self.busy = []
+        if self.groups:
+            return
+        if len(self.cores) < len(shares):
+            sys.exit("there are no control groups here, and fewer cores than workers")
+        for rank, share in enumerate(shares):
+            if share == min(shares) != max(shares):
+                loop = [sys.executable, "-c", "while True: pass"]
+                self.busy += [subprocess.Popen(loop, preexec_fn=lambda core=self.cores[rank]: os.sched_setaffinity(0, {core}))
+                              for _ in range(2)]
+
+    def start(self, rank, command, environment):
+        def prepare():
+            if self.groups:
+                self.groups.enter(rank)
+            if len(self.cores) > rank and not self.groups:
+                os.sched_setaffinity(0, {self.cores[rank]})
+        return subprocess.Popen([str(word) for word in command], env={**os.environ, **environment}, preexec_fn=prepare,
+                                stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+
+    def close(self):
+        for loop in self.busy:
+            loop.kill()
+            loop.wait()
+        if self.groups:
+            self.groups.close()
+
+
+def command(options, folder, lanes, steps, *more):
+    shape = [word for pair in zip(FLAGS, SHAPES[MODEL]) for word in pair]
+    return [options.build / "lockstep", "train", "--data", folder / f"{MODEL}.bin", *shape, "--steps", steps, "--global-batch", lanes,
+            "--micro-batch", 1, "--threads", 1, "--eval-every", 0, "--verify-every", 0, "--log", "json", *more]
+
+
+def finish(processes):
+    outputs = [process.communicate() for process in processes]
+    if any(process.returncode for process in processes):
+        sys.exit(f"a worker failed: {outputs}")
+    lines = outputs[0][0].splitlines()
+    return [json.loads(line) for line in lines if line.startswith("{")], lines[-1]
+
+
+def rate(rows):
+    return sum(row["tokens"] for row in rows) / sum(row["seconds"] for row in rows)
+
+
+def separate_rates(workers, options, folder, ranks):
+    """Of every worker by itself, with its share of time: tokens/s."""
+    rates = []
+    for rank in range(ranks):
+        rows, _ = finish([workers.start(rank, command(options, folder, options.lanes_per_worker, 8), {})])
+        rates.append(rate(rows[2:]))
+    return rates
+
+
+def joint(workers, options, folder, ranks, balance):
+    with socket.socket() as door:
+        door.bind(("127.0.0.1", 0))
+        port = door.getsockname()[1]
+    words = command(options, folder, options.lanes_per_worker * ranks, options.steps, "--transport", "tcp",
+                    "--balance" if balance else "--no-balance")
+    common = {"WORLD_SIZE": str(ranks), "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port)}
+    rows, weights = finish([workers.start(rank, words, {**common, "RANK": str(rank)}) for rank in range(ranks)])
+    return rows, weights
+
+
+def bound(rates, lanes):
+    """The best share of the sum that whole lanes allow."""
+    ranks = len(rates)
+    counts = [1] * ranks
+    for _ in range(lanes - ranks):  # one lane after another to whom it costs least
+        rank = min(range(ranks), key=lambda r: (counts[r] + 1) / rates[r])
+        counts[rank] += 1
+    return lanes / max(count / speed for count, speed in zip(counts, rates)) / sum(rates)
+
+
+def measure(name, shares, options, folder):
+    ranks = len(shares)
+    workers = Workers(shares)
+    try:
+        results = {True: [], False: []}
+        sums, bounds = [], []
+        for _ in range(options.rounds):
+            rates = separate_rates(workers, options, folder, ranks)
+            sums.append(sum(rates))
+            bounds.append(bound(rates, options.lanes_per_worker * ranks))
+            hashes = set()
+            for balance in (True, False):
+                rows, weights = joint(workers, options, folder, ranks, balance)
+                hashes.add(weights)
+                results[balance].append((rate(rows[options.steps // 2:]) / sums[-1], rows))
+            if len(hashes) != 1:
+                sys.exit(f"{name}: the weights differ: {hashes}")
+        for balance in (True, False):
+            ratios = [ratio for ratio, _ in results[balance]]
+            lanes = [row["lanes"] for _, rows in results[balance] for row in rows[-1:]]
+            moves = [sum(a["lanes"] != b["lanes"] for a, b in zip(rows, rows[1:])) for _, rows in results[balance]]
+            print(f"{name}, {'--balance' if balance else '--no-balance'}: {statistics.median(ratios):.2f} of the sum of separate rates "
+                  f"({', '.join(f'{ratio:.2f}' for ratio in ratios)}); lanes at the end {lanes}; moves {moves}", flush=True)
+        print(f"{name}: separate rates add up to {statistics.median(sums):.0f} tokens/s; whole lanes allow "
+              f"{statistics.median(bounds):.2f}", flush=True)
+    finally:
+        workers.close()
+
+
+def main():
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--workers", type=int, default=3)
+    parser.add_argument("--lanes-per-worker", type=int, default=8)
+    parser.add_argument("--steps", type=int, default=60)
+    parser.add_argument("--rounds", type=int, default=2)
+    parser.add_argument("--quota", type=float)
+    parser.add_argument("--build", type=pathlib.Path, default=BUILD)
+    options = parser.parse_args()
+    cores = len(os.sched_getaffinity(0))
+    quota = options.quota or min(1.0, 0.8 * cores / options.workers)
+    with tempfile.TemporaryDirectory() as name:
+        folder = pathlib.Path(name)
+        write_data(MODEL, folder)
+        print(f"{options.workers} workers of {quota:.2f} cores each, {options.lanes_per_worker} lanes per worker, model {MODEL}", flush=True)
+        measure("one at a third", [quota] * (options.workers - 1) + [quota * SLOW], options, folder)
+        measure("all alike", [quota] * options.workers, options, folder)
+
+
+if __name__ == "__main__":
+    main()
