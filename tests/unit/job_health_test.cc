@@ -270,6 +270,28 @@ TEST_F(JobHealthTest, AMismatchBlamesTheOddOneOutOnceAllHaveAnswered) {
                  "rank 0 (node0) called b, rank 1 (node1) called a");
 }
 
+TEST_F(JobHealthTest, WhoAnswersBeforeItEntersIsAskedAgain) {
+  health.heartbeat(2, {at(5, true, "a")}, now);
+  health.heartbeat(1, {at(5, true, "b")}, now);
+  EXPECT_TRUE(health.take_ping());
+  now += 1ms;
+  for (const int rank : {0, 3}) health.heartbeat(rank, {at(4, false)}, now);
+  health.heartbeat(1, {at(5, true, "b")}, now);
+  health.heartbeat(2, {at(5, true, "a")}, now);
+  health.tick(now);
+  EXPECT_FALSE(health.verdict());  // one against one: ranks 0 and 3 may tell
+  EXPECT_LE(health.wake_at(), now + 20ms);
+  now = health.wake_at();
+  health.tick(now);
+  EXPECT_TRUE(health.take_ping());
+  now += 1ms;
+  health.heartbeat(1, {at(5, true, "b")}, now);
+  for (const int rank : {0, 2, 3}) health.heartbeat(rank, {at(5, true, "a")}, now);
+  health.tick(now);
+  expect_verdict(ErrorCode::kCollectiveMismatch, 1,
+                 "rank 1 (node1) called b, rank 0 (node0) called a");
+}
+
 TEST_F(JobHealthTest, AMismatchIsNotForgottenWhenTheRanksMoveOn) {
   health.heartbeat(0, {at(5, true, "b")}, now);
   health.heartbeat(1, {at(5, true, "a")}, now);

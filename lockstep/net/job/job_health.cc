@@ -15,6 +15,9 @@ namespace {
 
 using std::chrono::milliseconds;
 
+// Who has answered before it entered a collective is asked again after so long.
+constexpr milliseconds kAskAgain{20};
+
 // Reports that say "I lost that rank", which may be the echo of another failure.
 bool is_accusation(ErrorCode code) {
   return code == ErrorCode::kPeerLost || code == ErrorCode::kChannelClosed ||
@@ -204,6 +207,15 @@ bool JobHealth::all_answered() const {
   return heard_.empty() || heard_.begin()->first > question_->asked;
 }
 
+bool JobHealth::may_learn_more() const {
+  const auto parted =
+      std::ranges::find_if(calls_, [](const auto& call) { return call.second.size() > 1; });
+  if (!mismatch_ || parted == calls_.end()) return false;
+  std::size_t told = 0;
+  for (const auto& [description, ranks] : parted->second) told += static_cast<std::size_t>(ranks);
+  return told < heard_.size();
+}
+
 void JobHealth::check_mismatch(int rank, Time now) {
   if (mismatch_) return;
   for (const Progress& own : ranks_[rank].progress) {
@@ -356,7 +368,15 @@ void JobHealth::tick(Time now) {
   if (verdict_) return;
 
   if (!accusers_.empty() && now >= grace_ends_) resolve_suspicion();
-  if (!verdict_ && question_ && (all_answered() || now >= question_->until)) resolve_question();
+  if (!verdict_ && question_) {
+    const bool answered = all_answered();
+    if (now >= question_->until || (answered && !may_learn_more())) {
+      resolve_question();
+    } else if (answered && now >= question_->asked + kAskAgain) {
+      question_->asked = now;
+      ping_ = true;
+    }
+  }
   if (heard_.empty() || now - heard_.begin()->first < timeout_) return;
   const int rank = heard_.begin()->second;
   decide(ErrorCode::kPeerLost,
@@ -375,7 +395,7 @@ JobHealth::Time JobHealth::wake_at() const {
   Time wake = last_tick_ + timeout_ / 5;
   if (!heard_.empty()) wake = std::min(wake, heard_.begin()->first + timeout_);
   if (!accusers_.empty()) wake = std::min(wake, grace_ends_);
-  if (question_) wake = std::min(wake, question_->until);
+  if (question_) wake = std::min({wake, question_->until, question_->asked + kAskAgain});
   return wake;
 }
 

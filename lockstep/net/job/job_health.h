@@ -86,6 +86,8 @@ class JobHealth {
   void depart(int rank);
   void ask_around(Time now);
   bool all_answered() const;
+  // Whether a rank that has answered may still enter the collective that others call differently.
+  bool may_learn_more() const;
   void check_mismatch(int rank, Time now);
   std::optional<Error> find_mismatch(std::uint32_t group, std::uint64_t sequence) const;
   std::optional<Error> first_mismatch() const;
