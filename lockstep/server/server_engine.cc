@@ -11,6 +11,7 @@
 #include "lockstep/comm/kernels/kernels.h"
 #include "lockstep/comm/kernels/outcome.h"
 #include "lockstep/comm/tree_inputs.h"
+#include "lockstep/server/settings.h"
 
 namespace lockstep {
 namespace {
