@@ -13,6 +13,7 @@
 #include <utility>
 #include <vector>
 
+#include "lockstep/base/error.h"
 #include "lockstep/launch/rank_environment.h"
 
 namespace lockstep::cli {
