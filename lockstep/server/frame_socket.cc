@@ -83,6 +83,17 @@ std::size_t FrameSocket::flush(std::size_t most) {
   return moved;
 }
 
+void FrameSocket::flush_while_open(std::size_t most) {
+  try {
+    flush(most);
+  } catch (const Error& error) {
+    if (error.code() != ErrorCode::kChannelClosed) {
+      throw Error(ErrorCode::kPeerLost, std::string(error.message()));
+    }
+    stop_sending();
+  }
+}
+
 void FrameSocket::drop_unsent() {
   while (queue_.size() > (sent_of_front_ > 0 ? 1 : 0)) {
     queued_bytes_ -= queue_.back().size();

@@ -51,6 +51,9 @@ class FrameSocket {
   std::size_t queued_bytes() const { return queued_bytes_; }
   // Sends what can be sent without waiting, about `most` bytes, and returns how many.
   std::size_t flush(std::size_t most);
+  // The same for a peer whose last words matter: once it has closed, nothing goes out any more, and
+  // what it sent before is still to be read. Error{kPeerLost} for all else.
+  void flush_while_open(std::size_t most);
   // Forgets what has not begun to go out.
   void drop_unsent();
   // Nothing goes out any more, neither what is queued nor what will be.

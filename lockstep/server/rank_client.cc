@@ -36,20 +36,9 @@ RankClient::RankClient(const HostPort& coordinator, const JoinedJob& job)
 
 RankClient::~RankClient() { frames_.socket().close_gently(); }
 
-void RankClient::flush() {
-  try {
-    frames_.flush(kTurnBytes);
-  } catch (const Error& error) {
-    if (error.code() != ErrorCode::kChannelClosed) {
-      throw Error(ErrorCode::kPeerLost, std::string(error.message()));
-    }
-    frames_.stop_sending();  // what it sent before it closed is still read
-  }
-}
-
 void RankClient::drive(const std::string& what, const std::function<bool()>& done) {
   while (true) {
-    flush();
+    frames_.flush_while_open(kTurnBytes);
     take_all_bytes();
     if (frames_.ended()) frames_.stop_sending();
     if (done()) return;

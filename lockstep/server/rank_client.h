@@ -95,7 +95,6 @@ class RankClient {
 
   // Moves bytes until `done`, which takes what has come. `what` is what we wait for.
   void drive(const std::string& what, const std::function<bool()>& done);
-  void flush();
   void wait(const std::string& what);
   // Bytes are at the front or open, and take_all_bytes() has not got them all yet.
   bool bytes_are_next() const;

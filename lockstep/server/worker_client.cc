@@ -125,7 +125,7 @@ void WorkerClient::pulse() {
       take_control();
       if (frames_.ended()) return;  // what it said last is for the next call
       queue_alive(now);
-      flush();
+      frames_.flush_while_open(kTurnBytes);
       if (!frames_.full()) check_limits("its heartbeat", now, now);
     } catch (...) {
       failure_ = caught_error("the heartbeat's thread");
@@ -143,18 +143,6 @@ std::string WorkerClient::gone() const {
 void WorkerClient::fail(const Error& error) {
   if (!failure_) failure_ = error;
   throw Error(*failure_);
-}
-
-void WorkerClient::flush() {
-  try {
-    frames_.flush(kTurnBytes);
-  } catch (const Error& error) {
-    if (error.code() != ErrorCode::kChannelClosed) {
-      throw Error(ErrorCode::kPeerLost, std::string(error.message()));
-    }
-    // What it said before it closed tells why, or that the job is done; reading comes to that.
-    frames_.stop_sending();
-  }
 }
 
 void WorkerClient::fill() {
@@ -186,7 +174,7 @@ void WorkerClient::drive(const std::string& what, const std::function<bool()>& d
   try {
     while (true) {
       queue_alive(Clock::now());
-      flush();
+      frames_.flush_while_open(kTurnBytes);
       take_control();
       if (frames_.ended()) frames_.stop_sending();  // so that all that came is read
       if (done()) return;

@@ -87,7 +87,6 @@ class WorkerClient {
   void drive(const std::string& what, const std::function<bool()>& done);
   void wait(const std::string& what, Clock::time_point since);
   void check_limits(const std::string& what, Clock::time_point since, Clock::time_point now);
-  void flush();
   void fill();
   // Heartbeats and halts, wherever they come, once they are whole.
   void take_control();

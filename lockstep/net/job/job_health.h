@@ -51,7 +51,6 @@ class JobHealth {
   bool all_left() const {
     return heard_.empty() && (verdict_ || (accusers_.empty() && !question_));
   }
-  bool all_departed() const { return heard_.empty(); }
 
  private:
   struct RankState {
