@@ -15,6 +15,7 @@
 #include "lockstep/base/log.h"
 #include "lockstep/data/shard_builder.h"
 #include "lockstep/files/atomic_file.h"
+#include "lockstep/files/lease.h"
 #include "lockstep/train/checkpoint/folders.h"
 #include "lockstep/train/run_checkpoints.h"
 
@@ -31,7 +32,8 @@ constexpr std::initializer_list<const char*> kOurFiles = {
 }
 
 bool is_ours(const std::string& name) {
-  return name.starts_with("checkpoint-") || std::ranges::find(kOurFiles, name) != kOurFiles.end();
+  return name.starts_with("checkpoint-") || name.starts_with(kLeaseFile) ||
+         std::ranges::find(kOurFiles, name) != kOurFiles.end();
 }
 
 void require_free(const std::string& out) {

@@ -1,0 +1,360 @@
+#include "lockstep/files/lease.h"
+
+#include <fcntl.h>
+#include <fmt/format.h>
+#include <sys/stat.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <array>
+#include <cerrno>
+#include <csignal>
+#include <cstring>
+#include <ctime>
+#include <fstream>
+#include <sstream>
+#include <utility>
+
+#include "lockstep/base/error.h"
+#include "lockstep/base/host.h"
+#include "lockstep/base/log.h"
+#include "lockstep/files/json.h"
+
+namespace lockstep {
+namespace {
+
+using namespace std::chrono_literals;
+
+constexpr const char* kLeaseFormat = "lockstep lease";
+constexpr std::size_t kLongestLease = 4096;
+// How long a replacement of a lease whose holder has ended may be under way on this host.
+constexpr auto kLocalSettle = 100ms;
+
+// Steady, and goes on while the machine sleeps.
+LeaseRule::Time boot_time() {
+  timespec now{};
+  ::clock_gettime(CLOCK_BOOTTIME, &now);
+  return LeaseRule::Time(std::chrono::seconds(now.tv_sec) + std::chrono::nanoseconds(now.tv_nsec));
+}
+
+// Who shares it sees the same processes under the same numbers.
+std::string own_process_space() {
+  struct stat status {};
+  const bool known = ::stat("/proc/self/ns/pid", &status) == 0;
+  return fmt::format("{} {}", this_host().boot_id, known ? status.st_ino : 0);
+}
+
+struct ProcessState {
+  char state = '?';
+  std::uint64_t began = 0;  // in ticks since the boot
+};
+// Nothing where the system does not tell.
+std::optional<ProcessState> process_state(std::int64_t process) {
+  std::ifstream file(fmt::format("/proc/{}/stat", process));
+  std::string text;
+  if (!std::getline(file, text)) return std::nullopt;
+  // The name, in parentheses, may hold anything.
+  std::istringstream words(text.substr(std::min(text.size(), text.rfind(')') + 1)));
+  ProcessState found;
+  words >> found.state;
+  constexpr int kBetween = 18;  // fields between the state and the start
+  std::string skipped;
+  for (int i = 0; i < kBetween; ++i) words >> skipped;
+  words >> found.began;
+  if (!words) return std::nullopt;
+  return found;
+}
+
+bool has_ended(const LeaseRecord& holder) {
+  if (holder.process <= 0 || holder.process_space != own_process_space()) return false;
+  if (::kill(static_cast<pid_t>(holder.process), 0) != 0 && errno == ESRCH) return true;
+  const auto found = process_state(holder.process);
+  return found &&
+         (found->state == 'Z' || found->state == 'X' || found->began != holder.process_began);
+}
+
+}  // namespace
+
+std::string to_json(const LeaseRecord& record) {
+  const Json json = {{"format", kLeaseFormat},
+                     {"job", record.job},
+                     {"generation", record.generation},
+                     {"member", record.member},
+                     {"host", record.host},
+                     {"process_space", record.process_space},
+                     {"process", record.process},
+                     {"process_began", record.process_began},
+                     {"term_ms", record.term.count()},
+                     // The same length always: it is written over the one before.
+                     {"counter", fmt::format("{:020}", record.counter)}};
+  return to_text(json) + "\n";
+}
+
+std::optional<LeaseRecord> parse_lease(std::string_view text) {
+  const Json json = parse_json(text);
+  JsonReader reader(json);
+  LeaseRecord record;
+  if (reader.text("format") != kLeaseFormat) reader.fail("another format");
+  record.job = reader.text("job");
+  record.generation = reader.text("generation");
+  record.member = reader.text("member");
+  record.host = reader.text("host");
+  record.process_space = reader.text("process_space");
+  record.process = static_cast<std::int64_t>(reader.whole("process", INT32_MAX));
+  record.process_began = reader.whole("process_began");
+  constexpr std::uint64_t kLongestTerm = 1'000'000'000'000;
+  record.term = std::chrono::milliseconds(reader.whole("term_ms", kLongestTerm));
+  const std::string counter = reader.text("counter");
+  const bool digits = !counter.empty() && counter.size() <= 20 &&
+                      counter.find_first_not_of("0123456789") == std::string::npos;
+  if (reader.problem() || !digits) return std::nullopt;
+  record.counter = std::strtoull(counter.c_str(), nullptr, 10);
+  return record;
+}
+
+LeaseRule::LeaseRule(std::string member, Duration term) : member_(std::move(member)), term_(term) {}
+
+bool LeaseRule::is_own(const Look& look) const {
+  return look.record && look.record->member == member_;
+}
+
+bool LeaseRule::held(const Look& look, Time now) const {
+  return state_ == State::kHeld && now - renewed_ < term_ && is_own(look);
+}
+
+void LeaseRule::begin_waiting(const Look& look, Time now) {
+  state_ = State::kWaiting;
+  watched_ = look.text;
+  silence_ = {};
+  looked_ = now;
+}
+
+LeaseRule::Act LeaseRule::next(const Look& look, Time now) {
+  if (state_ == State::kSettling && now >= settled_at_) {
+    if (is_own(look) && now - renewed_ < term_) {
+      state_ = State::kHeld;
+    } else {
+      begin_waiting(look, now);
+    }
+  }
+  switch (state_) {
+    case State::kSettling: return Act::kNothing;
+    case State::kWaiting: return wait(look, now);
+    case State::kHeld: break;
+  }
+  // What stands there after a whole term may be about to be taken, even if it is still our own.
+  if (now - renewed_ >= term_ || (look.there && !is_own(look))) {
+    begin_waiting(look, now);
+    return Act::kNothing;
+  }
+  if (!look.there) return Act::kCreate;
+  return now - renewed_ >= term_ / 5 ? Act::kRenew : Act::kNothing;
+}
+
+LeaseRule::Act LeaseRule::wait(const Look& look, Time now) {
+  if (!look.there) return Act::kCreate;
+  const auto& record = look.record;
+  if (!watched_ || *watched_ != look.text) {
+    const auto before = watched_ ? parse_lease(*watched_) : std::nullopt;
+    if (before && record && before->member == record->member && before->counter < record->counter) {
+      seen_renewed_ = true;
+    }
+    begin_waiting(look, now);
+  } else {
+    // A pause of our own, in which we have seen nothing, counts as one look.
+    silence_ += std::min(now - looked_, 2 * look_interval());
+    looked_ = now;
+  }
+  if (look.ended) {
+    settle_ = std::min<Duration>(kLocalSettle, term_ / 5);
+    return Act::kReplace;
+  }
+  // A holder with a longer term renews less often.
+  const Duration term = record ? std::max<Duration>(term_, record->term) : term_;
+  if (silence_ < term) return Act::kNothing;
+  settle_ = term_ / 5;
+  return Act::kReplace;
+}
+
+void LeaseRule::done(Act act, bool succeeded, Time began) {
+  if (!succeeded) return;
+  switch (act) {
+    case Act::kNothing: return;
+    case Act::kRenew: renewed_ = began; return;
+    case Act::kCreate:
+      state_ = State::kHeld;
+      renewed_ = began;
+      return;
+    case Act::kReplace:
+      state_ = State::kSettling;
+      renewed_ = began;
+      settled_at_ = began + settle_;
+      return;
+  }
+}
+
+Lease::Lease(Options options)
+    : options_([&] {
+        if (!options.clock) options.clock = boot_time;
+        return std::move(options);
+      }()),
+      path_(options_.folder + "/" + kLeaseFile),
+      rule_(options_.member, options_.term) {
+  own_.job = options_.job;
+  own_.generation = options_.generation;
+  own_.member = options_.member;
+  own_.host = this_host().hostname;
+  own_.process_space = own_process_space();
+  own_.process = ::getpid();
+  if (const auto self = process_state(own_.process)) own_.process_began = self->began;
+  own_.term = std::chrono::ceil<std::chrono::milliseconds>(options_.term);
+  if (!options_.thread) return;
+  turn();
+  thread_.start(
+      "the thread of the lease",
+      [this] {
+        std::unique_lock lock(mutex_);
+        while (!ends_) {
+          const auto pause = std::min<LeaseRule::Duration>(rule_.look_interval(), 1s);
+          changed_.wait_for(lock, rule_.settling() ? pause / 4 : pause, [this] { return ends_; });
+          if (ends_) return;
+          lock.unlock();
+          turn();
+          lock.lock();
+        }
+      },
+      [](const Error& error) {
+        log(LogLevel::kError, "the lease is no longer renewed: {}", error.what());
+      });
+}
+
+Lease::~Lease() {
+  {
+    const std::lock_guard lock(mutex_);
+    ends_ = true;
+  }
+  changed_.notify_all();
+  thread_.join();
+  // If somebody takes it between the two, that holder finds no file and makes it again.
+  if (rule_.held(read(), options_.clock())) ::unlink(path_.c_str());
+}
+
+LeaseRule::Look Lease::read() const {
+  LeaseRule::Look look;
+  // On network file systems, opening the folder asks the server which file the name means now.
+  const Descriptor folder(::open(options_.folder.c_str(), O_RDONLY | O_DIRECTORY | O_CLOEXEC));
+  const Descriptor file(folder ? ::openat(folder.get(), kLeaseFile, O_RDONLY | O_CLOEXEC) : -1);
+  if (!file) {
+    look.there = errno != ENOENT;  // what cannot be read may be anybody's
+    return look;
+  }
+  look.there = true;
+  std::array<char, kLongestLease> bytes{};
+  const ssize_t count = ::pread(file.get(), bytes.data(), bytes.size(), 0);
+  if (count > 0) look.text.assign(bytes.data(), static_cast<std::size_t>(count));
+  look.record = parse_lease(look.text);
+  look.ended = look.record && has_ended(*look.record);
+  return look;
+}
+
+// Acts need no sync: after a crash of the machine nobody holds anything.
+bool Lease::carry_out(LeaseRule::Act act) {
+  const auto failed = [&](const char* doing) {
+    problem_ = fmt::format("{} {}: {}", doing, path_, std::strerror(errno));
+    return false;
+  };
+  LeaseRecord next = own_;
+  ++next.counter;
+  const std::string text = to_json(next);
+  const auto write_to = [&](int file) {
+    return ::pwrite(file, text.data(), text.size(), 0) == static_cast<ssize_t>(text.size());
+  };
+  if (act == LeaseRule::Act::kRenew) {
+    // Into our own file: if another one has taken its place meanwhile, this changes nothing.
+    if (!write_to(file_.get())) return failed("renewing");
+  } else {
+    const std::string mine = fmt::format("{}.{}.tmp", path_, options_.member);
+    Descriptor file(::open(mine.c_str(), O_RDWR | O_CREAT | O_TRUNC | O_CLOEXEC, 0666));
+    if (!file || !write_to(file.get())) return failed("writing");
+    const bool there = act == LeaseRule::Act::kReplace ? ::rename(mine.c_str(), path_.c_str()) == 0
+                                                       : ::link(mine.c_str(), path_.c_str()) == 0;
+    const int error = errno;
+    if (!there || act == LeaseRule::Act::kCreate) ::unlink(mine.c_str());
+    errno = error;
+    if (!there && error == EEXIST) return false;  // somebody was faster
+    if (!there) return failed("taking");
+    file_ = std::move(file);
+  }
+  // Closing any descriptor of a file has network file systems send what was written.
+  Descriptor(::fcntl(file_.get(), F_DUPFD_CLOEXEC, 0)).reset();
+  own_ = next;
+  problem_.clear();
+  return true;
+}
+
+bool Lease::look() {
+  const LeaseRule::Time now = options_.clock();
+  const LeaseRule::Look look = read();
+  const LeaseRule::Act act = rule_.next(look, now);
+  if (act != LeaseRule::Act::kNothing) rule_.done(act, carry_out(act), now);
+  const bool made = act == LeaseRule::Act::kCreate;
+  const bool holds = rule_.held(made ? read() : look, now);
+  if (std::exchange(holding_, holds) != holds || rule_.seen_renewed()) changed_.notify_all();
+  return holds;
+}
+
+void Lease::turn() {
+  const std::lock_guard lock(mutex_);
+  look();
+}
+
+void Lease::take(Deadline deadline) {
+  std::unique_lock lock(mutex_);
+  const bool known = changed_.wait_until(lock, deadline.time(),
+                                         [this] { return holding_ || rule_.seen_renewed(); });
+  if (holding_) return;
+  if (known) {
+    throw Error(ErrorCode::kInvalidArgument,
+                fmt::format("another run ({}) is writing to {}: wait for it or choose another "
+                            "folder",
+                            other_holder(), options_.folder));
+  }
+  throw Error(ErrorCode::kTimeout, fmt::format("{} is not free: {}", options_.folder,
+                                               problem_.empty() ? other_holder() : problem_));
+}
+
+bool Lease::wait(Deadline deadline) {
+  std::unique_lock lock(mutex_);
+  return changed_.wait_until(lock, deadline.time(), [this] { return holding_; });
+}
+
+bool Lease::held() {
+  const std::lock_guard lock(mutex_);
+  return look();
+}
+
+void Lease::require(const std::string& what) {
+  const std::lock_guard lock(mutex_);
+  if (look()) return;
+  throw Error(ErrorCode::kIo,
+              fmt::format("{} is not done: this process does not hold {} ({})", what,
+                          options_.folder, problem_.empty() ? other_holder() : problem_));
+}
+
+void Lease::set_generation(const std::string& generation) {
+  const std::lock_guard lock(mutex_);
+  own_.generation = generation;
+  if (!look()) return;
+  const LeaseRule::Time now = options_.clock();
+  rule_.done(LeaseRule::Act::kRenew, carry_out(LeaseRule::Act::kRenew), now);
+}
+
+std::string Lease::other_holder() const {
+  const LeaseRule::Look look = read();
+  if (!look.there) return "nobody holds it yet";
+  if (!look.record) return fmt::format("{} says nothing that can be read", path_);
+  return fmt::format("job {}, process {} on {}", look.record->job, look.record->process,
+                     look.record->host);
+}
+
+}  // namespace lockstep
