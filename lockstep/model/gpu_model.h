@@ -28,9 +28,7 @@ struct GpuModelOptions {
   Range shard;             // the elements whose moments are held
   bool recompute = false;  // compute activations again in the backward pass, which saves memory
   int device = 0;          // modulo the number of GPUs
-  // The longest wait for the GPU, for each lane that is enqueued. `while_waiting` is called about
-  // every millisecond during a wait; it throws to end the wait.
-  std::chrono::nanoseconds patience = std::chrono::minutes(10);
+  // `while_waiting` is called about every millisecond during a wait; it throws to end the wait.
   std::function<void()> while_waiting = {};
 };
 
@@ -60,13 +58,21 @@ class GpuModel {
 
   virtual const ParameterLayout& layout() const = 0;
 
+  // The longest wait for the GPU, for each lane that is enqueued. Ten minutes unless it is set.
+  virtual void set_patience(std::chrono::nanoseconds patience) = 0;
+  // Other memory: so many accumulators, whose contents are lost unless the number stays, and
+  // moments for `shard`, which are zeros unless the range stays. Waits. Throws Error{kIo} when the
+  // GPU has too little.
+  virtual void resize(std::uint32_t accumulators, Range shard) = 0;
+
   // Whole flat buffers; moments are those of the shard.
   virtual void set_parameters(std::span<const float> values) = 0;
   virtual void get_parameters(std::span<float> values) const = 0;
   virtual void set_moments(std::span<const float> first, std::span<const float> second) = 0;
   virtual void get_moments(std::span<float> first, std::span<float> second) const = 0;
   virtual void get_accumulator(std::uint32_t accumulator, std::span<float> values) const = 0;
-  // `enqueue` enqueues the transfer that fills in the parameters outside of the shard.
+  // `enqueue` enqueues the transfer that fills in the parameters outside of the shard. Waits for
+  // it.
   virtual void complete_parameters(
       const std::function<void(float* parameters, DeviceStream stream)>& enqueue) = 0;
 
@@ -83,9 +89,13 @@ class GpuModel {
   virtual std::vector<LaneResult> finish_lanes() = 0;
 
   // Sets the host memory that an accumulator is copied to. It is page-locked where the system
-  // allows, and must outlive the model.
+  // allows, and must live until unstage() or the end of the model.
   virtual void stage(std::uint32_t accumulator, std::span<float> host) = 0;
-  // Page-locks memory that set_parameters() and get_parameters() are often given.
+  // Gives that memory up, of all accumulators: waits for the lanes and copies under way, whose
+  // results are forgotten, whatever has become of them. What is uploaded is in its accumulator.
+  virtual void unstage() = 0;
+  // Page-locks memory that set_parameters() and get_parameters() are often given. It must outlive
+  // the model.
   virtual void page_lock(std::span<float> host) = 0;
   // Enqueues the copy of a range from the staged host memory back to its accumulator, while other
   // ranges may still be computed. Every later call but upload() sees the copied values.

@@ -119,6 +119,10 @@ std::optional<std::string> memory_refusal(const TrainerOptions& options, std::sp
   TrainerOptions sharded = options;
   sharded.reducer.shard = true;
   if (world_size > 1 && fits(sharded, saves)) return line + "; --shard-optimizer would fit";
+  sharded.reducer.buddy = false;
+  if (world_size > 1 && fits(sharded, saves)) {
+    return line + "; --shard-optimizer with --no-buddy would fit";
+  }
   if (saves && fits(options, false)) {
     return line + "; --save-every 0, without a copy for checkpoints, would fit";
   }

@@ -1,6 +1,7 @@
 #include <algorithm>
 #include <chrono>
 #include <cmath>
+#include <optional>
 #include <utility>
 
 #include "lockstep/base/check.h"
@@ -14,20 +15,40 @@ namespace {
 
 class CpuReplica final : public Replica {
  public:
-  CpuReplica(const ReplicaOptions& options, Communicator& communicator, ThreadPool& pool)
+  CpuReplica(const ReplicaOptions& options, ThreadPool& pool)
       : pool_(pool),
         transformer_(options.model, options.precision, pool, options.rows, options.context),
         parameters_(layout().size()),
-        adamw_(layout(), options.adamw, options.shard),
-        tree_(
-            schedule_lanes(options.partials), layout().size(),
-            [&](std::size_t bytes) { return communicator.allocate(bytes); }, pool,
-            options.accumulators) {}
+        adamw_(layout(), options.adamw, options.shard) {}
+
+  void attach(const ReplicaOptions& options, Communicator& communicator) override {
+    LOCKSTEP_CHECK(!attached());
+    kept_sum_ = FloatBuffer();
+    if (options.shard != shard()) {
+      adamw_ = AdamW(layout(), options.adamw, {0, 0});  // the old moments go first
+      adamw_ = AdamW(layout(), options.adamw, options.shard);
+    }
+    sharded_ = options.sharded;
+    tree_.emplace(
+        schedule_lanes(options.partials), layout().size(),
+        [&](std::size_t bytes) { return communicator.allocate(bytes); }, pool_,
+        options.accumulators);
+  }
+  void detach() override {
+    if (!attached()) return;
+    if (sharded_) {
+      kept_sum_ = FloatBuffer(shard().size());
+      std::ranges::copy(held_sum(), kept_sum_.data());
+    }
+    tree_.reset();
+    lanes_.clear();
+  }
+  bool attached() const override { return tree_.has_value(); }
 
   const ParameterLayout& layout() const override { return transformer_.layout(); }
-  const LaneSchedule& schedule() const override { return tree_.schedule(); }
+  const LaneSchedule& schedule() const override { return tree_->schedule(); }
   void set_owners(const LeafOwners& owners, int rank) override {
-    tree_.set_schedule(schedule_lanes(owned_nodes(owners, rank)));
+    tree_->set_schedule(schedule_lanes(owned_nodes(owners, rank)));
   }
 
   void set_parameters(std::span<const float> values) override {
@@ -57,7 +78,7 @@ class CpuReplica final : public Replica {
     using Clock = std::chrono::steady_clock;
     const auto begin = Clock::now();
     LaneResult result;
-    result.sum = transformer_.gradient(parameters_.span(), batch, tree_.lane_gradient(index),
+    result.sum = transformer_.gradient(parameters_.span(), batch, tree_->lane_gradient(index),
                                        [&](Range range) { finish_range(index, range, ready); });
     const auto middle = transformer_.forward_ended();
     result.forward_seconds = std::chrono::duration<double>(middle - begin).count();
@@ -66,14 +87,14 @@ class CpuReplica final : public Replica {
   }
 
   void skip(std::size_t index, const RangeReady& ready) override {
-    std::ranges::fill(tree_.lane_gradient(index), 0.0f);
+    std::ranges::fill(tree_->lane_gradient(index), 0.0f);
     finish_range(index, {0, layout().size()}, ready);
     lanes_.emplace_back();
   }
 
   std::vector<LaneResult> finish_lanes() override { return std::exchange(lanes_, {}); }
 
-  std::span<float> partial(std::size_t index) override { return tree_.partial(index); }
+  std::span<float> partial(std::size_t index) override { return tree_->partial(index); }
   void reduced(Range) override {}
 
   std::span<const float> single_gradient(const Batch& batch, LossSum& sum) override {
@@ -88,6 +109,7 @@ class CpuReplica final : public Replica {
   }
 
   void update(const UpdateRequest& request) override {
+    LOCKSTEP_CHECK(attached() || request.norm);
     const auto finite = [](const LaneResult& lane) { return std::isfinite(lane.sum.loss); };
     if (!request.norm) norm_sums_.resize(norm_blocks(layout().size()));
     updated_.norm =
@@ -95,7 +117,7 @@ class CpuReplica final : public Replica {
     updated_.done =
         std::isfinite(updated_.norm) && request.tokens > 0 && std::ranges::all_of(lanes_, finite);
     if (!updated_.done) return;
-    adamw_.step(parameters_.span(), partial(0),
+    adamw_.step(parameters_.span(), held_sum(),
                 gradient_factor(updated_.norm, request.tokens, request.clip), request.learning_rate,
                 request.step, pool_);
   }
@@ -110,21 +132,29 @@ class CpuReplica final : public Replica {
   }
 
   std::size_t state_bytes() const override {
-    const std::size_t floats = layout().size() * (1 + tree_.accumulators()) + 2 * shard().size();
+    const std::size_t accumulators = attached() ? tree_->accumulators() : 0;
+    const std::size_t floats = layout().size() * (1 + accumulators) + 2 * shard().size();
     return floats * sizeof(float);
   }
 
  private:
   void finish_range(std::size_t index, Range range, const RangeReady& ready) {
-    tree_.ready(index, range);
+    tree_->ready(index, range);
     if (ready) ready(range);
+  }
+  // shard() of the sum over all lanes.
+  std::span<const float> held_sum() {
+    if (!attached()) return kept_sum_.span();
+    return partial(0).subspan(shard().begin, shard().size());
   }
 
   ThreadPool& pool_;
   Transformer transformer_;
   FloatBuffer parameters_;
   AdamW adamw_;
-  GradientTree tree_;
+  std::optional<GradientTree> tree_;  // while attached
+  bool sharded_ = false;
+  FloatBuffer kept_sum_;           // held_sum() while detached, with shards
   std::vector<LaneResult> lanes_;  // since finish_lanes()
   std::vector<double> norm_sums_;
   UpdateResult updated_;
@@ -132,9 +162,15 @@ class CpuReplica final : public Replica {
 
 }  // namespace
 
+std::unique_ptr<Replica> make_cpu_replica(const ReplicaOptions& options, ThreadPool& pool) {
+  return std::make_unique<CpuReplica>(options, pool);
+}
+
 std::unique_ptr<Replica> make_cpu_replica(const ReplicaOptions& options, Communicator& communicator,
                                           ThreadPool& pool) {
-  return std::make_unique<CpuReplica>(options, communicator, pool);
+  auto replica = make_cpu_replica(options, pool);
+  replica->attach(options, communicator);
+  return replica;
 }
 
 }  // namespace lockstep

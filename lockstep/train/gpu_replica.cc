@@ -19,23 +19,44 @@ constexpr auto kLeastPatience = std::chrono::minutes(1);
 // sum over all lanes is copied back before its norm is computed.
 class GpuReplica final : public Replica {
  public:
-  GpuReplica(const ReplicaOptions& options, Communicator& communicator, const GpuParts& parts)
-      : kind_(options.exchange),
+  GpuReplica(const ReplicaOptions& options, const GpuParts& parts)
+      : parts_(parts),
         shard_(options.shard),
-        communicator_(communicator),
-        schedule_(schedule_lanes(options.partials)),
-        accumulators_(std::max(options.accumulators, schedule_.accumulators)),
-        model_(parts.make_model(model_options(options, communicator))) {
-    stage_partials();
-    if (kind_ == Exchange::kDevice) connect(options, communicator, parts);
-  }
+        accumulators_(accumulators_of(options)),
+        model_(parts.make_model(model_options(options))) {}
   // Ends transfers between GPUs, then the model, before its page-locked memory is freed.
   ~GpuReplica() override {
+    communicator_ = nullptr;  // may have gone already: the model does not ask it any more
     if (reducer_) reducer_->abort();
     model_.reset();
   }
   GpuReplica(const GpuReplica&) = delete;
   GpuReplica& operator=(const GpuReplica&) = delete;
+
+  void attach(const ReplicaOptions& options, Communicator& communicator) override {
+    LOCKSTEP_CHECK(!attached());
+    schedule_ = schedule_lanes(options.partials);
+    accumulators_ = accumulators_of(options);
+    model_->resize(accumulators_, options.shard);
+    shard_ = options.shard;
+    kind_ = options.exchange;
+    communicator_ = &communicator;
+    model_->set_patience(
+        std::max<std::chrono::nanoseconds>(communicator.patience(), kLeastPatience));
+    stage_partials();
+    if (kind_ == Exchange::kDevice) connect(options);
+  }
+  // The accumulators are the GPU's own and stay, and the sum with them.
+  void detach() override {
+    if (!attached()) return;
+    communicator_ = nullptr;
+    if (reducer_) reducer_->abort();
+    model_->unstage();
+    reducer_.reset();
+    delivery_ = {};
+    partials_.clear();
+  }
+  bool attached() const override { return communicator_ != nullptr; }
 
   const ParameterLayout& layout() const override { return model_->layout(); }
   const LaneSchedule& schedule() const override { return schedule_; }
@@ -68,7 +89,13 @@ class GpuReplica final : public Replica {
     model_->skip(lane.accumulator, lane.merges, delivery_for(ready));
     if (ready && kind_ != Exchange::kHost) ready({0, layout().size()});
   }
-  std::vector<LaneResult> finish_lanes() override { return model_->finish_lanes(); }
+  // An exchange between GPUs that has failed also ends, but undone. Whoever has got these results
+  // knows that it was done, and may update.
+  std::vector<LaneResult> finish_lanes() override {
+    std::vector<LaneResult> results = model_->finish_lanes();
+    check();
+    return results;
+  }
   std::span<float> partial(std::size_t index) override { return partials_[index].as<float>(); }
   void reduced(Range range) override {
     const Range part = common_part(shard_, range);
@@ -106,6 +133,7 @@ class GpuReplica final : public Replica {
     model_->complete_parameters([this](float* parameters, DeviceStream stream) {
       reducer_->all_gather(parameters, stream);
     });
+    check();
     return true;
   }
 
@@ -115,7 +143,10 @@ class GpuReplica final : public Replica {
   }
 
  private:
-  GpuModelOptions model_options(const ReplicaOptions& options, Communicator& communicator) {
+  static std::uint32_t accumulators_of(const ReplicaOptions& options) {
+    return std::max(options.accumulators, accumulators_for(options.partials));
+  }
+  GpuModelOptions model_options(const ReplicaOptions& options) {
     return {.model = options.model,
             .precision = options.precision,
             .adamw = options.adamw,
@@ -125,19 +156,22 @@ class GpuReplica final : public Replica {
             .shard = options.shard,
             .recompute = options.recompute,
             .device = options.device,
-            .patience = std::max<std::chrono::nanoseconds>(communicator.patience(), kLeastPatience),
-            .while_waiting = [this, &communicator] {
-              reducer_ ? reducer_->check() : communicator.check();
-            }};
+            .while_waiting = [this] { check(); }};
   }
-  void connect(const ReplicaOptions& options, Communicator& communicator, const GpuParts& parts) {
-    reducer_ = parts.make_reducer(
-        communicator,
-        {.owners = options.owners,
-         .native = options.native,
-         .shards = options.sharded ? shard_sizes(layout().size(), communicator.world_size())
-                                   : std::vector<std::size_t>(),
-         .elements = layout().size()});
+  // Throws when the job has failed, or what is enqueued between GPUs will never be done.
+  void check() {
+    if (!attached()) return;
+    reducer_ ? reducer_->check() : communicator_->check();
+  }
+  void connect(const ReplicaOptions& options) {
+    const int ranks = communicator_->world_size();
+    DeviceReducerOptions how{.owners = options.owners, .native = options.native};
+    if (options.sharded) how.shards = shard_sizes(layout().size(), ranks);
+    for (int rank = 0; options.sharded && options.buddy && rank < ranks; ++rank) {
+      how.buddies.push_back(buddies_of(rank, ranks));
+    }
+    how.elements = layout().size();
+    reducer_ = parts_.make_reducer(*communicator_, how);
     delivery_.reduce = [this](std::span<float* const> accumulators, Range range,
                               DeviceStream stream) {
       reducer_->reduce(accumulators, range, stream);
@@ -150,7 +184,7 @@ class GpuReplica final : public Replica {
     const std::size_t bytes = layout().size() * sizeof(float);
     while (partials_.size() < schedule_.partials.size()) {
       const auto accumulator = static_cast<std::uint32_t>(partials_.size());
-      partials_.push_back(kind_ == Exchange::kHost ? communicator_.allocate(bytes)
+      partials_.push_back(kind_ == Exchange::kHost ? communicator_->allocate(bytes)
                                                    : Buffer::heap(bytes));
       if (kind_ == Exchange::kHost) model_->stage(accumulator, partials_.back().as<float>());
     }
@@ -162,11 +196,12 @@ class GpuReplica final : public Replica {
     return &delivery_;
   }
 
-  const Exchange kind_;
-  const Range shard_;
-  Communicator& communicator_;
+  const GpuParts parts_;
+  Communicator* communicator_ = nullptr;  // while attached
+  Exchange kind_ = Exchange::kNone;
+  Range shard_;
+  std::uint32_t accumulators_;  // on the GPU
   LaneSchedule schedule_;
-  const std::uint32_t accumulators_;  // on the GPU
   std::unique_ptr<DeviceReducer> reducer_;
   std::vector<Buffer> partials_;
   FloatBuffer host_parameters_;  // allocated when first needed
@@ -176,9 +211,15 @@ class GpuReplica final : public Replica {
 
 }  // namespace
 
+std::unique_ptr<Replica> make_gpu_replica(const ReplicaOptions& options, const GpuParts& parts) {
+  return std::make_unique<GpuReplica>(options, parts);
+}
+
 std::unique_ptr<Replica> make_gpu_replica(const ReplicaOptions& options, Communicator& communicator,
                                           const GpuParts& parts) {
-  return std::make_unique<GpuReplica>(options, communicator, parts);
+  auto replica = make_gpu_replica(options, parts);
+  replica->attach(options, communicator);
+  return replica;
 }
 
 }  // namespace lockstep

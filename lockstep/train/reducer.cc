@@ -6,6 +6,7 @@
 
 #include "lockstep/base/canonical_tree.h"
 #include "lockstep/base/check.h"
+#include "lockstep/base/index.h"
 #include "lockstep/comm/call.h"
 #include "lockstep/comm/kernels/kernels.h"
 #include "lockstep/model/update.h"
@@ -100,6 +101,23 @@ std::vector<std::size_t> shard_sizes(std::size_t size, int world_size) {
   return sizes;
 }
 
+Range buddies_of(int rank, int world_size) {
+  const int groups = std::max(1, world_size / 2);
+  const int group = std::min(rank / 2, groups - 1);
+  return {index_of(2 * group), index_of(group + 1 == groups ? world_size : 2 * group + 2)};
+}
+
+Range group_range(std::size_t size, int rank, int world_size) {
+  const Range ranks = buddies_of(rank, world_size);
+  return {shard_range(size, static_cast<int>(ranks.begin), world_size).begin,
+          shard_range(size, static_cast<int>(ranks.end) - 1, world_size).end};
+}
+
+Range held_range(const ReducerOptions& options, std::size_t size, int rank, int world_size) {
+  if (!options.shard) return {0, size};
+  return options.buddy ? group_range(size, rank, world_size) : shard_range(size, rank, world_size);
+}
+
 GradientReducer::GradientReducer(Communicator& communicator, LeafOwners owners,
                                  std::vector<std::span<float>> partials,
                                  const ReducerOptions& options, std::function<void(Range)> reduced)
@@ -107,8 +125,8 @@ GradientReducer::GradientReducer(Communicator& communicator, LeafOwners owners,
   set_owners(std::move(owners), std::move(partials));
   const std::size_t size = partials_[0].size();
   buckets_ = cut_buckets(size, options.bucket_bytes);
-  shard_ = options.shard ? shard_range(size, communicator.rank(), communicator.world_size())
-                         : Range{0, size};
+  shard_ = options.shard ? shard_of(communicator.rank()) : Range{0, size};
+  held_ = held_range(options, size, communicator.rank(), communicator.world_size());
   if (options.wire == DataType::kBf16) {
     residual_ = FloatBuffer(size);
     rounded_.resize(size);
@@ -117,10 +135,12 @@ GradientReducer::GradientReducer(Communicator& communicator, LeafOwners owners,
 
 // The memory that buckets under way use is about to be freed.
 GradientReducer::~GradientReducer() {
-  for (Work& work : works_) {
-    try {
-      work.wait(Deadline::after({}));
-    } catch (const Error&) {  // already thrown where it was waited for
+  for (std::vector<Work>& bucket : works_) {
+    for (Work& work : bucket) {
+      try {
+        work.wait(Deadline::after({}));
+      } catch (const Error&) {  // already thrown where it was waited for
+      }
     }
   }
 }
@@ -154,14 +174,16 @@ void GradientReducer::ready(Range range) {
   final_ = range.end;
   if (!options_.overlap || !travels(options_, communicator_.world_size())) return;
   while (works_.size() < buckets_.size() && buckets_[works_.size()].end <= final_) {
-    works_.push_back(communicator_.start(call_for(works_.size())));
+    std::vector<Call> calls = calls_for(works_.size());
+    works_.emplace_back();
+    for (Call& call : calls) works_.back().push_back(communicator_.start(std::move(call)));
   }
-  while (told_ < works_.size() && works_[told_].done()) finish_bucket(told_++);
+  while (told_ < works_.size() && works_[told_].back().done()) finish_bucket(told_++);
 }
 
 // Waits longer than the bucket's own deadline, which ends it and names the rank at fault.
 void GradientReducer::finish_bucket(std::size_t bucket) {
-  works_[bucket].wait(Deadline::after(2 * communicator_.patience()));
+  for (Work& work : works_[bucket]) work.wait(Deadline::after(2 * communicator_.patience()));
   tell_reduced(bucket);
 }
 
@@ -169,14 +191,66 @@ void GradientReducer::tell_reduced(std::size_t bucket) const {
   if (reduced_ && options_.wire == DataType::kF32) reduced_(buckets_[bucket]);
 }
 
-Call GradientReducer::call_for(std::size_t bucket) {
+std::vector<Call> GradientReducer::calls_for(std::size_t bucket) {
   const Range range = buckets_[bucket];
   CallOptions options;
   options.step = static_cast<std::uint32_t>(step_);
   options.bucket = static_cast<std::uint32_t>(bucket);
   if (communicator_.finite_only()) withhold_non_finite(range);
   const bool exact = options_.reduction == Reduction::kTree && options_.wire == DataType::kF32;
-  return exact ? tree_call(range, options) : order_free_call(range, options);
+  std::vector<Call> calls;
+  calls.push_back(exact ? tree_call(range, options) : order_free_call(range, options));
+  const BufferView sum = options_.wire == DataType::kBf16
+                             ? BufferView(std::span(rounded_).subspan(range.begin, range.size()))
+                             : BufferView(partials_[0].subspan(range.begin, range.size()));
+  for (int turn = 0; turn < buddy_turns(range); ++turn) {
+    calls.push_back(buddy_call(turn, range, sum, options));
+  }
+  return calls;
+}
+
+int GradientReducer::buddy_turns(Range range) const {
+  if (!options_.shard || !options_.buddy) return 0;
+  std::size_t turns = 0;
+  for (int rank = 0; rank < communicator_.world_size(); ++rank) {
+    if (common_part(shard_of(rank), range).size() == 0) continue;
+    turns = std::max(turns, buddies_of(rank, communicator_.world_size()).size() - 1);
+  }
+  return static_cast<int>(turns);
+}
+
+// Through all_to_all, which every engine has; among most ranks it carries nothing.
+Call GradientReducer::buddy_call(int turn, Range range, BufferView data,
+                                 const CallOptions& options) const {
+  const Range buddies = buddies_of(communicator_.rank(), communicator_.world_size());
+  const std::size_t distance = static_cast<std::size_t>(turn) + 1;
+  std::vector<std::size_t> sent(index_of(communicator_.world_size()));
+  std::vector<std::size_t> received(sent.size());
+  const auto part_of = [&](std::size_t rank) {
+    const Range part = common_part(shard_of(static_cast<int>(rank)), range);
+    return Range{part.begin - range.begin, part.end - range.begin};
+  };
+  Range in{};
+  Range out{};
+  if (distance < buddies.size()) {
+    const std::size_t own = index_of(communicator_.rank());
+    const std::size_t place = own - buddies.begin;
+    const std::size_t to = buddies.begin + (place + distance) % buddies.size();
+    const std::size_t from = buddies.begin + (place + buddies.size() - distance) % buddies.size();
+    in = part_of(own);
+    out = part_of(from);
+    sent[to] = in.size();
+    received[from] = out.size();
+  }
+  return calls::all_to_all(data.slice(in), data.slice(out), std::move(sent), std::move(received),
+                           options);
+}
+
+void GradientReducer::complete_held(std::span<float> values) {
+  LOCKSTEP_CHECK(works_.empty() && values.size() == held_.size());
+  for (int turn = 0; turn < buddy_turns({0, partials_[0].size()}); ++turn) {
+    communicator_.run(buddy_call(turn, held_, BufferView(values), {}));
+  }
 }
 
 Call GradientReducer::tree_call(Range range, const CallOptions& options) {
@@ -230,11 +304,14 @@ void GradientReducer::withhold_non_finite(Range range) {
 
 Range GradientReducer::own_part(Range range) const { return common_part(shard_, range); }
 
+Range GradientReducer::shard_of(int rank) const {
+  return shard_range(partials_[0].size(), rank, communicator_.world_size());
+}
+
 std::vector<std::size_t> GradientReducer::shard_counts(Range range) const {
   std::vector<std::size_t> counts;
   for (int rank = 0; rank < communicator_.world_size(); ++rank) {
-    const Range shard = shard_range(partials_[0].size(), rank, communicator_.world_size());
-    counts.push_back(common_part(shard, range).size());
+    counts.push_back(common_part(shard_of(rank), range).size());
   }
   return counts;
 }
@@ -263,7 +340,7 @@ ReducedStep GradientReducer::finish(std::span<const std::vector<double>> lane_ta
     ready({final_, partials_[0].size()});
   } else if (travels(options_, communicator_.world_size())) {
     for (std::size_t bucket = 0; bucket < buckets_.size(); ++bucket) {
-      communicator_.run(call_for(bucket));
+      for (Call& call : calls_for(bucket)) communicator_.run(std::move(call));
       tell_reduced(bucket);
     }
   }
@@ -271,8 +348,8 @@ ReducedStep GradientReducer::finish(std::span<const std::vector<double>> lane_ta
   works_.clear();
   std::vector<double> tail = sum_tails(lane_tails);
   if (options_.wire == DataType::kBf16) {
-    widen(std::span(rounded_).subspan(shard_.begin, shard_.size()),
-          partials_[0].subspan(shard_.begin, shard_.size()));
+    widen(std::span(rounded_).subspan(held_.begin, held_.size()),
+          partials_[0].subspan(held_.begin, held_.size()));
     if (reduced_) reduced_({0, partials_[0].size()});
   }
   const double withheld = tail.back();

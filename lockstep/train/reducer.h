@@ -30,6 +30,9 @@ struct ReducerOptions {
   std::size_t bucket_bytes = std::size_t{4} << 20;
   bool overlap = true;  // buckets travel while the backward pass goes on
   bool shard = false;   // every rank gets its shard of the sum only
+  // With shards: a rank gets the shards of its buddies, too (group_range()), so that their moments
+  // are held twice. Each bucket then travels once more, to its owner's buddies.
+  bool buddy = true;
   // The replicas add up gradients from GPU to GPU; the reducer sends only tails.
   bool on_device = false;
 };
@@ -44,10 +47,20 @@ Range shard_range(std::size_t size, int rank, int world_size);
 // Of all ranks.
 std::vector<std::size_t> shard_sizes(std::size_t size, int world_size);
 
+// Buddies hold the moments of each other's shards: ranks 2k and 2k + 1, and the last three where
+// the number of ranks is odd. As long as one of them lives no moment is lost. A Range of ranks.
+Range buddies_of(int rank, int world_size);
+// The shards of a rank and its buddies.
+Range group_range(std::size_t size, int rank, int world_size);
+// The elements whose sum and moments a rank holds with these options: all, its shard, or the shards
+// of its buddies, too.
+Range held_range(const ReducerOptions& options, std::size_t size, int rank, int world_size);
+
 struct ReducedStep {
   // The sum over all lanes of the step, not scaled. Meaningless with ReducerOptions::on_device.
   std::span<const float> gradient;
-  Range range;               // where the sum is valid: everywhere, or in this rank's shard
+  // This rank's part of the norm: everything, or its shard. The sum is valid in held().
+  Range range;
   std::vector<double> tail;  // the sum over all lanes
   // How many buckets of all ranks were not finite, where the communicator carries finite numbers
   // only. Zeros were sent instead, so the sum is wrong.
@@ -58,6 +71,10 @@ struct ReducedStep {
 // ready() as the partials become final, finish(). The gradient travels in buckets, ranges of the
 // flat buffers, each of which starts as soon as it is final; nothing is copied (bf16 aside). One
 // thread at a time. After an Error of the communicator the reducer cannot be used.
+//
+// Buddies cost a rank memory and traffic: with n ranks, moments of 2/n of the model instead of 1/n,
+// and 1/n of the gradient sent once more (both up to 3/n and 2/n among the last three of an odd
+// number).
 class GradientReducer {
  public:
   // `partials` are this rank's sums over its nodes of T(0, owners.size()), in the order of
@@ -85,20 +102,32 @@ class GradientReducer {
   std::size_t buckets() const { return buckets_.size(); }
   // Bytes sent per rank for every byte of gradient: more than 1 where ranks have several partials.
   double traffic() const;
+  // This rank's own shard, which it shares with all ranks once it is updated. Everything without
+  // shards.
   Range shard() const { return shard_; }
+  // Where finish() leaves the sum: shard() and the buddies' shards.
+  Range held() const { return held_; }
+  // `values` are those of held(), and set in shard(): sets the rest from the buddies. Between
+  // steps, on all ranks alike.
+  void complete_held(std::span<float> values);
   // The rounding errors still to be added, with bf16; otherwise empty. Part of a run's state.
   std::span<float> residual() { return residual_.span(); }
 
  private:
   void finish_bucket(std::size_t bucket);
   void tell_reduced(std::size_t bucket) const;
-  Call call_for(std::size_t bucket);
+  std::vector<Call> calls_for(std::size_t bucket);
   Call tree_call(Range range, const CallOptions& options);
   Call order_free_call(Range range, const CallOptions& options);
   void add_partials(Range range);
   void withhold_non_finite(Range range);
   std::vector<std::size_t> shard_counts(Range range) const;
   Range own_part(Range range) const;
+  Range shard_of(int rank) const;
+  // How often something of `range` travels among buddies: each time to another of them.
+  int buddy_turns(Range range) const;
+  // `data` are elements `range`. This rank's own go to one buddy, those of another come.
+  Call buddy_call(int turn, Range range, BufferView data, const CallOptions& options) const;
   std::vector<double> sum_tails(std::span<const std::vector<double>> lane_tails);
 
   // Constant during a step.
@@ -112,12 +141,13 @@ class GradientReducer {
   const std::function<void(Range)> reduced_;
   std::vector<Range> buckets_;
   Range shard_;
+  Range held_;
 
   // Of the step under way.
   std::int64_t step_ = 0;
-  std::size_t final_ = 0;  // elements
-  std::vector<Work> works_;
-  std::size_t told_ = 0;  // buckets that `reduced_` was called for
+  std::size_t final_ = 0;                 // elements
+  std::vector<std::vector<Work>> works_;  // of every bucket, in the order of its calls
+  std::size_t told_ = 0;                  // buckets that `reduced_` was called for
   double withheld_ = 0;
 
   // With bf16.

@@ -17,13 +17,33 @@
 
 namespace lockstep {
 
+struct ReplicaOptions;
+
 // One worker's copy of the model on a device: parameters, moments and accumulators, and all
 // arithmetic on them. Flat buffers are in the order of layout(). One thread at a time.
+//
+// A replica outlives communicators. While it is attached to one, its accumulators are memory of
+// that communicator. While it is detached it has none: only layout(), loss(), what concerns
+// parameters, moments and hashes, and (after detach()) an update of the last step may be called.
 class Replica {
  public:
   virtual ~Replica() = default;
 
+  // Takes part in the exchanges of `communicator`, which must live until detach(). The replica is
+  // detached. The options have the model, precision, sizes and device that it was made with.
+  // Parameters stay. So do moments, unless options.shard is another range: they are zeros then,
+  // until set_moments(). Collective with Exchange::kDevice.
+  virtual void attach(const ReplicaOptions& options, Communicator& communicator) = 0;
+  // Before the communicator goes, or after it has failed: ends what is under way on a GPU and
+  // between GPUs, and gives up all memory of the communicator. Keeps parameters, shard() and its
+  // moments. With shards it also keeps shard() of partial(0) until attach(): if that was the sum
+  // over all lanes, update() can still be made. Idempotent. Throws only what a GPU throws that does
+  // not end in time, or has failed; the replica is of no use then.
+  virtual void detach() = 0;
+  virtual bool attached() const = 0;
+
   virtual const ParameterLayout& layout() const = 0;
+  // These four: only while attached.
   virtual const LaneSchedule& schedule() const = 0;
   // Between steps, on all ranks alike: this rank is `rank` of these owners. It needs no more
   // accumulators than there are. Spans of partial() are then others.
@@ -32,7 +52,7 @@ class Replica {
   // Whole flat buffers, on the host.
   virtual void set_parameters(std::span<const float> values) = 0;
   virtual void get_parameters(std::span<float> values) const = 0;
-  // The elements whose moments are held here: all, or this rank's shard.
+  // The elements whose moments are held here: all, or the shards of this rank and its buddies.
   virtual Range shard() const = 0;
   virtual void set_moments(std::span<const float> first, std::span<const float> second) = 0;
   virtual void get_moments(std::span<float> first, std::span<float> second) const = 0;
@@ -60,7 +80,8 @@ class Replica {
   // The squares of the norm blocks of that sum. `range` begins at a block.
   virtual void block_squares(Range range, std::span<double> sums) = 0;
   // AdamW on shard() with that sum; on a GPU, perhaps after the call has returned. Nothing is
-  // changed when the loss of a lane since the last finish_lanes() is not finite.
+  // changed when the loss of a lane since the last finish_lanes() is not finite. While detached:
+  // with the sum that detach() has kept, and a norm in the request.
   virtual void update(const UpdateRequest& request) = 0;
   virtual UpdateResult finish_update() = 0;
   // Calls `fill` with the flat parameters, of which only shard() is up to date; it sets the others.
@@ -91,18 +112,20 @@ struct ReplicaOptions {
   std::vector<Range> partials;  // as owned_nodes() returns them
   // There are so many at least, for other owners (Replica::set_owners).
   std::uint32_t accumulators = 0;
-  Range shard;
+  Range shard;  // held_range()
   Exchange exchange = Exchange::kHost;
   bool recompute = false;  // activations on a GPU, in the backward pass, which saves memory
   int device = 0;          // the GPU, modulo their number
+  bool sharded = false;
   // For Exchange::kDevice.
   LeafOwners owners;
   bool native = false;  // NCCL's own all-reduce
-  bool sharded = false;
+  bool buddy = true;    // with `sharded`
 };
 
-// On the CPU. The accumulators are memory of the communicator, which must outlive the replica, as
-// must the pool.
+// On the CPU, detached; parameters and moments are zeros. The pool must outlive it.
+std::unique_ptr<Replica> make_cpu_replica(const ReplicaOptions& options, ThreadPool& pool);
+// The same, attached.
 std::unique_ptr<Replica> make_cpu_replica(const ReplicaOptions& options, Communicator& communicator,
                                           ThreadPool& pool);
 
@@ -113,7 +136,10 @@ struct GpuParts {
       make_reducer = make_nccl_reducer;
 };
 
-// On a GPU. The communicator must outlive it.
+// On a GPU, detached; `partials` may be empty, then it takes no accumulators yet.
+std::unique_ptr<Replica> make_gpu_replica(const ReplicaOptions& options,
+                                          const GpuParts& parts = {});
+// The same, attached.
 std::unique_ptr<Replica> make_gpu_replica(const ReplicaOptions& options, Communicator& communicator,
                                           const GpuParts& parts = {});
 

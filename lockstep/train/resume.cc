@@ -137,17 +137,19 @@ void restore_moments(Trainer& trainer, const TrainingState* state) {
   Communicator& communicator = trainer.communicator();
   Replica& replica = trainer.replica();
   const auto restored = [&](FloatBuffer TrainingState::*moment) {
-    FloatBuffer own(replica.shard().size());
+    FloatBuffer held(replica.shard().size());
     std::span<const float> all;
     if (state != nullptr) all = (state->*moment).span();
     if (trainer.options().reducer.shard) {
-      communicator.scatter(all, own.span(), 0,
-                           shard_sizes(trainer.layout().size(), communicator.world_size()));
+      const Range own = trainer.reducer().shard();
+      communicator.scatter(all, held.span().subspan(own.begin - replica.shard().begin, own.size()),
+                           0, shard_sizes(trainer.layout().size(), communicator.world_size()));
+      trainer.reducer().complete_held(held.span());
     } else {
-      std::ranges::copy(all, own.data());
-      communicator.broadcast(own.span(), 0);
+      std::ranges::copy(all, held.data());
+      communicator.broadcast(held.span(), 0);
     }
-    return own;
+    return held;
   };
   const FloatBuffer first = restored(&TrainingState::first_moment);
   const FloatBuffer second = restored(&TrainingState::second_moment);

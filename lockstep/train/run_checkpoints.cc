@@ -72,9 +72,11 @@ void collect_state(Trainer& trainer, TrainingState* snapshot) {
   FloatBuffer second(replica.shard().size());
   replica.get_moments(first.span(), second.span());
   Communicator& communicator = trainer.communicator();
-  const auto gather = [&](const FloatBuffer& own, FloatBuffer TrainingState::*all) {
+  const Range own = trainer.reducer().shard();  // buddies hold each other's, too
+  const auto gather = [&](const FloatBuffer& held, FloatBuffer TrainingState::*all) {
     const std::span<float> out = snapshot != nullptr ? (snapshot->*all).span() : std::span<float>();
-    communicator.gather(std::span<const float>(own.span()), out, 0,
+    const std::span<const float> values(held.span());
+    communicator.gather(values.subspan(own.begin - replica.shard().begin, own.size()), out, 0,
                         shard_sizes(trainer.layout().size(), communicator.world_size()));
   };
   gather(first, &TrainingState::first_moment);

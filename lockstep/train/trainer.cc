@@ -87,11 +87,12 @@ ReplicaOptions replica_options(const TrainerOptions& options, int rank, int worl
   if (balances(options, world_size)) {
     result.accumulators = most_accumulators(result.owners, world_size);
   }
-  result.shard = options.reducer.shard ? shard_range(size, rank, world_size) : Range{0, size};
+  result.shard = held_range(options.reducer, size, rank, world_size);
   result.exchange = exchange_of(options.reducer, world_size);
   result.recompute = options.recompute;
   result.native = options.reducer.reduction == Reduction::kNccl;
   result.sharded = options.reducer.shard;
+  result.buddy = options.reducer.buddy;
   return result;
 }
 
@@ -116,7 +117,7 @@ Trainer::Trainer(const TrainerOptions& options, Samples training, Samples valida
       sample_ids_(options.micro_batch),
       tokens_(options.micro_batch * static_cast<std::size_t>(training_.context())),
       targets_(tokens_.size()) {
-  LOCKSTEP_CHECK(replica.shard() == reducer_.shard());
+  LOCKSTEP_CHECK(replica.shard() == reducer_.held());
   if (balances(options, communicator.world_size())) {
     balance_.emplace(owners_, communicator.world_size(), options.balance_rule);
   }
@@ -170,6 +171,7 @@ std::vector<Setting> Trainer::settings() const {
   add("wire type", to_string(options_.reducer.wire));
   add("bucket bytes", options_.reducer.bucket_bytes);
   add("sharded optimizer", options_.reducer.shard);
+  add("buddies", options_.reducer.shard && options_.reducer.buddy);
   add("balance", options_.balance);
   std::string skipped;
   for (const SkippedLane& lane : options_.skip_lanes) {
@@ -324,7 +326,7 @@ void Trainer::begin_update(std::int64_t tokens, std::optional<double> norm) {
 
 void Trainer::share_parameters() {
   if (replica_.complete_on_device()) return;
-  const Range own = replica_.shard();
+  const Range own = reducer_.shard();
   replica_.complete_parameters([&](std::span<float> parameters) {
     communicator_.all_gather(std::span<const float>(parameters.subspan(own.begin, own.size())),
                              parameters, shard_sizes(layout().size(), communicator_.world_size()));

@@ -51,8 +51,8 @@ TEST(GpuUpdate, UpdatesAsTheCpuToTheBit) {
     const UpdateResult updated = model->finish_update();
     EXPECT_TRUE(updated.done);
     EXPECT_EQ(updated.norm, norm);
-    adamw.step(parameters, gradient.values, gradient_factor(norm, request.tokens, request.clip),
-               1e-3, step, pool);
+    adamw.step(parameters, std::span(gradient.values).subspan(shard.begin, shard.size()),
+               gradient_factor(norm, request.tokens, request.clip), 1e-3, step, pool);
   }
   std::vector<float> updated(parameters.size());
   model->get_parameters(updated);
@@ -147,9 +147,9 @@ TEST(GpuUpdateDeathTest, AWaitEndsByItsDeadline) {
   constexpr int kLanes = 50;
   EXPECT_EXIT(
       {
-        GpuModelOptions options = gpu_options(config, Precision::kF32, 64);
-        options.patience = std::chrono::milliseconds(1);
+        const GpuModelOptions options = gpu_options(config, Precision::kF32, 64);
         auto model = make_gpu_model(options);
+        model->set_patience(std::chrono::milliseconds(1));
         const TestBatch data(config, 64, 1);
         try {
           for (int lane = 0; lane < kLanes; ++lane) model->gradient(data.batch(), 0, {});

@@ -2,6 +2,7 @@
 
 #include <cmath>
 #include <limits>
+#include <numeric>
 #include <utility>
 #include <vector>
 
@@ -27,6 +28,16 @@ class PretendedGpu final : public GpuModel {
         hosts_(options.accumulators) {}
 
   const ParameterLayout& layout() const override { return transformer_.layout(); }
+
+  void set_patience(std::chrono::nanoseconds) override {}
+  void resize(std::uint32_t accumulators, Range shard) override {
+    if (accumulators != accumulators_.size()) {
+      const float none = std::numeric_limits<float>::quiet_NaN();
+      accumulators_.assign(accumulators, std::vector<float>(layout().size(), none));
+    }
+    if (shard != adamw_.range()) adamw_ = AdamW(layout(), options_.adamw, shard);
+    hosts_.resize(accumulators);
+  }
 
   void set_parameters(std::span<const float> values) override {
     parameters_.assign(values.begin(), values.end());
@@ -70,6 +81,11 @@ class PretendedGpu final : public GpuModel {
     std::ranges::fill(host, std::numeric_limits<float>::quiet_NaN());
     hosts_.at(accumulator) = host;
   }
+  void unstage() override {
+    join_uploads();
+    hosts_.assign(hosts_.size(), {});
+    lanes_.clear();
+  }
   void page_lock(std::span<float>) override {}
   void upload(std::uint32_t accumulator, Range range) override {
     uploads_.emplace_back(accumulator, range);
@@ -88,7 +104,7 @@ class PretendedGpu final : public GpuModel {
     updated_.done = std::isfinite(updated_.norm) && request.tokens > 0;
     for (const LaneResult& lane : lanes_) updated_.done &= std::isfinite(lane.sum.loss);
     if (!updated_.done) return;
-    adamw_.step(parameters_, accumulators_[0],
+    adamw_.step(parameters_, held_sum(),
                 gradient_factor(updated_.norm, request.tokens, request.clip), request.learning_rate,
                 request.step, pool_);
   }
@@ -103,6 +119,10 @@ class PretendedGpu final : public GpuModel {
   std::size_t bytes() const override { return 0; }
 
  private:
+  std::span<const float> held_sum() const {
+    const Range range = adamw_.range();
+    return std::span(accumulators_[0]).subspan(range.begin, range.size());
+  }
   static void copy(std::span<const float> from, std::span<float> to, Range range) {
     std::ranges::copy(from.subspan(range.begin, range.size()),
                       to.subspan(range.begin, range.size()).begin());
@@ -161,17 +181,17 @@ class PretendedReducer final : public DeviceReducer {
     }
     std::vector<float> sum(piece.size());
     communicator_.reduce_nodes(std::move(views), options_.owners, std::span(sum));
-    const std::size_t begin = own_begin();
-    for (std::size_t i = 0; i < piece.size(); ++i) {  // where it is not this rank's, no number
+    const Range held = held_elements();
+    for (std::size_t i = 0; i < piece.size();
+         ++i) {  // where it is nothing of this rank's, no number
       const std::size_t at = piece.begin + i;
-      const bool own =
-          options_.shards.empty() || (at >= begin && at < begin + shard(communicator_.rank()));
+      const bool own = at >= held.begin && at < held.end;
       partials[0][at] = own ? sum[i] : std::numeric_limits<float>::quiet_NaN();
     }
   }
   void all_gather(float* values, DeviceStream) override {
-    const std::size_t begin = own_begin();
-    const std::vector<float> own(values + begin, values + begin + shard(communicator_.rank()));
+    const Range range = elements_of({own_rank(), own_rank() + 1});
+    const std::vector<float> own(values + range.begin, values + range.end);
     communicator_.all_gather(std::span<const float>(own), std::span(values, options_.elements),
                              options_.shards);
   }
@@ -179,12 +199,18 @@ class PretendedReducer final : public DeviceReducer {
   void abort() noexcept override {}
 
  private:
-  std::size_t shard(int rank) const { return options_.shards[static_cast<std::size_t>(rank)]; }
-  std::size_t own_begin() const {
-    std::size_t begin = 0;
-    if (options_.shards.empty()) return begin;
-    for (int rank = 0; rank < communicator_.rank(); ++rank) begin += shard(rank);
-    return begin;
+  std::size_t own_rank() const { return static_cast<std::size_t>(communicator_.rank()); }
+  Range elements_of(Range ranks) const {
+    const auto first = options_.shards.begin();
+    const auto sum = [&](std::size_t count) {
+      return std::accumulate(first, first + static_cast<std::ptrdiff_t>(count), std::size_t{0});
+    };
+    return {sum(ranks.begin), sum(ranks.end)};
+  }
+  Range held_elements() const {
+    if (options_.shards.empty()) return {0, options_.elements};
+    return elements_of(options_.buddies.empty() ? Range{own_rank(), own_rank() + 1}
+                                                : options_.buddies[own_rank()]);
   }
 
   Communicator& communicator_;

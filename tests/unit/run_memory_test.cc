@@ -31,9 +31,16 @@ TEST(RunMemory, CountsWhatAWorkerHolds) {
   EXPECT_GT(cpu_bytes_needed(options_of(8), 0, 1, false), plain);
   TrainerOptions sharded = options;
   sharded.reducer.shard = true;
-  const std::size_t saved =
-      cpu_bytes_needed(options, 1, 2, false) - cpu_bytes_needed(sharded, 1, 2, false);
-  EXPECT_NEAR(static_cast<double>(saved), static_cast<double>(weights), 1e5);
+  const auto saved = [&](int world_size) {
+    return static_cast<double>(cpu_bytes_needed(options, 1, world_size, false) -
+                               cpu_bytes_needed(sharded, 1, world_size, false));
+  };
+  // Of two moments a pair of buddies holds two shards.
+  EXPECT_EQ(saved(2), 0);
+  EXPECT_NEAR(saved(4), static_cast<double>(weights), 1e5);
+  sharded.reducer.buddy = false;
+  EXPECT_NEAR(saved(2), static_cast<double>(weights), 1e5);
+  EXPECT_NEAR(saved(4), 1.5 * static_cast<double>(weights), 1e5);
 }
 
 TEST(RunMemory, SaysWhatWouldFit) {
@@ -48,9 +55,15 @@ TEST(RunMemory, SaysWhatWouldFit) {
               HasSubstr("--save-every 0"));
   TrainerOptions sharded = single;
   sharded.reducer.shard = true;
-  const std::size_t two =
-      cpu_bytes_needed(sharded, 0, 2, true) + cpu_bytes_needed(sharded, 1, 2, false);
-  EXPECT_THAT(*memory_refusal(single, kTwo, 2, true, two), HasSubstr("--shard-optimizer would"));
+  const auto two_of = [&](int world_size) {
+    return cpu_bytes_needed(sharded, 0, world_size, true) +
+           cpu_bytes_needed(sharded, 1, world_size, false);
+  };
+  EXPECT_THAT(*memory_refusal(single, kTwo, 4, true, two_of(4)),
+              HasSubstr("--shard-optimizer would"));
+  sharded.reducer.buddy = false;
+  EXPECT_THAT(*memory_refusal(single, kTwo, 2, true, two_of(2)),
+              HasSubstr("--shard-optimizer with --no-buddy would"));
   EXPECT_THAT(*memory_refusal(single, kTwo, 2, true, kGib / 2), HasSubstr("smaller model"));
 }
 

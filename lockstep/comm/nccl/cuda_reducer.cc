@@ -48,6 +48,23 @@ std::vector<Range> checked_shards(const std::vector<std::size_t>& shards, int wo
   return lockstep::chunks_of(shards, total, world_size);
 }
 
+// Those of `rank`.
+Range checked_buddies(const std::vector<Range>& buddies, std::size_t shards, int rank) {
+  if (buddies.empty()) return {index_of(rank), index_of(rank) + 1};
+  if (buddies.size() != shards) {
+    refuse(fmt::format("{} ranks have buddies, but {} have shards", buddies.size(), shards));
+  }
+  for (std::size_t r = 0; r < buddies.size(); ++r) {
+    const Range theirs = buddies[r];
+    bool mutual = theirs.begin <= r && r < theirs.end && theirs.end <= buddies.size();
+    for (std::size_t buddy = theirs.begin; mutual && buddy < theirs.end; ++buddy) {
+      mutual = buddies[buddy] == theirs;
+    }
+    if (!mutual) refuse(fmt::format("the buddies of rank {} do not have it as theirs", r));
+  }
+  return buddies[index_of(rank)];
+}
+
 }  // namespace
 
 CudaReducer::CudaReducer(std::unique_ptr<DeviceTransport> transport,
@@ -57,6 +74,7 @@ CudaReducer::CudaReducer(std::unique_ptr<DeviceTransport> transport,
       world_size_(transport_->world_size()),
       native_(options.native),
       shards_(checked_shards(options.shards, world_size_)),
+      buddies_(checked_buddies(options.buddies, shards_.size(), rank_)),
       elements_(options.elements),
       inputs_(checked_inputs(options.owners, world_size_)) {
   if (!shards_.empty()) {
@@ -153,7 +171,7 @@ void CudaReducer::reduce(std::span<float* const> partials, Range range, DeviceSt
     run_round(partials, round, stream);
   }
   // It overwrites what the rounds sent from the first partial, and so comes after all of them.
-  if (shards_.empty()) gather(partials[0], chunks, stream);
+  gather(partials[0], chunks, shards_.empty() ? Range{0, index_of(world_size_)} : buddies_, stream);
 }
 
 void CudaReducer::run_round(std::span<float* const> partials, const std::vector<Range>& chunks,
@@ -182,16 +200,21 @@ void CudaReducer::run_round(std::span<float* const> partials, const std::vector<
   cuda::combine(inputs_.program, inputs, partials[0] + own.begin, own.size(), stream);
 }
 
-void CudaReducer::gather(float* values, const std::vector<Range>& chunks, DeviceStream stream) {
+void CudaReducer::gather(float* values, const std::vector<Range>& chunks, Range ranks,
+                         DeviceStream stream) {
   const Range own = chunks[index_of(rank_)];
+  const auto takes_part = [&](int rank) {
+    return index_of(rank) >= ranks.begin && index_of(rank) < ranks.end;
+  };
   std::vector<DeviceSend> sends;
   std::vector<DeviceRecv> recvs;
   for (int i = 1; i < world_size_; ++i) {
     const int to = (rank_ + i) % world_size_;
-    if (own.size() > 0) sends.push_back({to, values + own.begin, own.size()});
+    if (takes_part(to) && own.size() > 0) sends.push_back({to, values + own.begin, own.size()});
     const int from = (rank_ + world_size_ - i) % world_size_;
     const Range theirs = chunks[index_of(from)];
-    if (theirs.size() > 0) recvs.push_back({from, values + theirs.begin, theirs.size()});
+    if (takes_part(from) && theirs.size() > 0)
+      recvs.push_back({from, values + theirs.begin, theirs.size()});
   }
   transport_->exchange(sends, recvs, stream);
 }
@@ -211,7 +234,7 @@ void CudaReducer::reduce_natively(std::span<float* const> partials, Range range,
 void CudaReducer::all_gather(float* values, DeviceStream stream) {
   transport_->check();
   if (shards_.empty()) refuse("there are no shards to gather");
-  gather(values, shards_, stream);
+  gather(values, shards_, {0, index_of(world_size_)}, stream);
 }
 
 }  // namespace lockstep

@@ -13,7 +13,7 @@ namespace lockstep {
 // even ones, or by the shards. A *round* takes some elements of every rank's chunk: each rank sends
 // every other rank those elements of its partials, and adds everybody's partials in its own chunk
 // along the canonical tree. When all rounds are enqueued, everybody sends its chunk of the sum to
-// everybody.
+// everybody, or with shards to its buddies.
 class CudaReducer final : public DeviceReducer {
  public:
   // Bounds what a round receives, and so the scratch memory: about this many elements for each of
@@ -39,7 +39,8 @@ class CudaReducer final : public DeviceReducer {
   // chunks[r] is what rank r adds up.
   void run_round(std::span<float* const> partials, const std::vector<Range>& chunks,
                  DeviceStream stream);
-  void gather(float* values, const std::vector<Range>& chunks, DeviceStream stream);
+  // Everybody's chunk of `values`, or only those of `ranks`, who are the same for all of them.
+  void gather(float* values, const std::vector<Range>& chunks, Range ranks, DeviceStream stream);
   void reduce_natively(std::span<float* const> partials, Range range, DeviceStream stream);
   float* scratch_partial(int rank, std::size_t partial) const;
 
@@ -49,6 +50,7 @@ class CudaReducer final : public DeviceReducer {
   const int world_size_;
   const bool native_;
   std::vector<Range> shards_;                // per rank; empty: everybody has all
+  const Range buddies_;                      // ranks, this one among them; with shards
   std::size_t elements_ = 0;                 // 0: not known
   std::size_t most_round_ = 0;               // elements of a rank's chunk in a round, at most
   std::vector<std::size_t> scratch_floats_;  // per rank, the size of its scratch_

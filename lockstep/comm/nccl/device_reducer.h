@@ -21,6 +21,9 @@ struct DeviceReducerOptions {
   bool native = false;
   // Elements of the whole vector that each rank is to have the sum of; empty: everybody has all.
   std::vector<std::size_t> shards = {};
+  // With shards: for every rank, the ranks whose shards of the sum it is to have, its own among
+  // them; neighbours, who have each other's. Empty: everybody has its own only.
+  std::vector<Range> buddies = {};
   // Of the whole vector, so that no more scratch memory is taken than it needs; 0: not known.
   std::size_t elements = 0;
 };
@@ -41,7 +44,8 @@ class DeviceReducer {
   virtual void set_owners(const LeafOwners& owners) = 0;
   // `partials` are this rank's sums over owned_nodes(owners, rank), in that order: whole vectors on
   // the device. Elements `range` of the first become the sum over all lanes (with shards: where
-  // they are this rank's; the rest of `range` is unspecified). The others keep their values.
+  // they are this rank's or its buddies'; the rest of `range` is unspecified). The others keep
+  // their values.
   virtual void reduce(std::span<float* const> partials, Range range, DeviceStream stream) = 0;
   // With shards: everybody's shard of `values`, in place.
   virtual void all_gather(float* values, DeviceStream stream) = 0;

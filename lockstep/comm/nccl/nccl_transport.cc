@@ -4,11 +4,14 @@
 #include <nccl.h>
 
 #include <cstring>
+#include <future>
+#include <memory>
 #include <thread>
 #include <utility>
 
 #include "lockstep/base/cuda/runtime.h"
 #include "lockstep/base/deadline.h"
+#include "lockstep/base/thread.h"
 
 namespace lockstep {
 namespace {
@@ -20,6 +23,9 @@ static_assert(sizeof(ncclUniqueId) == sizeof(NcclId));
 // What NCCL says about a broken peer is the echo of that rank's failure. The job's control links
 // know more, but not always sooner.
 constexpr auto kEcho = 1s;
+
+// An abort takes some milliseconds.
+constexpr auto kAbort = 30s;
 
 // Most waits are for a thread of NCCL's that takes some microseconds; others are for ranks.
 class Pause {
@@ -41,6 +47,27 @@ std::string describe(const char* operation, ncclResult_t result, ncclComm_t comm
   const char* detail = ncclGetLastError(comm);
   if (detail != nullptr && *detail != '\0') text += fmt::format(" ({})", detail);
   return text + "; NCCL_DEBUG=WARN makes it say more";
+}
+
+// NCCL's abort waits for its kernels and threads, without a deadline of its own. One that does not
+// end is left behind, and the GPU with it.
+void abort_in_time(ncclComm* comm) {
+  int device = 0;
+  static_cast<void>(cudaGetDevice(&device));
+  const auto ended = std::make_shared<std::promise<void>>();
+  std::future<void> end = ended->get_future();
+  Thread thread;
+  thread.start(
+      "the thread that aborts NCCL",
+      [comm, device, ended] {
+        static_cast<void>(cudaSetDevice(device));
+        static_cast<void>(ncclCommAbort(comm));  // nobody could do anything about its result
+        ended->set_value();
+      },
+      [](const Error&) {});
+  if (end.wait_for(kAbort) == std::future_status::ready) return thread.join();
+  give_up_cuda();
+  thread.detach();
 }
 
 }  // namespace
@@ -75,7 +102,11 @@ NcclTransport::~NcclTransport() { close(); }
 void NcclTransport::close() noexcept {
   ncclComm* comm = std::exchange(comm_, nullptr);
   if (comm == nullptr || cuda_given_up()) return;  // the latter: it would wait for the GPU
-  static_cast<void>(ncclCommAbort(comm));          // nobody could do anything about its result
+  try {
+    abort_in_time(comm);
+  } catch (const Error&) {  // no thread to be had
+    static_cast<void>(ncclCommAbort(comm));
+  }
 }
 
 void NcclTransport::abort() noexcept {

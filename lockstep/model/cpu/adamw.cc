@@ -38,7 +38,7 @@ AdamW::AdamW(const ParameterLayout& layout, const AdamWOptions& options, Range r
 
 void AdamW::step(std::span<float> parameters, std::span<const float> gradient_sum, float factor,
                  double learning_rate, std::int64_t step, ThreadPool& pool) {
-  LOCKSTEP_CHECK(parameters.size() == size_ && gradient_sum.size() == size_ && step >= 0);
+  LOCKSTEP_CHECK(parameters.size() == size_ && gradient_sum.size() == range_.size() && step >= 0);
   const auto t = static_cast<double>(step + 1);
   AdamWScalars scalars = {
       .factor = factor,
@@ -57,7 +57,7 @@ void AdamW::step(std::span<float> parameters, std::span<const float> gradient_su
   pool.run(pieces_.size(), [&](std::size_t index) {
     const auto& [range, decay] = pieces_[index];
     const std::size_t own = range.begin - range_.begin;
-    kernels.adamw(decay ? decaying : scalars, range.size(), gradient_sum.data() + range.begin,
+    kernels.adamw(decay ? decaying : scalars, range.size(), gradient_sum.data() + own,
                   parameters.data() + range.begin, first_.data() + own, second_.data() + own);
   });
 }

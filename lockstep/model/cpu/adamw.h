@@ -22,8 +22,8 @@ class AdamW {
   AdamW(const ParameterLayout& layout, const AdamWOptions& options);
   AdamW(const ParameterLayout& layout, const AdamWOptions& options, Range range);
 
-  // Updates parameters[range] from gradient_sum[range]; both are whole flat buffers. `step` counts
-  // from 0. No heap.
+  // Updates parameters[range], of a whole flat buffer, from `gradient_sum`, which is that of the
+  // range alone. `step` counts from 0. No heap.
   void step(std::span<float> parameters, std::span<const float> gradient_sum, float factor,
             double learning_rate, std::int64_t step, ThreadPool& pool);
 
@@ -53,8 +53,8 @@ class AdamW {
 // a block boundary of the flat buffer; `sums` has norm_blocks(values.size()) elements.
 void block_squares(std::span<const float> values, ThreadPool& pool, std::span<double> sums);
 
-// The tree over those sums (lockstep/base/canonical_tree.h); `sums` is scratch of norm_blocks(values.size())
-// elements.
+// The tree over those sums (lockstep/base/canonical_tree.h); `sums` is scratch of
+// norm_blocks(values.size()) elements.
 double sum_of_squares(std::span<const float> values, ThreadPool& pool, std::span<double> sums);
 
 }  // namespace lockstep

@@ -102,20 +102,11 @@ CudaModel::CudaModel(const GpuModelOptions& options)
       options_(options),
       stream_(make_stream()),
       parameters_(layout_.size(), "parameters"),
-      first_(options.shard.size(), "moments"),
-      second_(options.shard.size(), "moments"),
       rounded_(options.precision == Precision::kBf16 ? layout_.size() : 0, "bf16 parameters"),
-      accumulators_([&] {
-        std::vector<DeviceArray<float>> accumulators;
-        for (std::uint32_t i = 0; i < options.accumulators; ++i)
-          accumulators.emplace_back(layout_.size(), "gradients");
-        return accumulators;
-      }()),
       passes_(make_cuda_passes(layout_, {.precision = options.precision,
                                          .rows = options.rows,
                                          .context = options.context,
                                          .recompute = options.recompute})),
-      staging_(accumulator_pointers()),
       squares_(norm_blocks(layout_.size()), "norms"),
       tree_scratch_(cuda::tree_scratch(squares_.size()), "norms"),
       record_(1, "losses"),
@@ -129,43 +120,81 @@ CudaModel::CudaModel(const GpuModelOptions& options)
       host_update_(1),
       done_(make_event()),
       hasher_(layout_) {
-  const std::vector<cuda::Piece> pieces = cut_pieces(layout_, options.shard);
-  pieces_ = DeviceArray<cuda::Piece>(pieces.size(), "the optimizer");
-  copy(pieces_.data(), pieces.data(), pieces.size() * sizeof(cuda::Piece));
-  for (const DeviceArray<float>* moments : {&first_, &second_}) {
-    check_cuda(cudaMemsetAsync(moments->data(), 0, moments->size() * sizeof(float), stream_.get()),
-               "clearing moments");
-  }
+  take_accumulators(options.accumulators);
+  take_moments(options.shard);
   clear_bad_losses();
   cut_buckets();
-  bytes_ =
-      passes_->bytes() +
-      (layout_.size() * (1 + options.accumulators) + 2 * options.shard.size()) * sizeof(float) +
-      rounded_.size() * sizeof(__nv_bfloat16);
 }
 
 CudaModel::~CudaModel() {
   constexpr auto kPatience = std::chrono::seconds(10);
   try {
-    for (const cudaStream_t stream : {stream_.get(), staging_.stream(), staging_.upload_stream()}) {
-      if (cuda_given_up()) return;
-      check_cuda(cudaEventRecord(done_.get(), stream), "ending");
-      wait_for(done_.get(), "ending", {kPatience, {}});
-    }
+    wait_for_all("ending", {kPatience, {}});
   } catch (const Error&) {  // whatever it is, somebody was told of it before
   }
+}
+
+void CudaModel::wait_for_all(const char* operation, const CudaPatience& patience) const {
+  for (const cudaStream_t stream : {stream_.get(), staging_.stream(), staging_.upload_stream()}) {
+    if (cuda_given_up()) {
+      throw Error(ErrorCode::kTimeout,
+                  fmt::format("CUDA: {}: the GPU has not answered before", operation));
+    }
+    check_cuda(cudaEventRecord(done_.get(), stream), operation);
+    wait_for(done_.get(), operation, patience);
+  }
+}
+
+// Graphs have the addresses of accumulators and moments in them: they go before those do.
+void CudaModel::take_accumulators(std::uint32_t count) {
+  lanes_.clear();
+  update_with_norm_ = {};
+  update_of_norm_ = {};
+  if (count < accumulators_.size()) accumulators_.resize(count);
+  while (accumulators_.size() < count) accumulators_.emplace_back(layout_.size(), "gradients");
+  std::vector<float*> pointers;
+  for (const DeviceArray<float>& accumulator : accumulators_)
+    pointers.push_back(accumulator.data());
+  staging_.set_accumulators(std::move(pointers));
+}
+
+void CudaModel::take_moments(Range shard) {
+  update_with_norm_ = {};
+  update_of_norm_ = {};
+  shard_ = shard;
+  const std::vector<cuda::Piece> pieces = cut_pieces(layout_, shard);
+  pieces_ = DeviceArray<cuda::Piece>(pieces.size(), "the optimizer");
+  copy(pieces_.data(), pieces.data(), pieces.size() * sizeof(cuda::Piece));
+  for (DeviceArray<float>* moments : {&first_, &second_}) {
+    *moments = {};  // the old ones go first
+    *moments = DeviceArray<float>(shard.size(), "moments");
+    check_cuda(cudaMemsetAsync(moments->data(), 0, moments->size() * sizeof(float), stream_.get()),
+               "clearing moments");
+  }
+}
+
+void CudaModel::resize(std::uint32_t accumulators, Range shard) {
+  wait_for_all("computing", patience());
+  if (accumulators != accumulators_.size()) take_accumulators(accumulators);
+  if (shard != shard_) take_moments(shard);
+}
+
+void CudaModel::unstage() {
+  wait_for_all("ending a step", patience());
+  staging_.release();
+  lanes_enqueued_ = 0;
+  clear_bad_losses();
+}
+
+std::size_t CudaModel::bytes() const {
+  const std::size_t floats =
+      parameters_.size() * (1 + accumulators_.size()) + first_.size() + second_.size();
+  return passes_->bytes() + floats * sizeof(float) + rounded_.size() * sizeof(__nv_bfloat16);
 }
 
 void CudaModel::clear_bad_losses() const {
   check_cuda(cudaMemsetAsync(bad_losses_.data(), 0, sizeof(std::uint32_t), stream_.get()),
              "clearing a count");
-}
-
-std::vector<float*> CudaModel::accumulator_pointers() const {
-  std::vector<float*> pointers;
-  for (const DeviceArray<float>& accumulator : accumulators_)
-    pointers.push_back(accumulator.data());
-  return pointers;
 }
 
 // The ranges in which the passes finish, joined so that none is small; the embedding is the last.
@@ -220,6 +249,7 @@ void CudaModel::complete_parameters(
   check_cuda(cudaEventRecord(done_.get(), stream), "sharing parameters");
   check_cuda(cudaStreamWaitEvent(stream_.get(), done_.get()), "sharing parameters");
   round_parameters();
+  wait("sharing parameters");
 }
 
 void CudaModel::round_parameters() {
@@ -440,7 +470,7 @@ void CudaModel::enqueue_update(bool norm_given) {
                .beta2 = rounded(adamw.beta2),
                .rest2 = rounded(1.0 - adamw.beta2),
                .eps = rounded(adamw.eps),
-               .first_element = options_.shard.begin,
+               .first_element = shard_.begin,
                .sum = accumulators_.front().data(),
                .parameters = parameters_.data(),
                .first = first_.data(),

@@ -4,6 +4,7 @@
 #include <cuda_runtime_api.h>
 
 #include <algorithm>
+#include <chrono>
 #include <deque>
 #include <functional>
 #include <map>
@@ -60,6 +61,9 @@ class CudaModel final : public GpuModel {
 
   const ParameterLayout& layout() const override { return layout_; }
 
+  void set_patience(std::chrono::nanoseconds patience) override { patience_ = patience; }
+  void resize(std::uint32_t accumulators, Range shard) override;
+
   void set_parameters(std::span<const float> values) override;
   void get_parameters(std::span<float> values) const override;
   void set_moments(std::span<const float> first, std::span<const float> second) override;
@@ -78,6 +82,7 @@ class CudaModel final : public GpuModel {
   void stage(std::uint32_t accumulator, std::span<float> host) override {
     staging_.attach(accumulator, host);
   }
+  void unstage() override;
   void page_lock(std::span<float> host) override { staging_.lock(host); }
   void upload(std::uint32_t accumulator, Range range) override {
     staging_.upload(accumulator, range);
@@ -87,7 +92,7 @@ class CudaModel final : public GpuModel {
   void update(const UpdateRequest& request) override;
   UpdateResult finish_update() override;
   std::vector<Blake3Hash> tensor_hashes() const override;
-  std::size_t bytes() const override { return bytes_; }
+  std::size_t bytes() const override;
 
  private:
   // A range of the gradient that is told at once, and when its work on the device is done.
@@ -100,7 +105,8 @@ class CudaModel final : public GpuModel {
   CudaBatch batch_memory() const {
     return {tokens_.data(), targets_.data(), token_begin_.data(), token_places_.data()};
   }
-  std::vector<float*> accumulator_pointers() const;
+  void take_accumulators(std::uint32_t count);
+  void take_moments(Range shard);
   void cut_buckets();
   CudaLaneMemory& next_lane();
   void send(const Batch& batch, CudaLaneMemory& lane);
@@ -114,9 +120,11 @@ class CudaModel final : public GpuModel {
   // A step may have any number of lanes.
   CudaPatience patience() const {
     const auto lanes = static_cast<std::int64_t>(std::max<std::size_t>(1, lanes_enqueued_));
-    return {options_.patience * lanes, options_.while_waiting};
+    return {patience_ * lanes, options_.while_waiting};
   }
   void wait(const char* operation) const;
+  // For all streams.
+  void wait_for_all(const char* operation, const CudaPatience& patience) const;
   // Bytes between host and device, when everything before is done.
   void copy(void* to, const void* from, std::size_t bytes) const;
   // The same without waiting: the host's memory is page-locked.
@@ -124,7 +132,9 @@ class CudaModel final : public GpuModel {
 
   const ParameterLayout layout_;
   const GpuModelOptions options_;
+  std::chrono::nanoseconds patience_ = std::chrono::minutes(10);
   CudaStream stream_;
+  Range shard_;
   DeviceArray<float> parameters_, first_, second_;
   DeviceArray<__nv_bfloat16> rounded_;
   std::vector<DeviceArray<float>> accumulators_;
@@ -146,7 +156,6 @@ class CudaModel final : public GpuModel {
   std::map<CudaLaneShape, CudaCaptured> lanes_;
   CudaCaptured update_with_norm_, update_of_norm_;
   mutable CudaHasher hasher_;
-  std::size_t bytes_ = 0;
 };
 
 }  // namespace lockstep

@@ -15,16 +15,20 @@ namespace lockstep {
 // the device computes: one for each direction.
 class CudaStaging {
  public:
-  explicit CudaStaging(std::vector<float*> accumulators);
+  CudaStaging();
   // No copy may be under way.
   ~CudaStaging();
   CudaStaging(const CudaStaging&) = delete;
   CudaStaging& operator=(const CudaStaging&) = delete;
 
+  // Other accumulators; none has memory of the host yet. No copy may be under way.
+  void set_accumulators(std::vector<float*> accumulators);
   // Page-locks `host` where the system allows it: copies are then asynchronous and faster.
   void attach(std::uint32_t accumulator, std::span<float> host);
-  // The same for memory that belongs to no accumulator.
+  // The same for memory that belongs to no accumulator and outlives this.
   void lock(std::span<float> host);
+  // Gives up what was attached. No copy may be under way.
+  void release();
   // Enqueues a copy to the host, on stream().
   void download(std::uint32_t accumulator, Range range);
   // Enqueues a copy to the device at once.
@@ -38,7 +42,7 @@ class CudaStaging {
  private:
   std::vector<float*> accumulators_;
   std::vector<std::span<float>> hosts_;
-  std::vector<void*> locked_;
+  std::vector<void*> staged_, locked_;  // that are page-locked: of accumulators, others
   CudaStream stream_, up_;
   CudaEvent uploaded_;
 };
