@@ -25,6 +25,10 @@ class SignalCount {
   }
   // 0: none has come.
   int first() const { return first_.load(); }
+  // When the first one came.
+  std::chrono::steady_clock::time_point first_time() const {
+    return std::chrono::steady_clock::time_point(std::chrono::steady_clock::duration(time_.load()));
+  }
 
  private:
   std::atomic<int> first_{0};

@@ -1,7 +1,9 @@
 #include "lockstep/report/metrics.h"
 
 #include <fmt/format.h>
+#include <unistd.h>
 
+#include <algorithm>
 #include <cerrno>
 #include <fstream>
 #include <numbers>
@@ -53,27 +55,62 @@ std::string metrics_line(const StepReport& report, double bytes_per_token) {
 
 namespace {
 
+// The step of a complete line; nothing for anything else.
+std::optional<std::int64_t> step_of(const Json& line) {
+  if (!line.is_object() || !line.contains("step") || !line["step"].is_number()) return std::nullopt;
+  return line["step"].get<std::int64_t>();
+}
+
 // The complete lines of steps 1 to `steps`. Later steps will be done again.
 std::string lines_until(const std::string& path, std::int64_t steps) {
   std::string kept;
   std::ifstream file(path);
   for (std::string line; steps > 0 && std::getline(file, line);) {
-    const auto json = parse_json(line);
-    if (!json.is_object() || !json.contains("step") || !json["step"].is_number()) continue;
-    if (json["step"].get<std::int64_t>() <= steps) kept += line + "\n";
+    const auto step = step_of(parse_json(line));
+    if (step && *step <= steps) kept += line + "\n";
   }
   return kept;
 }
 
 }  // namespace
 
-MetricsFile::MetricsFile(std::string path, std::int64_t steps_done) : path_(std::move(path)) {
+MetricsFile::MetricsFile(std::string path, std::int64_t steps_done)
+    : path_(std::move(path)), last_step_(steps_done) {
   AtomicFile file(path_);
   file.write(lines_until(path_, steps_done));
   file.commit();
+  open();
+}
+
+MetricsFile::MetricsFile(std::string path, GoOn) : path_(std::move(path)) {
+  std::ifstream file(path_);
+  std::uintmax_t complete = 0;  // bytes
+  for (std::string line; std::getline(file, line) && !file.eof();) {
+    complete += line.size() + 1;
+    const Json json = parse_json(line);
+    const auto step = step_of(json);
+    if (step && !json.contains("event")) last_step_ = std::max(last_step_, *step);
+  }
+  open();
+  if (::ftruncate(::fileno(file_.get()), static_cast<off_t>(complete)) != 0) {
+    throw_io("cutting an incomplete line off " + path_, errno);
+  }
+}
+
+MetricsFile MetricsFile::go_on(std::string path) { return {std::move(path), GoOn()}; }
+
+void MetricsFile::open() {
   file_.reset(std::fopen(path_.c_str(), "ae"));
   if (!file_) throw_io("creating " + path_, errno);
 }
+
+void MetricsFile::write_step(std::int64_t step, const std::string& line) {
+  if (step <= last_step_) return;
+  write(line);
+  last_step_ = step;
+}
+
+void MetricsFile::write_event(const std::string& line) { write(line); }
 
 void MetricsFile::write(const std::string& line) {
   fmt::print(file_.get(), "{}\n", line);

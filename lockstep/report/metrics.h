@@ -17,19 +17,33 @@ std::string metrics_line(const StepReport& report, double bytes_per_token);
 // Bits per byte of text for a loss in nats per token; nothing when `bytes_per_token` is 0.
 std::optional<double> bits_per_byte(double loss, double bytes_per_token);
 
-// metrics.jsonl. A line is complete in the file when write() returns.
+// metrics.jsonl. A line is complete in the file when write() returns. A step has one line, however
+// often it was computed. Throws Error{kIo} when the file cannot be written.
 class MetricsFile {
  public:
   // A run that is resumed after `steps_done` steps keeps the lines of those steps; a new run starts
-  // with an empty file. Throws Error{kIo} when the file cannot be written, as does write().
+  // with an empty file.
   explicit MetricsFile(std::string path, std::int64_t steps_done = 0);
-  void write(const std::string& line);
+  // The file of the run that is under way, which another process has written so far: goes on after
+  // its last complete line.
+  static MetricsFile go_on(std::string path);
+
+  // The line of a step; nothing if the file has that step, or a later one.
+  void write_step(std::int64_t step, const std::string& line);
+  // The line of an event.
+  void write_event(const std::string& line);
 
  private:
   struct Close {
     void operator()(std::FILE* file) const { std::fclose(file); }
   };
+  struct GoOn {};
+  MetricsFile(std::string path, GoOn);
+  void open();
+  void write(const std::string& line);
+
   std::string path_;
+  std::int64_t last_step_ = 0;  // that has a line
   std::unique_ptr<std::FILE, Close> file_;
 };
 

@@ -32,12 +32,21 @@ std::string short_duration(double seconds) {
   return fmt::format("{}h{:02}m", whole / 3600, whole / 60 % 60);
 }
 
+namespace {
+
+std::string worker_count(const RunProgress& progress) {
+  if (progress.workers == 0) return "";
+  return fmt::format("  {} worker{}", progress.workers, progress.workers == 1 ? "" : "s");
+}
+
+}  // namespace
+
 std::string format_bar(const RunProgress& progress, int width) {
   std::string words =
       fmt::format(" {}/{}  loss {:.4f}", progress.step, progress.steps, progress.loss);
   if (progress.validation_loss) words += fmt::format("  val {:.4f}", *progress.validation_loss);
-  words += fmt::format("  {} tok/s  {} left", short_number(progress.tokens_per_second),
-                       short_duration(progress.seconds_left));
+  words += fmt::format("  {} tok/s{}  {} left", short_number(progress.tokens_per_second),
+                       worker_count(progress), short_duration(progress.seconds_left));
   const int room = width - static_cast<int>(words.size()) - 2;
   if (room < kNarrowestBar) return words.substr(1, static_cast<std::size_t>(std::max(width, 1)));
   const std::int64_t filled =
@@ -64,7 +73,8 @@ std::string format_plain(const RunProgress& progress) {
   std::string line =
       fmt::format("step {}/{}  loss {:.4f}", progress.step, progress.steps, progress.loss);
   if (progress.validation_loss) line += fmt::format("  val {:.4f}", *progress.validation_loss);
-  line += fmt::format("  {} tok/s", short_number(progress.tokens_per_second));
+  line +=
+      fmt::format("  {} tok/s{}", short_number(progress.tokens_per_second), worker_count(progress));
   if (progress.step < progress.steps) {
     line += fmt::format("  {} left", short_duration(progress.seconds_left));
   }
@@ -95,6 +105,9 @@ const RunProgress& ProgressMeter::update(const StepReport& report) {
   if (seconds_per_step_ > 0) {
     progress_.tokens_per_second = static_cast<double>(report.tokens) / seconds_per_step_;
   }
+  const auto workers = static_cast<int>(report.lanes.size());
+  several_ = several_ || workers > 1;
+  progress_.workers = several_ ? workers : 0;
   progress_.seconds_left = static_cast<double>(progress_.steps - report.step) * seconds_per_step_;
   return progress_;
 }

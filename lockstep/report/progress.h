@@ -18,6 +18,7 @@ struct RunProgress {
   std::optional<double> validation_loss;  // the latest
   double tokens_per_second = 0;           // a moving average
   double seconds_left = 0;
+  int workers = 0;  // 0: not shown, because there was never more than one
 };
 
 // "1.20k", "34.0M": three significant digits.
@@ -59,6 +60,7 @@ class ProgressMeter {
 
  private:
   RunProgress progress_;
+  bool several_ = false;  // workers, in some step
   double seconds_per_step_ = 0;
 };
 

@@ -76,7 +76,9 @@ std::vector<SkippedLane> skipped_lanes(const std::vector<std::string>& given) {
       lanes.push_back(*lane);
     } else if (text.find(':') == std::string::npos) {
       const HaltReport report = read_halt_report(text);
-      lanes.push_back({report.step, report.lane});
+      for (const HaltReport::Lane& named : report.lanes()) {
+        lanes.push_back({report.step, named.lane});
+      }
     } else {
       refuse(fmt::format("--skip-lanes {}: neither STEP:LANE nor a halt.json", text));
     }

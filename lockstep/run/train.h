@@ -14,8 +14,8 @@ namespace lockstep {
 // not go together, else what ended the run.
 int train(const TrainOptions& options, const std::vector<std::string>& arguments);
 
-// Computes the lane that options.replay names once more and tells what is not finite in it. Returns
-// 3 if something is, 0 if nothing is.
+// Computes the lanes that options.replay names once more and tells what is not finite in them.
+// Returns 3 if something is not, 0 if all of it is.
 int replay_lane(const TrainOptions& options);
 
 }  // namespace lockstep

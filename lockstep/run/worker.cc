@@ -135,7 +135,7 @@ class Narrator {
   void step(const StepReport& report) {
     log_.step(report);
     if (report.save && !metrics_) log_.note("nothing is saved: there is no --out");
-    if (metrics_) metrics_->write(metrics_line(report, data_.bytes_per_token));
+    if (metrics_) metrics_->write_step(report.step, metrics_line(report, data_.bytes_per_token));
     if (report.validation_loss) validation_loss_ = report.validation_loss;
     if (!report.next_lanes.empty()) tell_lanes(report);
     if (report.straggler) {

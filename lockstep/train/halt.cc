@@ -7,6 +7,22 @@
 #include "lockstep/files/json.h"
 
 namespace lockstep {
+namespace {
+
+std::string describe_lane(const HaltReport::Lane& lane) {
+  std::vector<std::string> samples;
+  for (const std::uint64_t sample : lane.samples) samples.push_back(std::to_string(sample));
+  return fmt::format("lane {} (samples {})", lane.lane, list_of(samples));
+}
+
+}  // namespace
+
+std::vector<HaltReport::Lane> HaltReport::lanes() const {
+  std::vector<Lane> all = {{lane, samples}};
+  all.insert(all.end(), more.begin(), more.end());
+  return all;
+}
+
 std::string to_string(const HaltReport& report) {
   const std::string where =
       fmt::format("{}, element {}, is {}", report.tensor, report.element, report.value);
@@ -15,10 +31,15 @@ std::string to_string(const HaltReport& report) {
     text += fmt::format("weight {} on rank {} ({})", where, report.rank, report.host);
   } else if (report.what == "sum") {
     text += fmt::format("all lanes are finite, but their sum is not: the gradient of {}", where);
+  } else if (report.what == "crash") {
+    std::vector<std::string> lanes;
+    for (const HaltReport::Lane& lane : report.lanes()) lanes.push_back(describe_lane(lane));
+    text += fmt::format(
+        "workers crashed three times in a row, and every one of them had {}; the "
+        "last one ended by {}",
+        list_of(lanes), report.value);
   } else {
-    std::vector<std::string> samples;
-    for (const std::uint64_t sample : report.samples) samples.push_back(std::to_string(sample));
-    text += fmt::format("lane {} (samples {}) on rank {} ({}): ", report.lane, list_of(samples),
+    text += fmt::format("{} on rank {} ({}): ", describe_lane({report.lane, report.samples}),
                         report.rank, report.host);
     text += report.what == "loss" ? fmt::format("the loss is {}", report.value)
                                   : fmt::format("the gradient of {}", where);
@@ -27,11 +48,15 @@ std::string to_string(const HaltReport& report) {
 }
 
 std::string to_json(const HaltReport& report) {
-  const Json json = {
+  Json json = {
       {"step", report.step},       {"what", report.what},       {"lane", report.lane},
       {"samples", report.samples}, {"rank", report.rank},       {"host", report.host},
       {"tensor", report.tensor},   {"element", report.element}, {"value", report.value},
   };
+  if (!report.more.empty()) json["more"] = Json::array();
+  for (const HaltReport::Lane& lane : report.more) {
+    json["more"].push_back({{"lane", lane.lane}, {"samples", lane.samples}});
+  }
   return to_text(json);
 }
 
@@ -49,6 +74,11 @@ std::optional<HaltReport> parse_halt_report(std::string_view text) {
     json.at("tensor").get_to(report.tensor);
     json.at("element").get_to(report.element);
     json.at("value").get_to(report.value);
+    for (const Json& entry : json.value("more", Json::array())) {
+      HaltReport::Lane& lane = report.more.emplace_back();
+      entry.at("lane").get_to(lane.lane);
+      entry.at("samples").get_to(lane.samples);
+    }
     return report;
   } catch (const Json::exception&) {
     return std::nullopt;

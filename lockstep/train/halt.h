@@ -11,18 +11,27 @@
 
 namespace lockstep {
 
-// Why a run halted: a value that is not finite, and the lane that computed it, so that the lane can
-// be computed again.
+// Why a run halted: a value that is not finite, or workers that crashed again and again, and the
+// lane that did it, so that the lane can be computed again.
 struct HaltReport {
+  struct Lane {
+    std::uint32_t lane = 0;
+    std::vector<std::uint64_t> samples;
+    bool operator==(const Lane&) const = default;
+  };
+
   std::int64_t step = 0;  // counted from 1; the step changed no weights
-  std::string what;       // "gradient", "loss", "weight" or "sum"
+  std::string what;       // "gradient", "loss", "weight", "sum" or "crash"
   std::uint32_t lane = 0;
   std::vector<std::uint64_t> samples;  // of the lane
   int rank = -1;
   std::string host;
-  std::string tensor;         // empty for a loss
+  std::string tensor;         // empty for a loss or a crash
   std::uint64_t element = 0;  // of the tensor, row-major
-  std::string value;          // "nan", "inf", "-inf"
+  std::string value;          // "nan", "inf", "-inf"; for a crash: how the last worker ended
+  std::vector<Lane> more;     // for a crash: the other lanes that all crashed workers had
+
+  std::vector<Lane> lanes() const;  // all of them
 
   bool operator==(const HaltReport&) const = default;
 };

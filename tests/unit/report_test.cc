@@ -1,3 +1,4 @@
+#include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
 #include <cmath>
@@ -8,6 +9,7 @@
 #include "lockstep/base/error.h"
 #include "lockstep/report/metrics.h"
 #include "lockstep/report/progress.h"
+#include "lockstep/report/run_events.h"
 #include "lockstep/report/training_log.h"
 #include "tests/support/temporary_folder.h"
 
@@ -86,6 +88,23 @@ TEST(Progress, MeterKeepsTheLatestValidationAndTheSpeed) {
   EXPECT_DOUBLE_EQ(progress.seconds_left, 4);
 }
 
+TEST(Progress, TellsHowManyWorkersThereAre) {
+  RunProgress progress{50, 200, 1.5, {}, 12'345, 90, 3};
+  EXPECT_EQ(format_plain(progress), "step 50/200  loss 1.5000  12.3k tok/s  3 workers  1m30s left");
+  EXPECT_THAT(format_bar(progress, 100),
+              ::testing::EndsWith("  12.3k tok/s  3 workers  1m30s left"));
+  ProgressMeter meter(10);
+  StepReport report;
+  report.lanes = {8};
+  EXPECT_EQ(meter.update(report).workers, 0);
+  report.lanes = {4, 4};
+  EXPECT_EQ(meter.update(report).workers, 2);
+  report.lanes = {8};
+  progress.workers = meter.update(report).workers;  // alone again, which people want to know
+  EXPECT_EQ(progress.workers, 1);
+  EXPECT_EQ(format_plain(progress), "step 50/200  loss 1.5000  12.3k tok/s  1 worker  1m30s left");
+}
+
 TEST(Metrics, OneObjectPerStep) {
   StepReport report;
   report.step = 3;
@@ -112,7 +131,7 @@ TEST(Metrics, FileHasEveryLineAtOnce) {
   TemporaryFolder folder;
   const std::string path = folder.path() + "/metrics.jsonl";
   MetricsFile file(path);
-  file.write("{}");
+  file.write_event("{}");
   std::string line;
   std::ifstream reader(path);
   std::getline(reader, line);
@@ -124,10 +143,124 @@ TEST(Metrics, ARunThatGoesOnKeepsTheLinesOfItsSteps) {
   TemporaryFolder folder;
   const std::string path = folder.path() + "/metrics.jsonl";
   std::ofstream(path) << "{\"step\":1}\n{\"step\":2}\n{\"step\":3}\n{\"step\":";
-  MetricsFile(path, 2).write("{\"step\":3,\"again\":true}");
+  MetricsFile(path, 2).write_step(3, "{\"step\":3,\"again\":true}");
   std::ifstream reader(path);
   const std::string text(std::istreambuf_iterator<char>(reader), {});
   EXPECT_EQ(text, "{\"step\":1}\n{\"step\":2}\n{\"step\":3,\"again\":true}\n");
+}
+
+std::string text_of(const std::string& path) {
+  std::ifstream reader(path);
+  return {std::istreambuf_iterator<char>(reader), {}};
+}
+
+TEST(Metrics, AnotherProcessGoesOnAfterTheLastCompleteLine) {
+  TemporaryFolder folder;
+  const std::string path = folder.path() + "/metrics.jsonl";
+  const std::string before =
+      "{\"step\":1}\n{\"step\":2}\n{\"event\":\"lost\",\"step\":9}\n{\"step\":3}\n";
+  std::ofstream(path) << before << "{\"step\":4,\"lo";
+  {
+    MetricsFile file = MetricsFile::go_on(path);
+    EXPECT_EQ(text_of(path), before);
+    file.write_event("{\"event\":\"lost\",\"step\":3}");
+    file.write_step(2, "{\"step\":2}");  // computed again: it is there
+    file.write_step(3, "{\"step\":3}");
+    file.write_step(4, "{\"step\":4}");
+    file.write_step(4, "{\"step\":4}");
+    file.write_step(5, "{\"step\":5}");
+  }
+  EXPECT_EQ(text_of(path),
+            before + "{\"event\":\"lost\",\"step\":3}\n{\"step\":4}\n{\"step\":5}\n");
+}
+
+TEST(Metrics, AFileThatIsNotThereIsMade) {
+  TemporaryFolder folder;
+  const std::string path = folder.path() + "/metrics.jsonl";
+  MetricsFile::go_on(path).write_step(1, "{\"step\":1}");
+  EXPECT_EQ(text_of(path), "{\"step\":1}\n");
+  EXPECT_THROW(MetricsFile::go_on("/nonexistent/metrics.jsonl"), Error);
+}
+
+TEST(Metrics, AResumedRunKeepsTheEventsOfItsSteps) {
+  TemporaryFolder folder;
+  const std::string path = folder.path() + "/metrics.jsonl";
+  std::ofstream(path) << "{\"step\":1}\n{\"event\":\"lost\",\"step\":2}\n{\"step\":2}\n"
+                         "{\"event\":\"lost\",\"step\":3}\n{\"step\":3}\n";
+  MetricsFile(path, 2).write_step(3, "{\"step\":3,\"again\":true}");
+  EXPECT_EQ(text_of(path),
+            "{\"step\":1}\n{\"event\":\"lost\",\"step\":2}\n{\"step\":2}\n"
+            "{\"step\":3,\"again\":true}\n");
+}
+
+RunEvent a_loss() {
+  RunEvent event;
+  event.step = 312;
+  event.who = {"rank 2 (node7, pid 4711)"};
+  event.how = "its connection closed";
+  event.again = true;
+  event.lanes = {11, 11, 10};
+  event.seconds = 0.42;
+  return event;
+}
+
+TEST(RunEvents, OneLineForPeople) {
+  RunEvent event = a_loss();
+  EXPECT_EQ(describe(event),
+            "step 312: lost rank 2 (node7, pid 4711) (its connection closed); the step is computed "
+            "again by 3 workers, 10 to 11 lanes each; after 0.4 s");
+  event.who = {"rank 0 (a)", "rank 3 (b)"};
+  event.kind = RunEvent::Kind::kExpelled;
+  event.how = "silent for 30s";
+  event.lanes = {8, 8};
+  EXPECT_EQ(describe(event),
+            "step 312: rank 0 (a), rank 3 (b) are expelled (silent for 30s); the step is computed "
+            "again by 2 workers, 8 lanes each; after 0.4 s");
+  event.kind = RunEvent::Kind::kLeft;
+  event.who = {"rank 1 (a)"};
+  event.how = "";
+  event.again = false;
+  event.lanes = {32};
+  EXPECT_EQ(describe(event),
+            "step 312: rank 1 (a) has left; 1 worker with all 32 lanes; after 0.4 s");
+  event.kind = RunEvent::Kind::kJoined;
+  event.lanes = {1, 1};
+  EXPECT_EQ(describe(event),
+            "step 312: rank 1 (a) has joined; 2 workers, 1 lane each; after 0.4 s");
+  event.kind = RunEvent::Kind::kWentBack;
+  event.who.clear();
+  event.how = "the moments of rank 1 are lost";
+  event.back_to = 300;
+  EXPECT_EQ(describe(event),
+            "step 312: back to the checkpoint of step 300 (the moments of rank 1 are lost); steps "
+            "301 to 312 are computed again by 2 workers, 1 lane each; after 0.4 s");
+  event.back_to = 0;
+  EXPECT_THAT(describe(event), ::testing::StartsWith("step 312: back to the start"));
+}
+
+TEST(RunEvents, OneObjectForFiles) {
+  const auto json = nlohmann::json::parse(metrics_line(a_loss()));
+  EXPECT_EQ(json["event"], "lost");
+  EXPECT_EQ(json["step"], 312);
+  EXPECT_EQ(json["who"], std::vector<std::string>{"rank 2 (node7, pid 4711)"});
+  EXPECT_EQ(json["how"], "its connection closed");
+  EXPECT_EQ(json["again"], true);
+  EXPECT_EQ(json["workers"], 3);
+  EXPECT_EQ(json["lanes"], (std::vector<std::uint32_t>{11, 11, 10}));
+  EXPECT_EQ(json["seconds"], 0.42);
+  EXPECT_FALSE(json.contains("back_to"));
+}
+
+TEST(RunEvents, AreListedAtTheEnd) {
+  RunEvents events;
+  EXPECT_TRUE(events.summary().empty());
+  events.add(a_loss());
+  EXPECT_EQ(events.summary(),
+            (std::vector<std::string>{"1 event while training:", "  " + describe(a_loss())}));
+  for (int i = 0; i < 4; ++i) events.add(a_loss());
+  EXPECT_EQ(events.summary(5)[0], "5 events while training:");
+  EXPECT_EQ(events.summary(3)[0], "5 events while training, the last 3 of them:");
+  EXPECT_EQ(events.summary(3).size(), 4U);
 }
 
 TEST(LogStyle, Names) {

@@ -1,0 +1,77 @@
+#include "lockstep/launch/restart_policy.h"
+
+#include <sys/wait.h>
+
+#include <algorithm>
+#include <csignal>
+
+namespace lockstep {
+namespace {
+
+// Exit codes of the command after which starting it again would end the same.
+constexpr int kExitUsage = 2;
+constexpr int kExitHalted = 3;
+
+bool asks_to_end(int signal) { return signal == SIGINT || signal == SIGTERM || signal == SIGHUP; }
+
+bool ended_in_order(const ProcessEnd& end) {
+  if (end.killed) return asks_to_end(end.number);
+  return end.number == 0 || end.number == kExitUsage || end.number == kExitHalted ||
+         asks_to_end(end.number - 128);
+}
+
+}  // namespace
+
+ProcessEnd ProcessEnd::of(int status) {
+  if (WIFSIGNALED(status)) return {true, WTERMSIG(status)};
+  return {false, WEXITSTATUS(status)};
+}
+
+void RestartPolicy::started(int place, Time now) {
+  Place& found = places_[place];
+  found.started = now;
+  found.due.reset();
+}
+
+void RestartPolicy::took_part(int place) { places_[place].starts = 0; }
+
+RestartPolicy::Decision RestartPolicy::ended(int place, const ProcessEnd& end, Time now) {
+  if (stopped_ || ended_in_order(end)) return Decision::kAway;
+  Place& found = places_[place];
+  if (found.starts >= kStartsWithoutStep) return Decision::kGivenUp;
+  ++found.starts;
+  const bool fresh = found.pause.count() == 0 || now - found.started >= kLastsWell;
+  found.pause = fresh ? kFirstPause : std::min(2 * found.pause, kLongestPause);
+  found.due = now + found.pause;
+  return Decision::kAgain;
+}
+
+void RestartPolicy::stop() {
+  stopped_ = true;
+  for (auto& [number, place] : places_) place.due.reset();
+}
+
+std::vector<int> RestartPolicy::take_due(Time now) {
+  std::vector<int> taken;
+  for (auto& [number, place] : places_) {
+    if (!place.due || *place.due > now) continue;
+    place.due.reset();
+    taken.push_back(number);
+  }
+  return taken;
+}
+
+std::optional<RestartPolicy::Time> RestartPolicy::next() const {
+  std::optional<Time> first;
+  for (const auto& [number, place] : places_) {
+    if (place.due && (!first || *place.due < *first)) first = place.due;
+  }
+  return first;
+}
+
+std::chrono::milliseconds RestartPolicy::pause_of(int place) const {
+  const auto found = places_.find(place);
+  return found == places_.end() ? std::chrono::milliseconds(0) : found->second.pause;
+}
+
+}  // namespace lockstep
