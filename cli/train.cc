@@ -63,6 +63,7 @@ struct TrainFlags {
   bool overwrite = false;
   double bucket_mb = 4;
   double timeout = 30;
+  double worker_patience = 600;
   std::string token_file;
 };
 
@@ -195,8 +196,13 @@ void add_checkpoint_options(CLI::App& command, TrainFlags& given) {
 // The options of a run in its folder, so that --resume needs no other. What belongs to one start of
 // the command is not among them.
 constexpr std::string_view kNotRemembered[] = {
-    "resume", "out",  "overwrite", "config",          "log",    "coordinator",
-    "init",   "help", "replay",    "force-tokenizer", "dry-run"};
+    "resume", "out",    "overwrite", "config",          "log",     "coordinator", "init",
+    "help",   "replay", "listen",    "force-tokenizer", "dry-run", "expect",      "join"};
+
+// What a worker that joins a job says itself. All other options are those of the job.
+constexpr std::string_view kLocalOptions[] = {"join",      "data",       "device", "threads",
+                                              "workers",   "token-file", "log",    "config",
+                                              "interface", "help"};
 
 std::string to_remember(const CLI::App& command) {
   nlohmann::ordered_json options = nlohmann::ordered_json::object();
@@ -238,6 +244,18 @@ void apply_remembered(CLI::App& command, const std::string& folder) {
       if (value.is_string()) option->add_result(value.get<std::string>());
     }
     option->run_callback();
+  }
+}
+
+void refuse_options_of_the_job(const CLI::App& command) {
+  if (command.count("--join") == 0) return;
+  for (const CLI::Option* option : command.get_options()) {
+    const std::string name = option->get_single_name();
+    if (option->count() == 0 || std::ranges::find(kLocalOptions, name) != std::end(kLocalOptions)) {
+      continue;
+    }
+    throw CLI::ValidationError(
+        fmt::format("--join takes the options of the job: --{} cannot be given with it", name));
   }
 }
 
@@ -390,6 +408,50 @@ void add_worker_options(CLI::App& command, TrainFlags& given) {
       ->transform(real_number(0.01, 1e7))
       ->option_text("S [30]")
       ->group(group);
+  command
+      .add_flag("--fail-fast", options.fail_fast,
+                "The first worker that is lost ends the run; nobody is started anew")
+      ->group(group);
+  command
+      .add_option("--min-workers", options.min_workers,
+                  "With fewer left the run saves, and waits for others (--wait-for-workers)")
+      ->transform(whole_number(1, kMaxWorldSize))
+      ->option_text("N [1]")
+      ->group(group);
+  command
+      .add_option("--wait-for-workers", given.worker_patience,
+                  "Fewer than --min-workers wait so long for others before the run ends, to be "
+                  "resumed; in seconds")
+      ->transform(real_number(0, 1e7))
+      ->option_text("S [600]")
+      ->group(group);
+  command
+      .add_flag_callback(
+          "--no-buddy", [&options] { options.reducer.buddy = false; },
+          "With --shard-optimizer: one worker alone keeps each share. Takes half the memory, "
+          "but the loss of a worker leads back to the newest checkpoint")
+      ->group(group);
+  command.add_flag_callback("--buddy", [&options] { options.reducer.buddy = true; })
+      ->group("");  // as it is anyway
+  command
+      .add_option("--listen", options.listen,
+                  "Let others join this job here; over a network with a secret (--token-file)")
+      ->option_text("HOST:PORT")
+      ->group(group);
+  command
+      .add_option(
+          "--expect", options.expect,
+          "With --listen: begin when so many workers are there, those of --workers included")
+      ->transform(whole_number(1, kMaxWorldSize))
+      ->option_text("N [--workers]")
+      ->group(group);
+  command
+      .add_option("--join", options.join,
+                  "Join the job of --listen, at the address of any of its members, with --workers "
+                  "workers from here; its options are taken, apart from --data, --device, "
+                  "--threads, --interface and --log")
+      ->option_text("HOST:PORT")
+      ->group(group);
   command.add_option("--token-file", given.token_file, "The job's secret, needed between hosts")
       ->option_text("FILE")
       ->group(group);
@@ -423,6 +485,7 @@ int run_train(TrainFlags& options, const std::vector<std::string>& arguments) {
     return encode_documents(built_in_stories(options.run.seed), choice);
   };
   run.job.timeout = duration_of(options.timeout);
+  run.worker_patience = duration_of(options.worker_patience);
   run.job.token = token_from(options.token_file);
   run.reducer.bucket_bytes = static_cast<std::size_t>(options.bucket_mb * (1 << 20));
   return train(run, arguments);
@@ -443,6 +506,7 @@ void add_train(CLI::App& app, const std::vector<std::string>& arguments, Action&
   add_worker_options(command, *options);
   command.callback([options, &command, &arguments, &action] {
     apply_options_file(command, options->config);
+    refuse_options_of_the_job(command);
     choose_folder(command, *options);
     options->run.remembered = to_remember(command);
     action = [options, &arguments] { return run_train(*options, arguments); };

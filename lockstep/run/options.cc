@@ -3,8 +3,56 @@
 #include <fmt/format.h>
 
 #include <charconv>
+#include <filesystem>
+
+#include "lockstep/base/error.h"
+#include "lockstep/net/socket/address.h"
+#include "lockstep/run/defaults.h"
 
 namespace lockstep {
+namespace {
+
+void require_option(bool condition, const std::string& message) {
+  if (!condition) throw Error(ErrorCode::kInvalidArgument, message);
+}
+
+// Options of workers that come and go.
+void check_membership(const TrainOptions& options) {
+  const TransportKind transport = options.job.transport;
+  const bool fixed = transport == TransportKind::kLocal || transport == TransportKind::kMpi ||
+                     transport == TransportKind::kServer;
+  const bool resumes = options.folder == FolderUse::kResume;
+  const auto require_address = [](const char* flag, const std::string& text) {
+    require_option(text.empty() || parse_host_port(text).has_value(),
+                   fmt::format("{} {}: not HOST:PORT", flag, text));
+  };
+  require_address("--listen", options.listen);
+  require_address("--join", options.join);
+  require_option(options.listen.empty() || options.join.empty(),
+                 "--listen is for the job that is started, --join for those who come to it");
+  require_option(options.listen.empty() || !fixed,
+                 fmt::format("--listen is for --transport tcp, shm or auto, not for {}",
+                             to_string(transport)));
+  require_option(!options.expect || !options.listen.empty(),
+                 "--expect counts workers that come over --listen HOST:PORT");
+  const int workers = options.workers.value_or(1);
+  require_option(
+      !options.expect || *options.expect >= workers,
+      fmt::format("--expect {} is fewer than --workers {}", options.expect.value_or(0), workers));
+  require_option(!options.fail_fast || options.listen.empty(),
+                 "--fail-fast ends the job at the first change: it does not go with --listen");
+  require_option(!options.fail_fast || options.min_workers == 1,
+                 "--fail-fast ends the job at the first loss: it does not go with --min-workers");
+  // Ranks of a launcher's world are as many as that says.
+  const int most = options.expect.value_or(workers);
+  require_option(
+      !options.workers || options.min_workers <= most || !options.listen.empty(),
+      fmt::format("--min-workers {}, but there are only {} workers", options.min_workers, most));
+  require_option(options.reducer.buddy || options.reducer.shard || resumes,
+                 "--no-buddy is for --shard-optimizer");
+}
+
+}  // namespace
 
 std::optional<SaveEvery> parse_save_every(std::string_view text) {
   std::int64_t count = 0;
@@ -26,6 +74,49 @@ std::string to_string(const SaveEvery& every) {
   if (seconds % 3600 == 0) return fmt::format("{}h", seconds / 3600);
   if (seconds % 60 == 0) return fmt::format("{}m", seconds / 60);
   return fmt::format("{}s", seconds);
+}
+
+void check_options(const TrainOptions& options) {
+  check_membership(options);
+  const TransportKind transport = options.job.transport;
+  const std::uint64_t batch = options.global_batch != 0 ? options.global_batch : kGlobalBatch;
+  const std::uint64_t micro = options.micro_batch == 0 ? 1 : options.micro_batch;
+  const bool resumes = options.folder == FolderUse::kResume;
+  require_option(
+      resumes || batch % micro == 0,
+      fmt::format("--global-batch {} is not a multiple of --micro-batch {}", batch, micro));
+  require_option(
+      options.reducer.reduction != Reduction::kNative || transport == TransportKind::kMpi,
+      "--reduction native is MPI's own: it needs --transport mpi");
+  const bool native = options.reducer.reduction == Reduction::kNccl;
+  require_option(
+      options.device != "cpu" || (!native && options.exchange != ExchangeChoice::kNccl),
+      fmt::format("{} needs --device cuda", native ? "--reduction nccl" : "--exchange nccl"));
+  require_option(!native || options.exchange != ExchangeChoice::kHost,
+                 "--reduction nccl goes from GPU to GPU, not through --exchange host");
+  require_option(options.job.coordinator.empty() || transport == TransportKind::kServer,
+                 "--coordinator needs --transport server");
+  require_option(!options.save_every || *options.save_every == SaveEvery{} || !options.out.empty(),
+                 "--save-every needs --out");
+  require_option(!resumes || !options.out.empty(),
+                 "--resume needs a folder: --resume DIR, or --out DIR");
+  require_option(!resumes || !options.dry_run,
+                 "--dry-run is for a new run: it does not go with --resume");
+  require_option(!resumes || options.init.empty(),
+                 "--resume has weights of its own: it does not go with --init");
+  std::error_code error;
+  require_option(options.init.empty() || options.out.empty() ||
+                     !std::filesystem::equivalent(options.init, options.out, error),
+                 "--init and --out are the same folder: the new model needs another one");
+  require_option(options.early_stop == 0 || !options.eval_every || *options.eval_every > 0,
+                 "--early-stop counts validations: it does not go with --eval-every 0");
+  if (transport == TransportKind::kServer) {
+    require_option(!options.reducer.shard,
+                   "--shard-optimizer does not work with --transport server");
+    require_option(
+        options.reducer.reduction == Reduction::kTree && options.reducer.wire == DataType::kF32,
+        "--transport server adds in the tree, in f32: no --reduction, no --wire-dtype");
+  }
 }
 
 }  // namespace lockstep

@@ -67,6 +67,15 @@ struct TrainOptions {
   // The workers.
   std::optional<int> workers;
   JoinOptions job;  // their places aside
+  // A job that others may join: where it listens, HOST:PORT, and how many workers it begins with.
+  std::string listen;
+  std::optional<int> expect;
+  // Where a job is to be joined, HOST:PORT. All that is not local to this process comes from it.
+  std::string join;
+  bool fail_fast = false;  // the first loss ends the job
+  int min_workers = 1;
+  // How long fewer than min_workers wait for others, with their state saved, before the run ends.
+  std::chrono::nanoseconds worker_patience = std::chrono::minutes(10);
   ReducerOptions reducer;
   ExchangeChoice exchange = ExchangeChoice::kAuto;
   bool balance = true;  // lanes follow speed (TrainerOptions::balance)
@@ -74,5 +83,9 @@ struct TrainOptions {
   std::string replay;
   std::vector<std::string> skip_lanes;  // STEP:LANE, or halt.json files
 };
+
+// What would fail on every worker alike, told once before any is started. Throws
+// Error{kInvalidArgument} for options that do not go together.
+void check_options(const TrainOptions& options);
 
 }  // namespace lockstep

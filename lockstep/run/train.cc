@@ -119,42 +119,6 @@ int start_workers(const TrainOptions& options, int workers,
   return launch_ranks(launch);
 }
 
-// What would fail on every worker alike is told once, before any is started.
-void check_options(const TrainOptions& options) {
-  const TransportKind transport = options.job.transport;
-  const std::uint64_t batch = options.global_batch != 0 ? options.global_batch : kGlobalBatch;
-  const std::uint64_t micro = options.micro_batch == 0 ? 1 : options.micro_batch;
-  const bool resumes = options.folder == FolderUse::kResume;
-  require(resumes || batch % micro == 0,
-          fmt::format("--global-batch {} is not a multiple of --micro-batch {}", batch, micro));
-  require(options.reducer.reduction != Reduction::kNative || transport == TransportKind::kMpi,
-          "--reduction native is MPI's own: it needs --transport mpi");
-  const bool native = options.reducer.reduction == Reduction::kNccl;
-  require(options.device != "cpu" || (!native && options.exchange != ExchangeChoice::kNccl),
-          fmt::format("{} needs --device cuda", native ? "--reduction nccl" : "--exchange nccl"));
-  require(!native || options.exchange != ExchangeChoice::kHost,
-          "--reduction nccl goes from GPU to GPU, not through --exchange host");
-  require(options.job.coordinator.empty() || transport == TransportKind::kServer,
-          "--coordinator needs --transport server");
-  require(!options.save_every || *options.save_every == SaveEvery{} || !options.out.empty(),
-          "--save-every needs --out");
-  require(!resumes || !options.out.empty(), "--resume needs a folder: --resume DIR, or --out DIR");
-  require(!resumes || !options.dry_run, "--dry-run is for a new run: it does not go with --resume");
-  require(!resumes || options.init.empty(),
-          "--resume has weights of its own: it does not go with --init");
-  std::error_code error;
-  require(options.init.empty() || options.out.empty() ||
-              !std::filesystem::equivalent(options.init, options.out, error),
-          "--init and --out are the same folder: the new model needs another one");
-  require(options.early_stop == 0 || !options.eval_every || *options.eval_every > 0,
-          "--early-stop counts validations: it does not go with --eval-every 0");
-  if (transport == TransportKind::kServer) {
-    require(!options.reducer.shard, "--shard-optimizer does not work with --transport server");
-    require(options.reducer.reduction == Reduction::kTree && options.reducer.wire == DataType::kF32,
-            "--transport server adds in the tree, in f32: no --reduction, no --wire-dtype");
-  }
-}
-
 // A run that goes on may have sizes of its own, which are known later.
 void check_lanes(const TrainOptions& options, int workers) {
   if (options.folder == FolderUse::kResume) return;

@@ -1,11 +1,14 @@
+#include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
+#include "lockstep/base/error.h"
 #include "lockstep/run/options.h"
 
 namespace lockstep::train_options_test {
 namespace {
 
 using namespace std::chrono_literals;
+using ::testing::HasSubstr;
 
 TEST(TrainOptions, BetweenCheckpointsAreStepsOrTime) {
   EXPECT_EQ(parse_save_every("500"), (SaveEvery{500, 0s}));
@@ -19,6 +22,65 @@ TEST(TrainOptions, BetweenCheckpointsAreStepsOrTime) {
   for (const char* text : {"500", "0", "90s", "10m", "2h"}) {
     EXPECT_EQ(to_string(*parse_save_every(text)), text);
   }
+}
+
+std::string refusal(const TrainOptions& options) {
+  try {
+    check_options(options);
+  } catch (const Error& error) {
+    EXPECT_EQ(error.code(), ErrorCode::kInvalidArgument);
+    return error.what();
+  }
+  return "";
+}
+
+TEST(TrainOptions, OfWorkersThatComeAndGo) {
+  TrainOptions good;
+  good.workers = 3;
+  EXPECT_EQ(refusal(good), "");
+  good.min_workers = 3;
+  EXPECT_EQ(refusal(good), "");
+  good.listen = "127.0.0.1:7000";
+  good.min_workers = 5;  // others may come
+  good.expect = 4;
+  EXPECT_EQ(refusal(good), "");
+
+  const auto refused = [](auto change) {
+    TrainOptions options;
+    options.workers = 3;
+    change(options);
+    return refusal(options);
+  };
+  using O = TrainOptions&;
+  EXPECT_THAT(refused([](O o) { o.min_workers = 4; }), HasSubstr("there are only 3 workers"));
+  EXPECT_THAT(refused([](O o) { o.listen = "somewhere"; }), HasSubstr("--listen somewhere"));
+  EXPECT_THAT(refused([](O o) { o.join = "here"; }), HasSubstr("--join here: not HOST:PORT"));
+  EXPECT_THAT(refused([](O o) { o.join = o.listen = "a:1"; }), HasSubstr("--join for those"));
+  EXPECT_THAT(refused([](O o) { o.expect = 3; }), HasSubstr("--listen HOST:PORT"));
+  EXPECT_THAT(refused([](O o) {
+                o.listen = "a:1";
+                o.expect = 2;
+              }),
+              HasSubstr("--expect 2 is fewer than --workers 3"));
+  for (const TransportKind kind :
+       {TransportKind::kLocal, TransportKind::kMpi, TransportKind::kServer}) {
+    EXPECT_THAT(refused([&](O o) {
+                  o.listen = "a:1";
+                  o.job.transport = kind;
+                }),
+                HasSubstr("--listen is for --transport tcp, shm or auto"));
+  }
+  EXPECT_THAT(refused([](O o) {
+                o.fail_fast = true;
+                o.listen = "a:1";
+              }),
+              HasSubstr("--fail-fast"));
+  EXPECT_THAT(refused([](O o) {
+                o.fail_fast = true;
+                o.min_workers = 2;
+              }),
+              HasSubstr("--fail-fast"));
+  EXPECT_THAT(refused([](O o) { o.reducer.buddy = false; }), HasSubstr("--shard-optimizer"));
 }
 
 }  // namespace
