@@ -83,9 +83,12 @@ struct StepReport {
   std::vector<std::uint32_t> lanes;    // by rank, of this step
   // By rank, of the next step; empty when the lanes stay where they are.
   std::vector<std::uint32_t> next_lanes;
-  // What some rank has requested during the step; all ranks do it now.
+  // What ranks have requested during the step; all ranks do it now. A function of the step's tail,
+  // so all ranks have read the same.
   int stop = 0;  // a signal's number
   bool save = false;
+  bool regroup = false;      // newcomers wait: the generation ends here
+  std::vector<int> leaving;  // ranks that go now; the others regroup
 };
 
 }  // namespace lockstep

@@ -5,6 +5,7 @@
 #include <algorithm>
 #include <chrono>
 #include <cmath>
+#include <csignal>
 #include <tuple>
 #include <utility>
 
@@ -23,7 +24,7 @@ namespace {
 // The tail. Every lane has the first three numbers. A rank's own numbers are in the tail of its
 // first lane, at places where all other tails have zeros, so that the sum keeps them.
 enum TailPlace : std::size_t { kLoss, kTokens, kBadLosses, kFirstRank };
-enum RankPlace : std::size_t { kStop, kSave, kFirstPhase };
+enum RankPlace : std::size_t { kStop, kSave, kRegroup, kLeave, kFirstPhase };
 constexpr std::size_t kRankPlaces = kFirstPhase + kPhases;
 
 std::size_t rank_place(int rank) { return kFirstRank + index_of(rank) * kRankPlaces; }
@@ -101,32 +102,135 @@ void initialise(Replica& replica, std::uint64_t seed, ThreadPool& pool) {
       [&](std::span<float> parameters) { initialise(replica.layout(), seed, pool, parameters); });
 }
 
+void decide_requests(std::span<const Requests> by_rank, const ReducerOptions& reducer,
+                     StepReport& report) {
+  const int world_size = static_cast<int>(by_rank.size());
+  std::optional<Range> last_buddies;  // of the rank that leaves
+  for (int rank = 0; rank < world_size; ++rank) {
+    const Requests& told = by_rank[index_of(rank)];
+    report.stop = std::max(report.stop, told.stop);
+    report.save = report.save || told.save;
+    report.regroup = report.regroup || told.regroup;
+    if (told.leave < 2) continue;
+    const Range buddies = buddies_of(rank, world_size);
+    if (reducer.shard && reducer.buddy && last_buddies == buddies) continue;
+    last_buddies = buddies;
+    report.leaving.push_back(rank);
+  }
+  if (std::ranges::all_of(by_rank, [](const Requests& told) { return told.leave > 0; })) {
+    report.leaving.clear();
+    report.stop = std::max(report.stop, SIGTERM);
+  }
+  if (!report.leaving.empty() && reducer.shard && !reducer.buddy) report.save = true;
+}
+
 Trainer::Trainer(const TrainerOptions& options, Samples training, Samples validation,
-                 Replica& replica, Communicator& communicator)
+                 Replica& replica)
     : options_(options),
       training_(std::move(training)),
       validation_(std::move(validation)),
       replica_(replica),
-      communicator_(communicator),
       lanes_(checked({training_.size(), options.seed, options.global_batch, options.micro_batch})),
-      owners_(lane_owners(options, communicator.world_size())),
-      reducer_(communicator, owners_, partials_of(replica), options.reducer,
-               [&replica](Range range) { replica.reduced(range); }),
       block_sums_(norm_blocks(layout().size())),
-      compute_seconds_(index_of(communicator.world_size())),
       sample_ids_(options.micro_batch),
       tokens_(options.micro_batch * static_cast<std::size_t>(training_.context())),
-      targets_(tokens_.size()) {
-  LOCKSTEP_CHECK(replica.shard() == reducer_.held());
-  if (balances(options, communicator.world_size())) {
-    balance_.emplace(owners_, communicator.world_size(), options.balance_rule);
+      targets_(tokens_.size()) {}
+
+Trainer::Trainer(const TrainerOptions& options, Samples training, Samples validation,
+                 Replica& replica, Communicator& communicator)
+    : Trainer(options, std::move(training), std::move(validation), replica) {
+  connect(communicator);
+}
+
+void Trainer::connect(Communicator& communicator) {
+  communicator_ = &communicator;
+  owners_ = lane_owners(options_, communicator.world_size());
+  reducer_.emplace(communicator, owners_, partials_of(replica_), options_.reducer,
+                   [this](Range range) { replica_.reduced(range); });
+  LOCKSTEP_CHECK(replica_.shard() == reducer_->held());
+  balance_.reset();
+  if (balances(options_, communicator.world_size())) {
+    balance_.emplace(owners_, communicator.world_size(), options_.balance_rule);
   }
+  compute_seconds_.assign(index_of(communicator.world_size()), 0.0);
+}
+
+void Trainer::attach(Communicator& communicator) {
+  LOCKSTEP_CHECK(!attached());
+  keep_moments();
+  replica_.attach(replica_options(options_, communicator.rank(), communicator.world_size()),
+                  communicator);
+  connect(communicator);
+  if (!standing_.last) return;
+  standing_.last->report.regroup = false;  // that is done
+  standing_.last->report.leaving.clear();
+}
+
+void Trainer::detach() {
+  reducer_.reset();
+  replica_.detach();
+  finish_open_update();
+  communicator_ = nullptr;
+}
+
+// The replica's range will be another one.
+void Trainer::keep_moments() {
+  if (!options_.reducer.shard || !standing_.has_moments) return;
+  KeptMoments own;
+  own.range = replica_.shard();
+  own.step = standing_.step + (standing_.open && standing_.open->updated ? 1 : 0);
+  own.first = FloatBuffer(own.range.size());
+  own.second = FloatBuffer(own.range.size());
+  replica_.get_moments(own.first.span(), own.second.span());
+  std::erase_if(standing_.kept, [&](const KeptMoments& old) {
+    return old.step < own.step || common_part(old.range, own.range) == old.range;
+  });
+  standing_.kept.push_back(std::move(own));
+  standing_.has_moments = false;
+}
+
+// Without shards an update that has begun is the whole step, and needs nobody else.
+void Trainer::finish_open_update() {
+  std::optional<OpenStep>& open = standing_.open;
+  if (!open) return;
+  if (open->begun && !open->updated) {
+    const UpdateResult updated = replica_.finish_update();
+    if (open->report.step == 0) {  // one worker, that began before it had the tail
+      standing_.has_state = false;
+    } else if (std::isfinite(updated.norm)) {
+      open->norm = updated.norm;
+      open->updated = true;
+    }
+  }
+  if (options_.reducer.shard) {
+    if (open->begun && !open->updated) open.reset();
+    return;
+  }
+  if (open->updated) commit();
+  open.reset();
+}
+
+void Trainer::decide(const StepReport& report, double norm) {
+  LOCKSTEP_CHECK(!attached() && standing_.open && standing_.has_moments);
+  OpenStep& open = *standing_.open;
+  open.report = report;
+  open.norm = norm;
+  open.decided = true;
+  open.begun = true;
+  replica_.update(update_request(report.tokens, norm));
+  replica_.finish_update();
+  open.updated = true;
+}
+
+void Trainer::stand(Standing standing) {
+  if (standing.step > standing_.step) asked_ = {};
+  standing_ = std::move(standing);
 }
 
 void Trainer::set_owners(const LeafOwners& owners) {
   owners_ = owners;
-  replica_.set_owners(owners_, communicator_.rank());
-  reducer_.set_owners(owners_, partials_of(replica_));
+  replica_.set_owners(owners_, communicator_->rank());
+  reducer_->set_owners(owners_, partials_of(replica_));
 }
 
 // Everything that the bits of the result or the order of collectives depend on.
@@ -151,7 +255,7 @@ std::vector<Setting> Trainer::settings() const {
   add("tied embeddings", model.tie_embeddings);
   add("precision", to_string(options_.precision));
   add("steps", options_.schedule.steps);
-  add("steps done", step_);
+  add("steps done", standing_.step);
   add("schedule", to_string(options_.schedule.decay));
   add("learning rate", options_.schedule.peak);
   add("final learning rate", options_.schedule.floor);
@@ -185,16 +289,19 @@ std::vector<Setting> Trainer::settings() const {
 void Trainer::start(std::vector<Setting> more) {
   std::vector<Setting> compared = settings();
   compared.insert(compared.end(), more.begin(), more.end());
-  compare_settings(communicator_, compared);
+  compare_settings(*communicator_, compared);
   replica_.complete_parameters(
-      [&](std::span<float> parameters) { communicator_.broadcast(parameters, 0); });
+      [&](std::span<float> parameters) { communicator_->broadcast(parameters, 0); });
   verify();
+  standing_.has_state = true;
+  standing_.has_moments = true;
 }
 
 std::string Trainer::verify() {
   const PhaseTimer timer(phases_, Phase::kVerify);
   const std::vector<Blake3Hash> hashes = replica_.tensor_hashes();
-  compare_replicas(communicator_, layout(), hashes, step_);
+  at("verify", standing_.step);
+  compare_replicas(*communicator_, layout(), hashes, standing_.step);
   return to_weights_hash(hash_of_hashes(hashes));
 }
 
@@ -210,12 +317,12 @@ Batch Trainer::read_batch(const Samples& samples, std::span<const std::uint64_t>
 }
 
 Batch Trainer::lane_batch(std::uint32_t lane) {
-  lanes_.sample_ids(static_cast<std::uint64_t>(step_), lane, sample_ids_);
+  lanes_.sample_ids(static_cast<std::uint64_t>(standing_.step), lane, sample_ids_);
   return read_batch(training_, sample_ids_);
 }
 
 bool Trainer::skipped(std::uint32_t lane) const {
-  return std::ranges::find(options_.skip_lanes, SkippedLane{step_ + 1, lane}) !=
+  return std::ranges::find(options_.skip_lanes, SkippedLane{standing_.step + 1, lane}) !=
          options_.skip_lanes.end();
 }
 
@@ -226,8 +333,9 @@ std::int64_t Trainer::run_lane(std::size_t index) {
   RangeReady ready;  // only with the last lane: before it nothing is final
   if (index + 1 == schedule.lanes.size()) {
     ready = [&](Range range) {
-      reducer_.ready(range);
+      reducer_->ready(range);
       at("backward");
+      at("bucket");
     };
   }
   if (skipped(lane)) {
@@ -238,8 +346,10 @@ std::int64_t Trainer::run_lane(std::size_t index) {
   {
     const PhaseTimer timer(phases_, Phase::kData);
     at("lane");
+    at("data");
     batch = lane_batch(lane);
   }
+  at("forward");
   replica_.gradient(batch, index, ready);
   return std::ranges::count_if(batch.targets, [](std::int32_t target) { return target >= 0; });
 }
@@ -250,7 +360,7 @@ std::vector<std::vector<double>> Trainer::finish_lanes() {
   const std::vector<LaneResult> results = replica_.finish_lanes();
   LOCKSTEP_CHECK(results.size() == lanes.size());
   std::vector<std::vector<double>> tails(
-      lanes.size(), std::vector<double>(rank_place(communicator_.world_size())));
+      lanes.size(), std::vector<double>(rank_place(communicator_->world_size())));
   for (std::size_t i = 0; i < results.size(); ++i) {
     const LaneResult& result = results[i];
     phases_[Phase::kForward] += result.forward_seconds;
@@ -266,25 +376,36 @@ std::vector<std::vector<double>> Trainer::finish_lanes() {
 
 void Trainer::add_requests(const Requests& requests, std::vector<double>& tail) const {
   const std::span<double> own =
-      std::span(tail).subspan(rank_place(communicator_.rank()), kRankPlaces);
+      std::span(tail).subspan(rank_place(communicator_->rank()), kRankPlaces);
   own[kStop] = requests.stop;
   own[kSave] = requests.save ? 1 : 0;
+  own[kRegroup] = requests.regroup ? 1 : 0;
+  own[kLeave] = requests.leave;
   std::ranges::copy(phases_.all(), own.begin() + kFirstPhase);
 }
 
 void Trainer::read_tail(std::span<const double> tail, StepReport& report) {
+  const std::int64_t step = standing_.step;
+  report.step = step + 1;
+  report.epoch = lanes_.epochs(static_cast<std::uint64_t>(report.step));
+  report.learning_rate = learning_rate(options_.schedule, step);
   report.tokens = static_cast<std::int64_t>(tail[kTokens]);
   report.loss = report.tokens > 0 ? tail[kLoss] / tail[kTokens] : 0;
-  for (int rank = 0; rank < communicator_.world_size(); ++rank) {
+  report.lanes = lanes_by_rank(owners_, communicator_->world_size());
+  std::vector<Requests> requests;
+  for (int rank = 0; rank < communicator_->world_size(); ++rank) {
     const std::span<const double> told = tail.subspan(rank_place(rank), kRankPlaces);
-    report.stop = std::max(report.stop, static_cast<int>(told[kStop]));
-    report.save = report.save || told[kSave] > 0;
+    requests.push_back({.stop = static_cast<int>(told[kStop]),
+                        .save = told[kSave] > 0,
+                        .regroup = told[kRegroup] > 0,
+                        .leave = static_cast<int>(told[kLeave])});
     PhaseTimes times;
     std::ranges::copy(told.subspan(kFirstPhase), times.all().begin());
     compute_seconds_[index_of(rank)] += times.compute();
     report.phases.push_back(times);
   }
-  if ((step_ + 1) % kStragglerWindow != 0) return;
+  decide_requests(requests, options_.reducer, report);
+  if (report.step % kStragglerWindow != 0) return;
   if (std::ranges::max(compute_seconds_) >= kStragglerSeconds) {
     report.straggler = find_straggler(compute_seconds_, kStragglerShare);
   }
@@ -293,13 +414,13 @@ void Trainer::read_tail(std::span<const double> tail, StepReport& report) {
 
 // All ranks have read the same numbers from the tail, so all decide alike. A step that leaves lanes
 // out says nothing about speed.
-void Trainer::balance(StepReport& report) {
-  report.lanes = lanes_by_rank(owners_, communicator_.world_size());
+void Trainer::balance() {
+  StepReport& report = standing_.last->report;
   const auto skips = [&](const SkippedLane& lane) { return lane.step == report.step; };
   if (!balance_ || std::ranges::any_of(options_.skip_lanes, skips)) return;
   if (!balance_->add_step(report.phases)) return;
   set_owners(balance_->owners());
-  report.next_lanes = lanes_by_rank(owners_, communicator_.world_size());
+  report.next_lanes = lanes_by_rank(owners_, communicator_->world_size());
 }
 
 // The norm of a sharded sum: the same number on every rank, and the same as without shards.
@@ -308,70 +429,101 @@ double Trainer::norm_of_shards(Range range) {
   const std::span<double> own =
       std::span(block_sums_).subspan(first, norm_blocks(range.end) - first);
   replica_.block_squares(range, own);
-  std::vector<std::size_t> counts = shard_sizes(layout().size(), communicator_.world_size());
+  std::vector<std::size_t> counts = shard_sizes(layout().size(), communicator_->world_size());
   for (std::size_t& count : counts) count = norm_blocks(count);
-  communicator_.all_gather(std::span<const double>(own), std::span(block_sums_), counts);
+  at("norm");
+  communicator_->all_gather(std::span<const double>(own), std::span(block_sums_), counts);
   return std::sqrt(tree_sum(block_sums_));
+}
+
+UpdateRequest Trainer::update_request(std::int64_t tokens, std::optional<double> norm) const {
+  return {.tokens = tokens,
+          .clip = options_.clip,
+          .learning_rate = learning_rate(options_.schedule, standing_.step),
+          .step = standing_.step,
+          .norm = norm};
 }
 
 void Trainer::begin_update(std::int64_t tokens, std::optional<double> norm) {
   at("update");
   const PhaseTimer timer(phases_, Phase::kOptimizer);
-  replica_.update({.tokens = tokens,
-                   .clip = options_.clip,
-                   .learning_rate = learning_rate(options_.schedule, step_),
-                   .step = step_,
-                   .norm = norm});
+  standing_.open->begun = true;
+  replica_.update(update_request(tokens, norm));
 }
 
 void Trainer::share_parameters() {
+  at("gather");
   if (replica_.complete_on_device()) return;
-  const Range own = reducer_.shard();
+  const Range own = reducer_->shard();
   replica_.complete_parameters([&](std::span<float> parameters) {
-    communicator_.all_gather(std::span<const float>(parameters.subspan(own.begin, own.size())),
-                             parameters, shard_sizes(layout().size(), communicator_.world_size()));
+    communicator_->all_gather(std::span<const float>(parameters.subspan(own.begin, own.size())),
+                              parameters,
+                              shard_sizes(layout().size(), communicator_->world_size()));
   });
+}
+
+// The open step is done on this rank.
+void Trainer::commit() {
+  Standing& standing = standing_;
+  StepReport& report = standing.open->report;
+  report.gradient_norm =
+      report.tokens > 0 ? standing.open->norm / static_cast<double>(report.tokens) : 0;
+  standing.step = report.step;
+  standing.last.emplace().report = std::move(report);
+  standing.open.reset();
+  standing.has_state = true;
+  standing.has_moments = true;
+  standing.kept.clear();
+  asked_ = {};
 }
 
 StepReport Trainer::step(const Requests& requests) {
   const auto begin = std::chrono::steady_clock::now();
+  standing_.open.reset();
   at("step");
-  reducer_.begin(step_ + 1);
+  reducer_->begin(standing_.step + 1);
   std::int64_t own_tokens = 0;
   for (std::size_t i = 0; i < replica_.schedule().lanes.size(); ++i) own_tokens += run_lane(i);
   // A single worker begins the update without waiting for its lanes, so that a GPU is never idle.
-  const bool alone = communicator_.world_size() == 1 && !options_.reducer.shard &&
+  const bool alone = communicator_->world_size() == 1 && !options_.reducer.shard &&
                      exchange_of(options_.reducer, 1) != Exchange::kHost;
-  if (alone) begin_update(own_tokens, std::nullopt);
+  if (alone) {
+    standing_.open.emplace();
+    begin_update(own_tokens, std::nullopt);
+  }
   // The barrier names a rank that is missing; a GPU that waits for it could not.
-  if (options_.reducer.on_device && !alone) communicator_.barrier();
+  if (options_.reducer.on_device && !alone) communicator_->barrier();
   std::vector<std::vector<double>> tails = finish_lanes();
   add_requests(requests, tails[0]);
   phases_ = {};
   at("communication");
-  StepReport report;
+  at("tail");
   std::optional<double> norm;
   {
     const PhaseTimer timer(phases_, Phase::kCommunication);
-    const ReducedStep reduced = reducer_.finish(tails);
+    const ReducedStep reduced = reducer_->finish(tails);
     if (reduced.withheld > 0 || reduced.tail[kBadLosses] > 0) halt();
-    read_tail(reduced.tail, report);
+    if (!alone) standing_.open.emplace();
+    standing_.open->held = reducer_->held();
+    read_tail(reduced.tail, standing_.open->report);
     if (options_.reducer.shard) norm = norm_of_shards(reduced.range);
   }
-  if (!alone) begin_update(report.tokens, norm);
+  OpenStep& open = *standing_.open;
+  open.norm = norm.value_or(0);
+  open.decided = norm && std::isfinite(*norm);
+  if (!alone) begin_update(open.report.tokens, norm);
   {
     const PhaseTimer timer(phases_, Phase::kOptimizer);
     const UpdateResult updated = replica_.finish_update();
     if (!std::isfinite(updated.norm)) halt();
-    report.gradient_norm =
-        report.tokens > 0 ? updated.norm / static_cast<double>(report.tokens) : 0;
+    open.norm = updated.norm;
+    open.updated = true;
     if (options_.reducer.shard && updated.done) share_parameters();
   }
-  report.learning_rate = learning_rate(options_.schedule, step_);
-  report.step = ++step_;
-  report.epoch = lanes_.epochs(static_cast<std::uint64_t>(step_));
-  if (options_.verify_every > 0 && step_ % options_.verify_every == 0) verify();
-  balance(report);
+  commit();
+  verify_if_due();
+  balance();
+  StepReport& report = standing_.last->report;
   report.seconds = std::chrono::duration<double>(std::chrono::steady_clock::now() - begin).count();
   return report;
 }
@@ -382,9 +534,9 @@ std::optional<double> Trainer::evaluate() {
   const std::uint64_t batches = (count + options_.micro_batch - 1) / options_.micro_batch;
   const auto first_of = [&](int rank) {
     return batches * static_cast<std::uint64_t>(rank) /
-           static_cast<std::uint64_t>(communicator_.world_size());
+           static_cast<std::uint64_t>(communicator_->world_size());
   };
-  const int rank = communicator_.rank();
+  const int rank = communicator_->rank();
   std::vector<double> own;
   for (std::uint64_t batch = first_of(rank); batch < first_of(rank + 1); ++batch) {
     const std::uint64_t first = batch * options_.micro_batch;
@@ -397,11 +549,12 @@ std::optional<double> Trainer::evaluate() {
     own.push_back(static_cast<double>(sum.tokens));
   }
   std::vector<std::size_t> counts;
-  for (int i = 0; i < communicator_.world_size(); ++i) {
+  for (int i = 0; i < communicator_->world_size(); ++i) {
     counts.push_back(2 * (first_of(i + 1) - first_of(i)));
   }
   std::vector<double> all(2 * batches);
-  communicator_.all_gather(std::span<const double>(own), std::span(all), counts);
+  at("validation", standing_.step);
+  communicator_->all_gather(std::span<const double>(own), std::span(all), counts);
   std::vector<double> losses, tokens;
   for (std::uint64_t batch = 0; batch < batches; ++batch) {
     losses.push_back(all[2 * batch]);
@@ -410,38 +563,75 @@ std::optional<double> Trainer::evaluate() {
   return tree_sum(losses) / tree_sum(tokens);
 }
 
-void Trainer::run(const std::function<Requests()>& requests,
-                  const std::function<void(const StepReport&)>& report) {
-  bool stopped = false;
-  while (step_ < options_.schedule.steps && !stopped && !ends_early()) {
-    StepReport done = step(requests());
-    stopped = done.stop != 0;
-    const bool due = step_ == options_.schedule.steps ||
-                     (options_.eval_every > 0 && step_ % options_.eval_every == 0);
-    if (due || stopped) done.validation_loss = evaluate();
-    if (due) record_validation(done);
-    report(done);
+void Trainer::verify_if_due() {
+  Boundary& last = *standing_.last;
+  const bool due = options_.verify_every > 0 && standing_.step % options_.verify_every == 0;
+  if (due && !last.verified) verify();
+  last.verified = true;
+}
+
+void Trainer::evaluate_if_due() {
+  Boundary& last = *standing_.last;
+  if (last.evaluated) return;
+  const std::int64_t step = standing_.step;
+  const bool due = step == options_.schedule.steps ||
+                   (options_.eval_every > 0 && step % options_.eval_every == 0);
+  if (due || last.report.stop != 0) last.report.validation_loss = evaluate();
+  if (due) record_validation(last.report);
+  last.evaluated = true;
+}
+
+void Trainer::finish_boundary(const std::function<void(const StepReport&)>& report,
+                              const std::function<void(const StepReport&)>& save) {
+  Boundary& last = *standing_.last;
+  if (last.closed) return;
+  verify_if_due();
+  evaluate_if_due();
+  if (!std::exchange(last.reported, true)) report(last.report);
+  if (save) save(last.report);
+  last.closed = true;
+}
+
+RunEnd Trainer::run(const std::function<Requests()>& requests,
+                    const std::function<void(const StepReport&)>& report,
+                    const std::function<void(const StepReport&)>& save) {
+  for (;;) {
+    if (standing_.last) finish_boundary(report, save);
+    const bool stopped = standing_.last && standing_.last->report.stop != 0;
+    if (stopped || standing_.step >= options_.schedule.steps || ends_early()) {
+      at("end", standing_.step);
+      return stopped ? RunEnd::kStopped : RunEnd::kDone;
+    }
+    if (standing_.last &&
+        (standing_.last->report.regroup || !standing_.last->report.leaving.empty())) {
+      return RunEnd::kRegroup;
+    }
+    Requests now = requests();
+    if (asked_.stop != 0) now.stop = asked_.stop;
+    now.save = now.save || asked_.save;
+    asked_ = {.stop = now.stop, .save = now.save};
+    step(now);
   }
 }
 
 void Trainer::record_validation(StepReport& report) {
   if (!report.validation_loss) return;
-  ValidationRecord& record = validation_record_;
+  ValidationRecord& record = standing_.validation;
   if (std::isfinite(*report.validation_loss) &&
       (record.best_step == 0 || *report.validation_loss < record.best_loss)) {
-    record = {step_, *report.validation_loss, 0};
+    record = {standing_.step, *report.validation_loss, 0};
     report.best = true;
   } else {
     ++record.since_best;
   }
-  report.ends_early = ends_early() && step_ < options_.schedule.steps;
+  report.ends_early = ends_early() && standing_.step < options_.schedule.steps;
 }
 
 // Lanes are pure functions: a rank computes its own again, one by one, to find the one at fault.
 HaltReport Trainer::find_culprit() {
   HaltReport report;
-  report.step = step_ + 1;
-  report.rank = communicator_.rank();
+  report.step = standing_.step + 1;
+  report.rank = communicator_->rank();
   report.host = this_host().hostname;
   report.what = "weight";
   bool found = false;
@@ -472,13 +662,14 @@ HaltReport Trainer::find_culprit() {
 }
 
 void Trainer::halt() {
+  standing_.open.reset();  // nothing was changed
   const std::string own = to_json(find_culprit());
   // A lane that is not finite explains a sum that is not. Of several lanes the first counts.
   const auto weight = [](const HaltReport& report) {
     const int kind = report.what.empty() ? 3 : report.what == "sum" ? 2 : 1;
     return std::tuple(kind, report.lane, report.rank);
   };
-  for (const std::string& text : gather_texts(communicator_, own)) {
+  for (const std::string& text : gather_texts(*communicator_, own)) {
     const auto report = parse_halt_report(text);
     LOCKSTEP_CHECK(report);
     if (!halt_report_ || weight(*report) < weight(*halt_report_)) halt_report_ = report;
@@ -488,7 +679,7 @@ void Trainer::halt() {
           ? fmt::format(
                 "step {}: all lanes are finite, but their sum is not; no weights were "
                 "changed",
-                step_ + 1)
+                standing_.step + 1)
           : to_string(*halt_report_);
   throw Error(ErrorCode::kNonFinite, message, halt_report_->rank);
 }
