@@ -1,0 +1,537 @@
+#include "lockstep/train/levelling.h"
+
+#include <fmt/format.h>
+
+#include <algorithm>
+#include <chrono>
+#include <cstring>
+#include <functional>
+#include <string>
+#include <utility>
+
+#include "lockstep/base/check.h"
+#include "lockstep/base/error.h"
+#include "lockstep/base/hash/blake3.h"
+#include "lockstep/base/index.h"
+#include "lockstep/files/json.h"
+#include "lockstep/train/agreement.h"
+
+namespace lockstep {
+namespace {
+
+// What travels between two ranks at once: large enough to be fast, small enough for a second copy.
+constexpr std::size_t kPieceFloats = (std::size_t{16} << 20) / sizeof(float);
+
+struct Holder {
+  int rank = 0;
+  Range range;
+};
+
+// Appends where rank `to` gets `wanted` from: itself first, then the lowest rank. False when nobody
+// has some of it.
+bool append_transfers(Range wanted, int to, std::span<const Holder> holders,
+                      std::vector<Transfer>& transfers) {
+  for (std::size_t begin = wanted.begin; begin < wanted.end;) {
+    const Holder* best = nullptr;
+    for (const Holder& holder : holders) {
+      if (holder.range.begin > begin || holder.range.end <= begin) continue;
+      if (best == nullptr || (best->rank != to && holder.rank == to)) best = &holder;
+    }
+    if (best == nullptr) return false;
+    const std::size_t end = std::min(best->range.end, wanted.end);
+    transfers.push_back({best->rank, to, {begin, end}});
+    begin = end;
+  }
+  return true;
+}
+
+RankStanding standing_of(Trainer& trainer) {
+  const Standing& own = trainer.standing();
+  RankStanding told;
+  told.has_state = own.has_state;
+  told.step = own.step;
+  if (own.open) {
+    told.summed = true;
+    told.decided = own.open->decided;
+    told.updated = own.open->updated;
+    told.held = own.open->held;
+  }
+  if (own.last) {
+    told.done = (own.last->verified ? 1 : 0) + (own.last->evaluated ? 1 : 0);
+    told.closed = own.last->closed;
+  }
+  for (const KeptMoments& kept : own.kept) told.moments.push_back({kept.range, kept.step});
+  if (own.has_moments) {
+    told.moments.push_back({trainer.replica().shard(), own.step + (told.updated ? 1 : 0)});
+  }
+  return told;
+}
+
+std::string to_text(const RankStanding& own) {
+  Json moments = Json::array();
+  for (const auto& [range, step] : own.moments) {
+    moments.push_back({range.begin, range.end, step});
+  }
+  return to_text(Json{{"state", own.has_state},
+                      {"step", own.step},
+                      {"summed", own.summed},
+                      {"decided", own.decided},
+                      {"updated", own.updated},
+                      {"held", {own.held.begin, own.held.end}},
+                      {"done", own.done},
+                      {"closed", own.closed},
+                      {"moments", moments}});
+}
+
+RankStanding parse_standing(const std::string& text) {
+  const Json json = parse_json(text);
+  RankStanding told;
+  json.at("state").get_to(told.has_state);
+  json.at("step").get_to(told.step);
+  json.at("summed").get_to(told.summed);
+  json.at("decided").get_to(told.decided);
+  json.at("updated").get_to(told.updated);
+  told.held = {json.at("held")[0], json.at("held")[1]};
+  json.at("done").get_to(told.done);
+  json.at("closed").get_to(told.closed);
+  for (const Json& entry : json.at("moments")) {
+    told.moments.push_back({{entry[0], entry[1]}, entry[2]});
+  }
+  return told;
+}
+
+// What the teller knows, as numbers: they keep all bits, NaN included.
+struct Record {
+  bool has_last = false;
+  Boundary last;
+  ValidationRecord validation;
+  double norm = 0;
+};
+
+// Writes numbers one after another, or reads them into the same places.
+class Numbers {
+ public:
+  Numbers() : writes_(true) {}
+  explicit Numbers(std::vector<double> numbers) : writes_(false), numbers_(std::move(numbers)) {}
+
+  template <typename Number>
+  void one(Number& value) {
+    if (writes_) {
+      numbers_.push_back(static_cast<double>(value));
+    } else {
+      value = static_cast<Number>(numbers_.at(next_++));
+    }
+  }
+  template <typename Value, typename Each>
+  void list(std::vector<Value>& values, const Each& each) {
+    std::size_t size = values.size();
+    one(size);
+    values.resize(size);
+    for (Value& value : values) each(value);
+  }
+  template <typename Value, typename Each>
+  void maybe(std::optional<Value>& value, const Each& each) {
+    bool there = value.has_value();
+    one(there);
+    if (there && !value) value.emplace();
+    if (there) each(*value);
+  }
+  const std::vector<double>& all() const { return numbers_; }
+
+ private:
+  const bool writes_;
+  std::vector<double> numbers_;
+  std::size_t next_ = 0;
+};
+
+void pass(StepReport& report, Numbers& numbers) {
+  const auto one = [&](auto& value) { numbers.one(value); };
+  one(report.step);
+  one(report.epoch);
+  one(report.loss);
+  one(report.gradient_norm);
+  one(report.learning_rate);
+  one(report.tokens);
+  numbers.maybe(report.validation_loss, one);
+  one(report.best);
+  one(report.ends_early);
+  one(report.seconds);
+  numbers.list(report.phases, [&](PhaseTimes& times) {
+    for (double& seconds : times.all()) one(seconds);
+  });
+  numbers.maybe(report.straggler, [&](Straggler& straggler) {
+    one(straggler.rank);
+    one(straggler.slower);
+  });
+  numbers.list(report.lanes, one);
+  numbers.list(report.next_lanes, one);
+  one(report.stop);
+  one(report.save);
+  one(report.regroup);
+  numbers.list(report.leaving, one);
+}
+
+void pass(Record& record, Numbers& numbers) {
+  numbers.one(record.has_last);
+  pass(record.last.report, numbers);
+  numbers.one(record.last.verified);
+  numbers.one(record.last.evaluated);
+  numbers.one(record.validation.best_step);
+  numbers.one(record.validation.best_loss);
+  numbers.one(record.validation.since_best);
+  numbers.one(record.norm);
+}
+
+// Of step `step`, which this rank has done or will do.
+Record record_of(const Standing& own, std::int64_t step) {
+  Record record;
+  record.validation = own.validation;
+  if (own.step < step) {
+    LOCKSTEP_CHECK(own.open && own.open->decided);
+    record.has_last = true;
+    record.last.report = own.open->report;
+    record.norm = own.open->norm;
+  } else if (own.last) {
+    record.has_last = true;
+    record.last = *own.last;
+  }
+  return record;
+}
+
+Record share_record(Communicator& communicator, int teller, const Standing& own,
+                    std::int64_t step) {
+  Record record;
+  std::vector<double> numbers;
+  if (communicator.rank() == teller) {
+    record = record_of(own, step);
+    Numbers out;
+    pass(record, out);
+    numbers = out.all();
+  }
+  auto size = static_cast<std::int64_t>(numbers.size());
+  communicator.broadcast(std::span(&size, 1), teller);
+  numbers.resize(static_cast<std::size_t>(size));
+  communicator.broadcast(std::span(numbers), teller);
+  Numbers in(std::move(numbers));
+  pass(record, in);
+  return record;
+}
+
+// Where elements lie on this rank.
+using Source = std::function<const float*(Range range)>;
+using Sink = std::function<float*(Range range)>;
+
+// Carries out transfers: in rounds, in each of which any two ranks exchange one piece at most. A
+// piece is followed by its hash.
+class Mover {
+ public:
+  Mover(Communicator& communicator, std::span<const Transfer> transfers,
+        std::function<void()> before_piece)
+      : communicator_(communicator), before_piece_(std::move(before_piece)) {
+    const auto ranks = index_of(communicator.world_size());
+    std::vector<std::size_t> next_round(ranks * ranks);
+    for (const Transfer& transfer : transfers) {
+      if (transfer.from == transfer.to) {
+        if (transfer.to == communicator.rank()) stay_.push_back(transfer.range);
+        continue;
+      }
+      for (std::size_t begin = transfer.range.begin; begin < transfer.range.end;) {
+        const std::size_t end = std::min(begin + kPieceFloats, transfer.range.end);
+        const std::size_t round =
+            next_round[index_of(transfer.from) * ranks + index_of(transfer.to)]++;
+        if (rounds_.size() <= round) rounds_.resize(round + 1);
+        rounds_[round].push_back({transfer.from, transfer.to, {begin, end}});
+        begin = end;
+      }
+    }
+  }
+
+  void move(const Source& source, const Sink& sink) const {
+    for (const Range range : stay_) {
+      std::memmove(sink(range), source(range), range.size() * sizeof(float));
+    }
+    for (const std::vector<Transfer>& round : rounds_) run_round(round, source, sink);
+  }
+
+ private:
+  static std::size_t bytes_of(Range range) {
+    return range.size() * sizeof(float) + sizeof(Blake3Hash);
+  }
+
+  void run_round(const std::vector<Transfer>& round, const Source& source, const Sink& sink) const {
+    const int own = communicator_.rank();
+    std::vector<std::size_t> sent(index_of(communicator_.world_size()));
+    std::vector<std::size_t> received(sent.size());
+    for (const Transfer& piece : round) {
+      if (piece.from == own) sent[index_of(piece.to)] = bytes_of(piece.range);
+      if (piece.to == own) received[index_of(piece.from)] = bytes_of(piece.range);
+    }
+    std::vector<std::size_t> places(sent.size());
+    std::vector<std::byte> out(lay_out(sent, places));
+    for (const Transfer& piece : round) {
+      if (piece.from != own) continue;
+      const std::span<std::byte> bytes =
+          std::span(out).subspan(places[index_of(piece.to)], bytes_of(piece.range));
+      const std::size_t values = bytes.size() - sizeof(Blake3Hash);
+      std::memcpy(bytes.data(), source(piece.range), values);
+      std::ranges::copy(blake3(bytes.first(values)), bytes.begin() + static_cast<long>(values));
+    }
+    before_piece_();
+    std::vector<std::byte> in(lay_out(received, places));
+    communicator_.all_to_all(ConstBufferView(out.data(), out.size(), DataType::kU8),
+                             BufferView(in.data(), in.size(), DataType::kU8), sent, received);
+    for (const Transfer& piece : round) {
+      if (piece.to != own) continue;
+      const std::span<const std::byte> bytes =
+          std::span(in).subspan(places[index_of(piece.from)], bytes_of(piece.range));
+      const std::size_t values = bytes.size() - sizeof(Blake3Hash);
+      if (!std::ranges::equal(blake3(bytes.first(values)), bytes.subspan(values))) {
+        communicator_.fail(Error(
+            ErrorCode::kPeerLost,
+            fmt::format("{}: the state that {} sent arrived damaged: its hash is another one; if "
+                        "that happens again, look for bad memory or a bad network adapter here",
+                        communicator_.name_of(own), communicator_.name_of(piece.from)),
+            own));
+      }
+      std::memcpy(sink(piece.range), bytes.data(), values);
+    }
+  }
+
+  // Chunks of these sizes end to end; returns the size of all.
+  static std::size_t lay_out(const std::vector<std::size_t>& sizes,
+                             std::vector<std::size_t>& places) {
+    std::size_t total = 0;
+    for (std::size_t i = 0; i < sizes.size(); ++i) {
+      places[i] = total;
+      total += sizes[i];
+    }
+    return total;
+  }
+
+  Communicator& communicator_;
+  const std::function<void()> before_piece_;
+  std::vector<Range> stay_;  // on this rank
+  std::vector<std::vector<Transfer>> rounds_;
+};
+
+bool sends(std::span<const Transfer> transfers, int rank) {
+  return std::ranges::any_of(transfers, [&](const Transfer& t) { return t.from == rank; });
+}
+bool receives(std::span<const Transfer> transfers, int rank) {
+  return std::ranges::any_of(transfers, [&](const Transfer& t) { return t.to == rank; });
+}
+
+// The state that a rank gets.
+class Receipt {
+ public:
+  Receipt(Trainer& trainer, const LevelPlan& plan)
+      : trainer_(trainer), replica_(trainer.replica()), plan_(plan) {}
+
+  void receive_parameters() {
+    const int rank = trainer_.communicator().rank();
+    const bool takes = receives(plan_.parameters, rank);
+    const Mover mover = mover_for(plan_.parameters);
+    if (!takes && !sends(plan_.parameters, rank)) return mover.move({}, {});
+    // Only a state needs to stay whole until all has come.
+    if (takes && trainer_.standing().has_state) parameters_ = FloatBuffer(trainer_.layout().size());
+    replica_.complete_parameters([&](std::span<float> values) {
+      float* const into = parameters_.size() > 0 ? parameters_.data() : values.data();
+      mover.move([&](Range range) { return values.data() + range.begin; },
+                 [&](Range range) { return into + range.begin; });
+    });
+  }
+
+  void receive_moments() {
+    const int rank = trainer_.communicator().rank();
+    const bool takes = receives(plan_.moments, rank);
+    const bool shard = trainer_.options().reducer.shard;
+    const Range held = replica_.shard();
+    KeptMoments own;
+    if (!shard && sends(plan_.moments, rank)) {
+      own = {held, plan_.step, FloatBuffer(held.size()), FloatBuffer(held.size())};
+      replica_.get_moments(own.first.span(), own.second.span());
+    }
+    if (takes) {
+      first_ = FloatBuffer(held.size());
+      second_ = FloatBuffer(held.size());
+    }
+    const Mover mover = mover_for(plan_.moments);
+    const auto move = [&](FloatBuffer KeptMoments::*moment, FloatBuffer& into) {
+      mover.move(
+          [&](Range range) {
+            const KeptMoments& source = shard ? kept(range) : own;
+            return (source.*moment).data() + (range.begin - source.range.begin);
+          },
+          [&](Range range) { return into.data() + (range.begin - held.begin); });
+    };
+    move(&KeptMoments::first, first_);
+    move(&KeptMoments::second, second_);
+  }
+
+  // All has come.
+  void put_in_place() {
+    if (parameters_.size() > 0) replica_.set_parameters(parameters_.span());
+    if (first_.size() > 0) replica_.set_moments(first_.span(), second_.span());
+  }
+
+ private:
+  Mover mover_for(std::span<const Transfer> transfers) const {
+    return {trainer_.communicator(), transfers,
+            [this] { trainer_.at("transfer", plan_.step + 1); }};
+  }
+
+  const KeptMoments& kept(Range range) const {
+    for (const KeptMoments& kept : trainer_.standing().kept) {
+      if (kept.step == plan_.step && common_part(kept.range, range) == range) return kept;
+    }
+    LOCKSTEP_CHECK(false);
+    std::abort();
+  }
+
+  Trainer& trainer_;
+  Replica& replica_;
+  const LevelPlan& plan_;
+  FloatBuffer parameters_;
+  FloatBuffer first_;
+  FloatBuffer second_;
+};
+
+// Nothing of the old state counts any more.
+void start_over(Trainer& trainer, Communicator& communicator) {
+  trainer.stand({});
+  trainer.attach(communicator);
+  const FloatBuffer zeros(trainer.replica().shard().size());
+  trainer.replica().set_moments(zeros.span(), zeros.span());
+}
+
+void set_standing(Trainer& trainer, const LevelPlan& plan, const Record& record) {
+  Standing& own = trainer.standing();
+  Standing next;
+  next.has_state = true;
+  next.step = plan.step;
+  next.validation = record.validation;
+  if (record.has_last) {
+    const bool knew = own.has_state && own.step == plan.step;
+    next.last = record.last;
+    next.last->report.regroup = false;  // that is done
+    next.last->report.leaving.clear();
+    next.last->reported = knew && own.last ? own.last->reported : !own.has_state && plan.closed;
+    next.last->closed = plan.closed;
+  }
+  next.has_moments = true;
+  next.kept = std::move(own.kept);
+  trainer.stand(std::move(next));
+}
+
+Levelled summary(std::span<const RankStanding> ranks, const LevelPlan& plan) {
+  Levelled result;
+  result.lost = plan.lost;
+  result.step = plan.step;
+  result.received_bytes.resize(ranks.size());
+  for (std::size_t rank = 0; rank < ranks.size(); ++rank) {
+    if (!ranks[rank].has_state) result.newcomers.push_back(static_cast<int>(rank));
+  }
+  const auto count = [&](std::span<const Transfer> transfers, std::size_t bytes) {
+    for (const Transfer& transfer : transfers) {
+      if (transfer.from == transfer.to) continue;
+      result.received_bytes[index_of(transfer.to)] += transfer.range.size() * bytes;
+      if (result.donor < 0 || transfer.from < result.donor) result.donor = transfer.from;
+    }
+  };
+  count(plan.parameters, sizeof(float));
+  count(plan.moments, 2 * sizeof(float));
+  return result;
+}
+
+}  // namespace
+
+LevelPlan plan_levelling(std::span<const RankStanding> ranks, std::size_t size,
+                         const ReducerOptions& reducer) {
+  const int world_size = static_cast<int>(ranks.size());
+  LevelPlan plan;
+  plan.updates.resize(ranks.size());
+  std::int64_t furthest = -1;
+  for (const RankStanding& rank : ranks) {
+    if (rank.has_state) furthest = std::max(furthest, rank.step + (rank.decided ? 1 : 0));
+  }
+  const auto lose = [&] {
+    LevelPlan lost;
+    lost.lost = true;
+    lost.updates.resize(ranks.size());
+    return lost;
+  };
+  if (furthest < 0) return lose();
+  plan.step = furthest;
+  plan.closed = true;
+  std::vector<Holder> parameters;  // those that are whole come first
+  std::vector<Holder> moments;
+  for (int r = 0; r < world_size; ++r) {
+    const RankStanding& rank = ranks[index_of(r)];
+    if (!rank.has_state) continue;
+    const bool there = rank.step == plan.step;
+    const bool updated = rank.step + 1 == plan.step && rank.updated;
+    plan.updates[index_of(r)] = rank.step + 1 == plan.step && rank.summed && !rank.updated;
+    plan.closed = plan.closed && there && rank.closed;
+    if (there || (rank.step + 1 == plan.step && rank.decided)) {
+      if (plan.teller < 0) plan.teller = r;
+      const RankStanding& best = ranks[index_of(plan.teller)];
+      // Who is there knows more than who has only the norm.
+      if (std::pair(there, rank.done) > std::pair(best.step == plan.step, best.done)) {
+        plan.teller = r;
+      }
+    }
+    if (there) parameters.push_back({r, {0, size}});
+    if (updated || plan.updates[index_of(r)]) parameters.push_back({r, rank.held});
+    for (const auto& [range, step] : rank.moments) {
+      const bool will_be = plan.updates[index_of(r)] && step == rank.step && range == rank.held;
+      if (step == plan.step || will_be) moments.push_back({r, range});
+    }
+  }
+  std::ranges::stable_partition(parameters,
+                                [&](const Holder& held) { return held.range.size() == size; });
+  for (int r = 0; r < world_size; ++r) {
+    const RankStanding& rank = ranks[index_of(r)];
+    const bool there = rank.has_state && rank.step == plan.step;
+    if (!there && !append_transfers({0, size}, r, parameters, plan.parameters)) return lose();
+    if (!reducer.shard) {
+      if (!there && !append_transfers({0, size}, r, parameters, plan.moments)) return lose();
+      continue;
+    }
+    const Range held = held_range(reducer, size, r, world_size);
+    if (!append_transfers(held, r, moments, plan.moments)) return lose();
+  }
+  return plan;
+}
+
+Levelled level(Trainer& trainer, Communicator& communicator) {
+  const auto begin = std::chrono::steady_clock::now();
+  LOCKSTEP_CHECK(!trainer.attached());
+  std::vector<RankStanding> ranks;
+  for (const std::string& text : gather_texts(communicator, to_text(standing_of(trainer)))) {
+    ranks.push_back(parse_standing(text));
+  }
+  const int own = communicator.rank();
+  const LevelPlan plan = plan_levelling(ranks, trainer.layout().size(), trainer.options().reducer);
+  Levelled result = summary(ranks, plan);
+  if (plan.lost) {
+    start_over(trainer, communicator);
+  } else {
+    const Record record = share_record(communicator, plan.teller, trainer.standing(), plan.step);
+    if (plan.updates[index_of(own)]) trainer.decide(record.last.report, record.norm);
+    std::optional<OpenStep>& open = trainer.standing().open;
+    if (open && !open->updated) open.reset();  // computed again
+    trainer.attach(communicator);
+    Receipt receipt(trainer, plan);
+    receipt.receive_parameters();
+    receipt.receive_moments();
+    receipt.put_in_place();
+    set_standing(trainer, plan, record);
+  }
+  communicator.barrier();
+  result.residuals_lost = !trainer.reducer().residual().empty() && plan.step > 0;
+  const std::chrono::duration<double> took = std::chrono::steady_clock::now() - begin;
+  result.seconds = took.count();
+  return result;
+}
+
+}  // namespace lockstep
