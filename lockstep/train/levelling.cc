@@ -4,6 +4,7 @@
 
 #include <algorithm>
 #include <chrono>
+#include <cstdlib>
 #include <cstring>
 #include <functional>
 #include <string>
@@ -67,20 +68,16 @@ RankStanding standing_of(Trainer& trainer) {
   return told;
 }
 
-std::string to_text(const RankStanding& own) {
+std::string standing_text(const RankStanding& own) {
   Json moments = Json::array();
   for (const auto& [range, step] : own.moments) {
     moments.push_back({range.begin, range.end, step});
   }
-  return to_text(Json{{"state", own.has_state},
-                      {"step", own.step},
-                      {"summed", own.summed},
-                      {"decided", own.decided},
-                      {"updated", own.updated},
-                      {"held", {own.held.begin, own.held.end}},
-                      {"done", own.done},
-                      {"closed", own.closed},
-                      {"moments", moments}});
+  const Json json = {
+      {"state", own.has_state}, {"step", own.step},       {"summed", own.summed},
+      {"decided", own.decided}, {"updated", own.updated}, {"held", {own.held.begin, own.held.end}},
+      {"done", own.done},       {"closed", own.closed},   {"moments", moments}};
+  return to_text(json);
 }
 
 RankStanding parse_standing(const std::string& text) {
@@ -487,8 +484,8 @@ LevelPlan plan_levelling(std::span<const RankStanding> ranks, std::size_t size,
       if (step == plan.step || will_be) moments.push_back({r, range});
     }
   }
-  std::ranges::stable_partition(parameters,
-                                [&](const Holder& held) { return held.range.size() == size; });
+  std::stable_partition(parameters.begin(), parameters.end(),
+                        [&](const Holder& held) { return held.range.size() == size; });
   for (int r = 0; r < world_size; ++r) {
     const RankStanding& rank = ranks[index_of(r)];
     const bool there = rank.has_state && rank.step == plan.step;
@@ -507,7 +504,7 @@ Levelled level(Trainer& trainer, Communicator& communicator) {
   const auto begin = std::chrono::steady_clock::now();
   LOCKSTEP_CHECK(!trainer.attached());
   std::vector<RankStanding> ranks;
-  for (const std::string& text : gather_texts(communicator, to_text(standing_of(trainer)))) {
+  for (const std::string& text : gather_texts(communicator, standing_text(standing_of(trainer)))) {
     ranks.push_back(parse_standing(text));
   }
   const int own = communicator.rank();
