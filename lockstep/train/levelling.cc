@@ -31,7 +31,7 @@ struct Holder {
 // Appends where rank `to` gets `wanted` from: itself first, then the lowest rank. False when nobody
 // has some of it.
 bool append_transfers(Range wanted, int to, std::span<const Holder> holders,
-                      std::vector<Transfer>& transfers) {
+                      std::vector<StateTransfer>& transfers) {
   for (std::size_t begin = wanted.begin; begin < wanted.end;) {
     const Holder* best = nullptr;
     for (const Holder& holder : holders) {
@@ -46,9 +46,9 @@ bool append_transfers(Range wanted, int to, std::span<const Holder> holders,
   return true;
 }
 
-RankStanding standing_of(Trainer& trainer) {
-  const Standing& own = trainer.standing();
-  RankStanding told;
+LevelStanding standing_of(Trainer& trainer) {
+  const TrainerStanding& own = trainer.standing();
+  LevelStanding told;
   told.has_state = own.has_state;
   told.step = own.step;
   if (own.open) {
@@ -68,7 +68,7 @@ RankStanding standing_of(Trainer& trainer) {
   return told;
 }
 
-std::string standing_text(const RankStanding& own) {
+std::string standing_text(const LevelStanding& own) {
   Json moments = Json::array();
   for (const auto& [range, step] : own.moments) {
     moments.push_back({range.begin, range.end, step});
@@ -80,9 +80,9 @@ std::string standing_text(const RankStanding& own) {
   return to_text(json);
 }
 
-RankStanding parse_standing(const std::string& text) {
+LevelStanding parse_standing(const std::string& text) {
   const Json json = parse_json(text);
-  RankStanding told;
+  LevelStanding told;
   json.at("state").get_to(told.has_state);
   json.at("step").get_to(told.step);
   json.at("summed").get_to(told.summed);
@@ -100,7 +100,7 @@ RankStanding parse_standing(const std::string& text) {
 // What the teller knows, as numbers: they keep all bits, NaN included.
 struct Record {
   bool has_last = false;
-  Boundary last;
+  StepBoundary last;
   ValidationRecord validation;
   double norm = 0;
 };
@@ -180,7 +180,7 @@ void pass(Record& record, Numbers& numbers) {
 }
 
 // Of step `step`, which this rank has done or will do.
-Record record_of(const Standing& own, std::int64_t step) {
+Record record_of(const TrainerStanding& own, std::int64_t step) {
   Record record;
   record.validation = own.validation;
   if (own.step < step) {
@@ -195,7 +195,7 @@ Record record_of(const Standing& own, std::int64_t step) {
   return record;
 }
 
-Record share_record(Communicator& communicator, int teller, const Standing& own,
+Record share_record(Communicator& communicator, int teller, const TrainerStanding& own,
                     std::int64_t step) {
   Record record;
   std::vector<double> numbers;
@@ -222,12 +222,12 @@ using Sink = std::function<float*(Range range)>;
 // piece is followed by its hash.
 class Mover {
  public:
-  Mover(Communicator& communicator, std::span<const Transfer> transfers,
+  Mover(Communicator& communicator, std::span<const StateTransfer> transfers,
         std::function<void()> before_piece)
       : communicator_(communicator), before_piece_(std::move(before_piece)) {
     const auto ranks = index_of(communicator.world_size());
     std::vector<std::size_t> next_round(ranks * ranks);
-    for (const Transfer& transfer : transfers) {
+    for (const StateTransfer& transfer : transfers) {
       if (transfer.from == transfer.to) {
         if (transfer.to == communicator.rank()) stay_.push_back(transfer.range);
         continue;
@@ -247,7 +247,7 @@ class Mover {
     for (const Range range : stay_) {
       std::memmove(sink(range), source(range), range.size() * sizeof(float));
     }
-    for (const std::vector<Transfer>& round : rounds_) run_round(round, source, sink);
+    for (const std::vector<StateTransfer>& round : rounds_) run_round(round, source, sink);
   }
 
  private:
@@ -255,17 +255,18 @@ class Mover {
     return range.size() * sizeof(float) + sizeof(Blake3Hash);
   }
 
-  void run_round(const std::vector<Transfer>& round, const Source& source, const Sink& sink) const {
+  void run_round(const std::vector<StateTransfer>& round, const Source& source,
+                 const Sink& sink) const {
     const int own = communicator_.rank();
     std::vector<std::size_t> sent(index_of(communicator_.world_size()));
     std::vector<std::size_t> received(sent.size());
-    for (const Transfer& piece : round) {
+    for (const StateTransfer& piece : round) {
       if (piece.from == own) sent[index_of(piece.to)] = bytes_of(piece.range);
       if (piece.to == own) received[index_of(piece.from)] = bytes_of(piece.range);
     }
     std::vector<std::size_t> places(sent.size());
     std::vector<std::byte> out(lay_out(sent, places));
-    for (const Transfer& piece : round) {
+    for (const StateTransfer& piece : round) {
       if (piece.from != own) continue;
       const std::span<std::byte> bytes =
           std::span(out).subspan(places[index_of(piece.to)], bytes_of(piece.range));
@@ -277,7 +278,7 @@ class Mover {
     std::vector<std::byte> in(lay_out(received, places));
     communicator_.all_to_all(ConstBufferView(out.data(), out.size(), DataType::kU8),
                              BufferView(in.data(), in.size(), DataType::kU8), sent, received);
-    for (const Transfer& piece : round) {
+    for (const StateTransfer& piece : round) {
       if (piece.to != own) continue;
       const std::span<const std::byte> bytes =
           std::span(in).subspan(places[index_of(piece.from)], bytes_of(piece.range));
@@ -308,14 +309,14 @@ class Mover {
   Communicator& communicator_;
   const std::function<void()> before_piece_;
   std::vector<Range> stay_;  // on this rank
-  std::vector<std::vector<Transfer>> rounds_;
+  std::vector<std::vector<StateTransfer>> rounds_;
 };
 
-bool sends(std::span<const Transfer> transfers, int rank) {
-  return std::ranges::any_of(transfers, [&](const Transfer& t) { return t.from == rank; });
+bool sends(std::span<const StateTransfer> transfers, int rank) {
+  return std::ranges::any_of(transfers, [&](const StateTransfer& t) { return t.from == rank; });
 }
-bool receives(std::span<const Transfer> transfers, int rank) {
-  return std::ranges::any_of(transfers, [&](const Transfer& t) { return t.to == rank; });
+bool receives(std::span<const StateTransfer> transfers, int rank) {
+  return std::ranges::any_of(transfers, [&](const StateTransfer& t) { return t.to == rank; });
 }
 
 // The state that a rank gets.
@@ -372,7 +373,7 @@ class Receipt {
   }
 
  private:
-  Mover mover_for(std::span<const Transfer> transfers) const {
+  Mover mover_for(std::span<const StateTransfer> transfers) const {
     return {trainer_.communicator(), transfers,
             [this] { trainer_.at("transfer", plan_.step + 1); }};
   }
@@ -402,8 +403,8 @@ void start_over(Trainer& trainer, Communicator& communicator) {
 }
 
 void set_standing(Trainer& trainer, const LevelPlan& plan, const Record& record) {
-  Standing& own = trainer.standing();
-  Standing next;
+  TrainerStanding& own = trainer.standing();
+  TrainerStanding next;
   next.has_state = true;
   next.step = plan.step;
   next.validation = record.validation;
@@ -420,7 +421,7 @@ void set_standing(Trainer& trainer, const LevelPlan& plan, const Record& record)
   trainer.stand(std::move(next));
 }
 
-Levelled summary(std::span<const RankStanding> ranks, const LevelPlan& plan) {
+Levelled summary(std::span<const LevelStanding> ranks, const LevelPlan& plan) {
   Levelled result;
   result.lost = plan.lost;
   result.step = plan.step;
@@ -428,8 +429,8 @@ Levelled summary(std::span<const RankStanding> ranks, const LevelPlan& plan) {
   for (std::size_t rank = 0; rank < ranks.size(); ++rank) {
     if (!ranks[rank].has_state) result.newcomers.push_back(static_cast<int>(rank));
   }
-  const auto count = [&](std::span<const Transfer> transfers, std::size_t bytes) {
-    for (const Transfer& transfer : transfers) {
+  const auto count = [&](std::span<const StateTransfer> transfers, std::size_t bytes) {
+    for (const StateTransfer& transfer : transfers) {
       if (transfer.from == transfer.to) continue;
       result.received_bytes[index_of(transfer.to)] += transfer.range.size() * bytes;
       if (result.donor < 0 || transfer.from < result.donor) result.donor = transfer.from;
@@ -442,13 +443,13 @@ Levelled summary(std::span<const RankStanding> ranks, const LevelPlan& plan) {
 
 }  // namespace
 
-LevelPlan plan_levelling(std::span<const RankStanding> ranks, std::size_t size,
+LevelPlan plan_levelling(std::span<const LevelStanding> ranks, std::size_t size,
                          const ReducerOptions& reducer) {
   const int world_size = static_cast<int>(ranks.size());
   LevelPlan plan;
   plan.updates.resize(ranks.size());
   std::int64_t furthest = -1;
-  for (const RankStanding& rank : ranks) {
+  for (const LevelStanding& rank : ranks) {
     if (rank.has_state) furthest = std::max(furthest, rank.step + (rank.decided ? 1 : 0));
   }
   const auto lose = [&] {
@@ -463,7 +464,7 @@ LevelPlan plan_levelling(std::span<const RankStanding> ranks, std::size_t size,
   std::vector<Holder> parameters;  // those that are whole come first
   std::vector<Holder> moments;
   for (int r = 0; r < world_size; ++r) {
-    const RankStanding& rank = ranks[index_of(r)];
+    const LevelStanding& rank = ranks[index_of(r)];
     if (!rank.has_state) continue;
     const bool there = rank.step == plan.step;
     const bool updated = rank.step + 1 == plan.step && rank.updated;
@@ -471,7 +472,7 @@ LevelPlan plan_levelling(std::span<const RankStanding> ranks, std::size_t size,
     plan.closed = plan.closed && there && rank.closed;
     if (there || (rank.step + 1 == plan.step && rank.decided)) {
       if (plan.teller < 0) plan.teller = r;
-      const RankStanding& best = ranks[index_of(plan.teller)];
+      const LevelStanding& best = ranks[index_of(plan.teller)];
       // Who is there knows more than who has only the norm.
       if (std::pair(there, rank.done) > std::pair(best.step == plan.step, best.done)) {
         plan.teller = r;
@@ -487,7 +488,7 @@ LevelPlan plan_levelling(std::span<const RankStanding> ranks, std::size_t size,
   std::stable_partition(parameters.begin(), parameters.end(),
                         [&](const Holder& held) { return held.range.size() == size; });
   for (int r = 0; r < world_size; ++r) {
-    const RankStanding& rank = ranks[index_of(r)];
+    const LevelStanding& rank = ranks[index_of(r)];
     const bool there = rank.has_state && rank.step == plan.step;
     if (!there && !append_transfers({0, size}, r, parameters, plan.parameters)) return lose();
     if (!reducer.shard) {
@@ -503,7 +504,7 @@ LevelPlan plan_levelling(std::span<const RankStanding> ranks, std::size_t size,
 Levelled level(Trainer& trainer, Communicator& communicator) {
   const auto begin = std::chrono::steady_clock::now();
   LOCKSTEP_CHECK(!trainer.attached());
-  std::vector<RankStanding> ranks;
+  std::vector<LevelStanding> ranks;
   for (const std::string& text : gather_texts(communicator, standing_text(standing_of(trainer)))) {
     ranks.push_back(parse_standing(text));
   }

@@ -46,7 +46,7 @@ Levelled level(Trainer& trainer, Communicator& communicator);
 // The parts of level() that are pure.
 
 // Where a rank stands, as it tells the others.
-struct RankStanding {
+struct LevelStanding {
   struct Moments {
     Range range;
     std::int64_t step = 0;
@@ -65,11 +65,11 @@ struct RankStanding {
 };
 
 // These elements go from a rank to a rank; what stays on a rank is among them.
-struct Transfer {
+struct StateTransfer {
   int from = 0;
   int to = 0;
   Range range;
-  bool operator==(const Transfer&) const = default;
+  bool operator==(const StateTransfer&) const = default;
 };
 
 struct LevelPlan {
@@ -78,12 +78,12 @@ struct LevelPlan {
   bool closed = false;        // the boundary after it is done on all ranks
   int teller = -1;            // knows the report of that step, and the norm where others need it
   std::vector<bool> updates;  // by rank: makes the update of the step from the sum it holds
-  std::vector<Transfer> parameters;
-  std::vector<Transfer> moments;
+  std::vector<StateTransfer> parameters;
+  std::vector<StateTransfer> moments;
 };
 
 // `size` is that of the flat buffers.
-LevelPlan plan_levelling(std::span<const RankStanding> ranks, std::size_t size,
+LevelPlan plan_levelling(std::span<const LevelStanding> ranks, std::size_t size,
                          const ReducerOptions& reducer);
 
 }  // namespace lockstep

@@ -222,7 +222,7 @@ void Trainer::decide(const StepReport& report, double norm) {
   open.updated = true;
 }
 
-void Trainer::stand(Standing standing) {
+void Trainer::stand(TrainerStanding standing) {
   if (standing.step > standing_.step) asked_ = {};
   standing_ = std::move(standing);
 }
@@ -464,7 +464,7 @@ void Trainer::share_parameters() {
 
 // The open step is done on this rank.
 void Trainer::commit() {
-  Standing& standing = standing_;
+  TrainerStanding& standing = standing_;
   StepReport& report = standing.open->report;
   report.gradient_norm =
       report.tokens > 0 ? standing.open->norm / static_cast<double>(report.tokens) : 0;
@@ -564,14 +564,14 @@ std::optional<double> Trainer::evaluate() {
 }
 
 void Trainer::verify_if_due() {
-  Boundary& last = *standing_.last;
+  StepBoundary& last = *standing_.last;
   const bool due = options_.verify_every > 0 && standing_.step % options_.verify_every == 0;
   if (due && !last.verified) verify();
   last.verified = true;
 }
 
 void Trainer::evaluate_if_due() {
-  Boundary& last = *standing_.last;
+  StepBoundary& last = *standing_.last;
   if (last.evaluated) return;
   const std::int64_t step = standing_.step;
   const bool due = step == options_.schedule.steps ||
@@ -583,7 +583,7 @@ void Trainer::evaluate_if_due() {
 
 void Trainer::finish_boundary(const std::function<void(const StepReport&)>& report,
                               const std::function<void(const StepReport&)>& save) {
-  Boundary& last = *standing_.last;
+  StepBoundary& last = *standing_.last;
   if (last.closed) return;
   verify_if_due();
   evaluate_if_due();

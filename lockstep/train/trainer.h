@@ -71,7 +71,7 @@ enum class RunEnd : std::uint8_t {
 };
 
 // What has been done between the last step and the next.
-struct Boundary {
+struct StepBoundary {
   StepReport report;  // of the last step
   bool verified = false;
   bool evaluated = false;  // and recorded
@@ -100,12 +100,12 @@ struct KeptMoments {
 };
 
 // Where a trainer stands. It outlives generations; level() makes it the same on all ranks.
-struct Standing {
+struct TrainerStanding {
   bool has_state =
       false;  // the replica's parameters, and moments where they are held, are of `step`
   std::int64_t step = 0;  // steps done
   ValidationRecord validation;
-  std::optional<Boundary> last;  // none before the first step
+  std::optional<StepBoundary> last;  // none before the first step
   std::optional<OpenStep> open;
   // With shards.
   bool has_moments = false;       // the replica's are those of Replica::shard()
@@ -162,10 +162,10 @@ class Trainer {
   }
   // For level(). decide() makes the update of the open step while detached: another rank knows its
   // norm, and this is its report there.
-  Standing& standing() { return standing_; }
+  TrainerStanding& standing() { return standing_; }
   void decide(const StepReport& report, double norm);
   // For level(): this rank stands where others do now. Their step has carried its requests.
-  void stand(Standing standing);
+  void stand(TrainerStanding standing);
   // For a run that is resumed; restore() sets the state of the replica.
   void set_steps_done(std::int64_t steps) { standing_.step = steps; }
   void set_validation(const ValidationRecord& record) { standing_.validation = record; }
@@ -251,7 +251,7 @@ class Trainer {
   Replica& replica_;
   const LanePlan lanes_;
   std::vector<double> block_sums_;
-  Standing standing_;
+  TrainerStanding standing_;
   Requests asked_;     // a stop or a save that no step has carried yet
   PhaseTimes phases_;  // not sent with a tail yet
   std::optional<HaltReport> halt_report_;
