@@ -196,8 +196,7 @@ void run_local_workers(const CoordinatorFlags& options) {
 }
 
 void serve_ranks(ControlPlane& control, const CoordinatorFlags& options) {
-  RankServer server(control, {.ranks = options.server.workers,
-                              .timeout = options.server.settings.timeout,
+  RankServer server(control, {.timeout = options.server.settings.timeout,
                               .stop_fd = options.server.stop_fd});
   Progress progress(0);
   server.serve({[](const std::vector<std::string>& names) {

@@ -56,6 +56,11 @@ struct JoinOptions {
   std::chrono::nanoseconds timeout = std::chrono::seconds(30);
   bool mpi_collectives = false;  // with kMpi: MPI's own, whose sums are order-free
 
+  // The job goes on without workers that are lost, if all workers say so (see Job); not with kMpi.
+  bool survive = false;
+  int min_workers = 1;                  // with fewer it waits for others
+  std::chrono::nanoseconds patience{};  // for so long; zero: ten timeouts
+
   // `given`, with this process's place in the job as torchrun, mpirun, srun or `lockstep train`
   // tell it: RANK, WORLD_SIZE, MASTER_ADDR and MASTER_PORT, or what Open MPI, MPICH and Slurm set
   // instead. LOCKSTEP_TOKEN, or what `lockstep train` hands down, is the secret where none is
@@ -65,10 +70,25 @@ struct JoinOptions {
   static JoinOptions from_environment() { return from_environment(JoinOptions()); }
 };
 
+// How a worker comes to ask for the next generation of its job.
+enum class Regroup : std::uint8_t {
+  kAfterLoss,  // the one before has failed
+  kInOrder,    // between two steps, as all workers know: somebody comes or leaves
+  kTooFew,     // as kInOrder; this worker has saved its work, and waits for others to come
+};
+
+// What the job wants of its workers. A worker that is asked passes it on to all.
+struct JobWishes {
+  int stop = 0;          // a signal's number: end in order
+  bool save = false;     // a checkpoint
+  bool regroup = false;  // newcomers wait: Regroup::kInOrder after the step
+};
+
 // One worker's place in a job: processes that train together. Its ranks belong to a generation, an
 // ordered roster of members, and so does the communicator. Collectives fail together: what ends one
-// worker ends all, and every worker throws the same first cause. One thread at a time, apart from
-// what Communicator allows.
+// worker ends the generation for all, and every worker throws the same first cause. That ends the
+// job, too, unless it survives losses (JoinOptions::survive): then those that are left regroup(),
+// and go on with another communicator. One thread at a time, apart from what Communicator allows.
 class Job {
  public:
   struct State;
@@ -80,13 +100,37 @@ class Job {
 
   int rank() const;
   int world_size() const;
-  std::uint32_t generation() const;
+  std::uint32_t generation() const;  // the first is 1; 0: a job of this process alone
+  // The last ranks of the generation, which were in none before. In the first generation: none.
+  int newcomers() const;
   // That of the current generation. A later generation has another one: ask for it where it is
   // used, do not keep it.
   Communicator& communicator() const;
 
   // The end in good order: waits for all workers. Collective; nothing may follow.
   void leave(const CallOptions& options = {});
+
+  // Whether the generation has ended because a worker was lost, which is what this error tells, and
+  // the job goes on: regroup() is possible.
+  bool survives(const Error& error) const;
+  // Leaves the generation and returns in the next one, with other ranks and another communicator.
+  // The caller uses nothing of the communicator before any more, its memory included. `step` is how
+  // many steps this worker has done. Throws why there is no next generation.
+  void regroup(std::int64_t step, Regroup how);
+  // The generation is smaller than min_workers: save, then regroup with Regroup::kTooFew.
+  bool too_few() const;
+  // This worker fails by itself: those that survive losses go on without it. Callable from any
+  // thread.
+  void give_up(const std::string& reason);
+
+  // Whether this worker has come to a job that runs already. It has no communicator then:
+  // description() says what the job is, and regroup() lets it in.
+  bool newcomer() const;
+  const std::vector<std::byte>& description() const;
+  // What newcomers are told; all workers say the same. More than `most_workers` have nothing to do
+  // and wait outside.
+  void describe(std::vector<std::byte> description, int most_workers);
+  JobWishes wishes() const;
 
  private:
   std::unique_ptr<State> state_;

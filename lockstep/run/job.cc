@@ -3,12 +3,17 @@
 #include <fcntl.h>
 #include <fmt/format.h>
 
+#include <algorithm>
+#include <condition_variable>
 #include <cstdlib>
+#include <functional>
+#include <mutex>
+#include <string_view>
 #include <utility>
 
 #include "lockstep/base/descriptor.h"
 #include "lockstep/base/error.h"
-#include "lockstep/base/host.h"
+#include "lockstep/base/index.h"
 #include "lockstep/comm/collectives/plan_engine.h"
 #include "lockstep/comm/communicator.h"
 #include "lockstep/comm/mpi/mpi.h"
@@ -21,20 +26,120 @@
 
 namespace lockstep {
 
+// One worker's place in a job, by what carries its bytes.
 struct Job::State {
-  std::unique_ptr<Communicator> communicator;
+  virtual ~State() = default;
+
+  virtual bool survives(const Error&) const { return false; }
+  virtual void regroup(std::int64_t, Regroup) {
+    throw Error(ErrorCode::kInvalidArgument, "this job does not survive losses");
+  }
+  virtual void give_up(const std::string& reason) { communicator->abort(reason); }
+  virtual void describe(std::vector<std::byte> contents, int) { description = std::move(contents); }
+  virtual JobWishes wishes() const { return {}; }
+
+  std::unique_ptr<Communicator> communicator;  // null: a newcomer, or between two generations
   std::uint32_t generation = 0;
+  int newcomers = 0;
+  bool too_few = false;
+  bool newcomer = false;
+  std::vector<std::byte> description;
 };
 
 namespace {
 
+// A job that ends when one of its workers does.
 Job job_over(std::unique_ptr<Communicator> communicator) {
-  return Job(std::make_unique<Job::State>(Job::State{std::move(communicator)}));
+  auto state = std::make_unique<Job::State>();
+  state->communicator = std::move(communicator);
+  return Job(std::move(state));
 }
 
 Job job_over(std::unique_ptr<Engine> engine, std::chrono::nanoseconds timeout) {
   return job_over(std::make_unique<Communicator>(std::move(engine), timeout));
 }
+
+Standing standing_of(Regroup how) {
+  switch (how) {
+    case Regroup::kAfterLoss: return Standing::kBroken;
+    case Regroup::kInOrder: return Standing::kBoundary;
+    case Regroup::kTooFew: return Standing::kWaits;
+  }
+  return Standing::kBroken;
+}
+
+// A worker with a control plane: its generations are those of the job's centre.
+struct MemberState : Job::State {
+  // Makes the communicator of a generation.
+  using Connect = std::function<std::unique_ptr<Communicator>(const JoinedJob& job)>;
+
+  MemberState(JoinedJob joined, Connect how) : job(std::move(joined)), connect(std::move(how)) {
+    newcomer = job.roster.empty();
+    if (newcomer) {
+      description = job.control->welcome()->contents;
+    } else {
+      enter();
+    }
+  }
+
+  bool survives(const Error& error) const override { return job.control->survives(error); }
+
+  void regroup(std::int64_t step, Regroup how) override {
+    Standing standing = newcomer ? Standing::kPrepared : standing_of(how);
+    for (;;) {
+      // All have what they need of this generation before its connections close.
+      if (standing == Standing::kBoundary || standing == Standing::kWaits) part_in_order();
+      communicator.reset();
+      job = regroup_job(job, standing, step);
+      try {
+        enter();
+        job.control->ready_to_go();
+        newcomer = false;
+        return;
+      } catch (const Error& error) {
+        // A newcomer that the others cannot use must not try for ever.
+        const bool own_fault = newcomer && error.rank() == job.rank();
+        if (own_fault || !job.control->survives(error)) throw;
+      }
+      standing = Standing::kBroken;
+    }
+  }
+
+  void give_up(const std::string& reason) override { job.control->give_up(reason); }
+
+  void describe(std::vector<std::byte> contents, int most_workers) override {
+    description = contents;
+    job.control->describe({static_cast<std::uint32_t>(most_workers), std::move(contents)});
+  }
+
+  JobWishes wishes() const override {
+    const Wish wish = job.control->wanted();
+    return {static_cast<int>(wish.stop), wish.save, wish.regroup};
+  }
+
+ private:
+  void enter() {
+    try {
+      communicator = connect(job);
+    } catch (const Error& error) {
+      job.control->fail(error);
+    }
+    generation = job.generation.number;
+    newcomers = job.generation.number > 1 ? job.newcomers : 0;
+    too_few = job.too_few;
+  }
+
+  void part_in_order() {
+    try {
+      communicator->barrier();
+    } catch (const Error& error) {
+      if (!survives(error)) throw;
+    }
+  }
+
+  JoinedJob job;
+  Connect connect;
+};
 
 Medium medium_of(TransportKind kind) {
   switch (kind) {
@@ -67,9 +172,16 @@ Job join_mesh(const JoinOptions& options) {
   place.token = options.token;
   place.interface = options.interface;
   place.timeout = options.timeout;
-  auto mesh = make_mesh(join_job(place, take_listener(options.listener)),
-                        medium_of(options.transport), options.timeout);
-  return job_over(std::make_unique<PlanEngine>(std::move(mesh)), options.timeout);
+  place.survives = options.survive;
+  place.min_workers = static_cast<std::uint32_t>(options.min_workers);
+  place.patience = options.patience;
+  const auto connect = [medium = medium_of(options.transport),
+                        timeout = options.timeout](const JoinedJob& job) {
+    return std::make_unique<Communicator>(
+        std::make_unique<PlanEngine>(make_mesh(job, medium, timeout)), timeout);
+  };
+  return Job(
+      std::make_unique<MemberState>(join_job(place, take_listener(options.listener)), connect));
 }
 
 Job join_mpi(const JoinOptions& options) {
@@ -95,7 +207,11 @@ Job join_server(const JoinOptions& options) {
   star.timeout = options.timeout;
   star.rank = options.rank.value_or(-1);
   star.world_size = options.world_size.value_or(0);
-  return job_over(join_star(star));
+  star.survives = options.survive;
+  star.min_workers = static_cast<std::uint32_t>(options.min_workers);
+  star.patience = options.patience;
+  return Job(std::make_unique<MemberState>(
+      join_star(star), [star](const JoinedJob& job) { return connect_star(star, job); }));
 }
 
 }  // namespace
@@ -137,8 +253,20 @@ Job& Job::operator=(Job&& other) noexcept = default;
 int Job::rank() const { return communicator().rank(); }
 int Job::world_size() const { return communicator().world_size(); }
 std::uint32_t Job::generation() const { return state_->generation; }
+int Job::newcomers() const { return state_->newcomers; }
 Communicator& Job::communicator() const { return *state_->communicator; }
 void Job::leave(const CallOptions& options) { communicator().barrier(options); }
+
+bool Job::survives(const Error& error) const { return state_->survives(error); }
+void Job::regroup(std::int64_t step, Regroup how) { state_->regroup(step, how); }
+bool Job::too_few() const { return state_->too_few; }
+void Job::give_up(const std::string& reason) { state_->give_up(reason); }
+bool Job::newcomer() const { return state_->newcomer; }
+const std::vector<std::byte>& Job::description() const { return state_->description; }
+void Job::describe(std::vector<std::byte> description, int most_workers) {
+  state_->describe(std::move(description), most_workers);
+}
+JobWishes Job::wishes() const { return state_->wishes(); }
 
 Job join() { return join(JoinOptions::from_environment()); }
 
@@ -152,10 +280,119 @@ Job join(const JoinOptions& options) {
   }
 }
 
+namespace {
+
+// Where the threads of a job meet again after one of them was lost. Thread-safe.
+class ThreadMeeting {
+ public:
+  explicit ThreadMeeting(int world_size) : members_(static_cast<std::size_t>(world_size)) {}
+
+  // The transport of a thread in the next generation; all threads that have not left come.
+  std::unique_ptr<Transport> regroup(int thread, Deadline deadline) {
+    std::unique_lock lock(mutex_);
+    members_[index_of(thread)].came = true;
+    const std::uint32_t awaited = generation_ + 1;
+    if (all_came()) form();
+    if (!formed_.wait_until(lock, deadline.time(), [&] { return generation_ >= awaited; })) {
+      // Whoever has not come is stuck; the others go on.
+      for (Member& member : members_) member.left = member.left || !member.came;
+      form();
+    }
+    return std::move(members_[index_of(thread)].transport);
+  }
+  void leave(int thread) {
+    const std::lock_guard lock(mutex_);
+    members_[index_of(thread)].left = true;
+    if (all_came()) form();
+  }
+  std::uint32_t generation() {
+    const std::lock_guard lock(mutex_);
+    return generation_;
+  }
+
+ private:
+  struct Member {
+    bool came = false;
+    bool left = false;
+    std::unique_ptr<Transport> transport;
+  };
+
+  bool all_came() const {
+    const auto absent = [](const Member& member) { return !member.came && !member.left; };
+    const auto here = [](const Member& member) { return member.came && !member.left; };
+    return std::ranges::any_of(members_, here) && std::ranges::none_of(members_, absent);
+  }
+  void form() {
+    std::vector<Member*> here;
+    for (Member& member : members_) {
+      if (!member.left) here.push_back(&member);
+    }
+    auto transports = make_local_group(static_cast<int>(here.size()));
+    for (std::size_t i = 0; i < here.size(); ++i) {
+      here[i]->transport = std::move(transports[i]);
+      here[i]->came = false;
+    }
+    ++generation_;
+    formed_.notify_all();
+  }
+
+  std::mutex mutex_;
+  std::condition_variable formed_;
+  std::uint32_t generation_ = 1;  // guarded by mutex_
+  std::vector<Member> members_;   // guarded by mutex_; by the number of the thread
+};
+
+// A thread of a job that survives those that throw.
+struct ThreadState : Job::State {
+  ThreadState(std::shared_ptr<ThreadMeeting> where, int number, std::unique_ptr<Transport> first,
+              std::chrono::nanoseconds limit)
+      : meeting(std::move(where)), thread(number), timeout(limit) {
+    generation = 1;
+    enter(std::move(first));
+  }
+  ~ThreadState() override {
+    communicator.reset();
+    meeting->leave(thread);
+  }
+
+  bool survives(const Error& error) const override {
+    const auto cause = supervisor->latch().error();
+    const bool loss = error.code() == ErrorCode::kPeerLost || error.code() == ErrorCode::kTimeout;
+    return loss && error.rank() >= 0 && error.rank() != rank && cause &&
+           std::string_view(cause->what()) == error.what();
+  }
+  void regroup(std::int64_t, Regroup how) override {
+    if (how != Regroup::kAfterLoss) communicator->barrier();
+    communicator.reset();
+    enter(meeting->regroup(thread, Deadline::after(10 * timeout)));
+    generation = meeting->generation();
+  }
+  void give_up(const std::string& reason) override { supervisor->give_up(reason); }
+
+ private:
+  void enter(std::unique_ptr<Transport> transport) {
+    supervisor = &transport->supervisor();
+    rank = transport->rank();
+    communicator =
+        std::make_unique<Communicator>(std::make_unique<PlanEngine>(std::move(transport)), timeout);
+  }
+
+  const std::shared_ptr<ThreadMeeting> meeting;
+  const int thread;
+  const std::chrono::nanoseconds timeout;
+  Supervisor* supervisor = nullptr;  // of the communicator
+  int rank = 0;
+};
+
+}  // namespace
+
 std::vector<Job> join_threads(int world_size, std::chrono::nanoseconds timeout) {
+  auto transports = make_local_group(world_size);
+  const auto meeting = std::make_shared<ThreadMeeting>(world_size);
   std::vector<Job> jobs;
-  for (auto& transport : make_local_group(world_size)) {
-    jobs.push_back(job_over(std::make_unique<PlanEngine>(std::move(transport)), timeout));
+  for (int thread = 0; thread < world_size; ++thread) {
+    jobs.emplace_back(std::make_unique<ThreadState>(
+        meeting, thread, std::move(transports[index_of(thread)]), timeout));
   }
   return jobs;
 }

@@ -25,6 +25,8 @@ constexpr std::size_t kFirstRank = 3;
 constexpr Deadline::Clock::duration kLongestGrace = 300ms;
 // How often the server looks whether all have left without ever having sent anything.
 constexpr auto kLookForTheEnd = 1s;
+// Between two generations.
+constexpr auto kLookForTheNext = 20ms;
 
 // Bytes that a rank has not taken yet; with more, no new piece is begun and nothing is passed on.
 constexpr std::size_t kMostQueued = std::size_t{4} << 20;
@@ -39,10 +41,7 @@ FrameSocket::Outgoing raw_sum_frame(const LaneSums::Piece& piece) {
 }  // namespace
 
 RankServer::RankServer(ControlPlane& control, RankServerOptions options)
-    : options_(std::move(options)),
-      control_(control),
-      connections_(static_cast<std::size_t>(options_.ranks)),
-      has_come_(connections_.size()) {}
+    : options_(std::move(options)), control_(control) {}
 
 void RankServer::serve(const Observer& observer) {
   try {
@@ -60,16 +59,28 @@ void RankServer::serve(const Observer& observer) {
 void RankServer::run(const Observer& observer) {
   while (!control_.all_left()) {
     wait_for_events();
+    follow_generation();
     admit_all();
     receive();
     process_all(observer);
     send();
     drop_ended();
-    if (all_came() && !anybody_here()) {
+    if (!all_came() || anybody_here()) continue;
+    if (!roster_->survives) {
       return control_.wait_until_all_left(Deadline::after(options_.timeout));
     }
+    // They have all left the generation: for good, or for the next one.
+    control_.wait_until_all_left(Deadline::after(kLookForTheNext));
   }
   control_.latch().check();
+}
+
+void RankServer::lose(const Error& error) {
+  if (!roster_->survives) throw Error(error);
+  control_.report(error);
+  for (auto& each : connections_) each.reset();
+  missed_.reset();
+  all_here_by_ = Deadline::at(Clock::time_point::max());
 }
 
 bool RankServer::anybody_here() const {
@@ -100,18 +111,18 @@ void RankServer::wait_for_events() {
     throw Error(ErrorCode::kAborted, "told to stop");
   }
   if (missed_ && missed_->until.expired()) {
-    throw Error(ErrorCode::kPeerLost,
-                fmt::format("{} has left the job; {} is in a collective that needs it",
-                            names_[index_of(missed_->rank)], names_[index_of(missed_->needed_by)]),
-                missed_->rank);
+    lose(Error(ErrorCode::kPeerLost,
+               fmt::format("{} has left the job; {} is in a collective that needs it",
+                           names_[index_of(missed_->rank)], names_[index_of(missed_->needed_by)]),
+               missed_->rank));
   }
   if (!all_came() && all_here_by_.expired()) {
     const auto missing = std::ranges::find(has_come_, false) - has_come_.begin();
-    throw Error(
+    lose(Error(
         ErrorCode::kTimeout,
         fmt::format("{} has joined, but has not connected to the gradient server within {}",
                     names_[static_cast<std::size_t>(missing)], format_duration(options_.timeout)),
-        static_cast<int>(missing));
+        static_cast<int>(missing)));
   }
 }
 
@@ -120,17 +131,19 @@ void RankServer::admit_all() {
 }
 
 // Ranks connect when they know the roster, and the control plane knows it before them.
-bool RankServer::form() {
-  if (!roster_.empty()) return true;
-  try {
-    roster_ = control_.wait_for_roster(Deadline::after({})).roster;
-  } catch (const Error&) {
-    return false;
-  }
-  for (const Card& card : roster_) names_.push_back(name_of(card));
+void RankServer::follow_generation() {
+  auto roster = control_.centre_roster();
+  if (!roster || (roster_ && roster->generation == roster_->generation)) return;
+  roster_ = std::move(roster);
+  names_.clear();
+  for (const Card& card : roster_->roster) names_.push_back(name_of(card));
+  connections_.clear();
+  connections_.resize(names_.size());
+  has_come_.assign(names_.size(), false);
+  came_ = 0;
+  missed_.reset();
   lanes_.emplace(names_);
   all_here_by_ = Deadline::after(options_.timeout);
-  return true;
 }
 
 void RankServer::admit(Arrival arrival) {
@@ -139,7 +152,9 @@ void RankServer::admit(Arrival arrival) {
     return turn_away(arrival,
                      "this coordinator serves ranks of 'lockstep train', not 'lockstep worker'");
   }
-  if (!form() || !is_member(roster_, arrival.peer) || has_come_[index_of(rank)]) {
+  follow_generation();
+  if (!roster_ || arrival.peer.generation != tag_of(roster_->generation) ||
+      !is_member(roster_->roster, arrival.peer) || has_come_[index_of(rank)]) {
     return turn_away(arrival, "no rank of the job that runs here");
   }
   arrival.link.socket().set_peer(names_[index_of(rank)], rank);
@@ -158,7 +173,8 @@ void RankServer::turn_away(Arrival& arrival, const std::string& reason) {
 void RankServer::receive() {
   for (std::size_t rank = 0; rank < connections_.size(); ++rank) {
     auto& each = connections_[rank];
-    const bool ready = (entries_[kFirstRank + rank].revents & ~POLLOUT) != 0;
+    const std::size_t entry = kFirstRank + rank;  // none for one that has just come
+    const bool ready = entry < entries_.size() && (entries_[entry].revents & ~POLLOUT) != 0;
     if (each && ready && !each->frames.full()) each->frames.fill(kTurnBytes);
   }
 }
@@ -188,7 +204,7 @@ void RankServer::process_all(const Observer& observer) {
   all_here_by_ = Deadline::at(Clock::time_point::max());
   bool finished = true;
   while (std::exchange(finished, false)) {
-    for (int rank = 0; rank < options_.ranks; ++rank) {
+    for (int rank = 0; rank < ranks(); ++rank) {
       while (connections_[index_of(rank)] && process(rank)) {
       }
       while (const auto piece = lanes_->take_finished()) {
@@ -230,7 +246,7 @@ bool RankServer::process(int rank) {
   }
   if (!each.frames.open_bulk()) return false;
   // A sum needs all ranks.
-  for (int other = 0; other < options_.ranks && start->tag == WireTag::kPartialSum; ++other) {
+  for (int other = 0; other < ranks() && start->tag == WireTag::kPartialSum; ++other) {
     miss_if_gone(other, rank);
   }
   return true;

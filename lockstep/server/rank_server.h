@@ -18,7 +18,6 @@
 namespace lockstep {
 
 struct RankServerOptions {
-  int ranks = 1;
   Deadline::Clock::duration timeout = std::chrono::seconds(30);
   // As in ServerOptions.
   std::size_t window = 256 * 1024;
@@ -28,15 +27,16 @@ struct RankServerOptions {
 // The gradient server of ranks, which call collectives (docs/wire_protocol.md): it adds up their
 // sums and passes on their bytes. The process is the centre of their job: who joins, who has died
 // and who left in good order is decided on its control links, on the control plane's thread. A
-// defect in what a rank sends is reported there, and the verdict reaches everybody.
+// defect in what a rank sends is reported there, and the verdict reaches everybody. Where ranks
+// survive losses they form another generation and connect anew; nothing is kept of the one before.
 //
 // One event loop, on the caller's thread, inside serve(). Used by one thread.
 class RankServer {
  public:
   using Clock = Deadline::Clock;
 
-  // `control` is the centre of a job of so many ranks, whose door lets in connections for the
-  // rendezvous and for the gradient server (host_job). It outlives the server.
+  // `control` is the centre of a job, whose door lets in connections for the rendezvous and for the
+  // gradient server (host_job). It outlives the server.
   RankServer(ControlPlane& control, RankServerOptions options);
   RankServer(const RankServer&) = delete;
   RankServer& operator=(const RankServer&) = delete;
@@ -58,7 +58,10 @@ class RankServer {
   };
 
   void run(const Observer& observer);
-  bool form();
+  // Takes up the newest generation, if it is another one.
+  void follow_generation();
+  // A rank is lost to the others: ends the job, or all that belongs to this generation.
+  void lose(const Error& error);
   void wait_for_events();
   void admit_all();
   void admit(Arrival arrival);
@@ -78,19 +81,22 @@ class RankServer {
   bool has_room(const std::optional<Connection>& connection) const;
   template <typename Body>
   void for_each_receiver(const BulkHead& head, Body&& body) {
-    for (int rank = 0; rank < options_.ranks; ++rank) {
+    for (int rank = 0; rank < ranks(); ++rank) {
       const auto number = static_cast<std::uint32_t>(rank);
       if (head.to == kEveryOther ? number != head.from : number == head.to) body(rank);
     }
   }
   Connection& connection(int rank) { return *connections_[index_of(rank)]; }
-  bool all_came() const { return came_ == connections_.size(); }
+  int ranks() const { return static_cast<int>(connections_.size()); }
+  bool all_came() const { return came_ > 0 && came_ == connections_.size(); }
   bool anybody_here() const;
 
   const RankServerOptions options_;
   ControlPlane& control_;
-  Roster roster_;                   // once the job has formed
-  std::vector<std::string> names_;  // from then on
+
+  // Of the newest generation.
+  std::optional<RosterMessage> roster_;
+  std::vector<std::string> names_;
   Deadline all_here_by_ = Deadline::at(Clock::time_point::max());
   std::vector<std::optional<Connection>> connections_;  // by rank
   std::vector<bool> has_come_;                          // by rank

@@ -35,7 +35,7 @@ bool everybody_owns_a_lane(const LeafOwners& owners, int world_size) {
 
 }  // namespace
 
-std::unique_ptr<Communicator> join_star(const StarOptions& options) {
+JoinedJob join_star(const StarOptions& options) {
   JobOptions place;
   place.rank = options.rank;
   place.world_size = options.world_size;
@@ -46,16 +46,17 @@ std::unique_ptr<Communicator> join_star(const StarOptions& options) {
   place.job = options.job;
   place.token = options.token;
   place.timeout = options.timeout;
-  JoinedJob job = join_job(place);
-  const auto timeout = job.timeout;
-  std::unique_ptr<RankClient> client;
-  try {
-    client = std::make_unique<RankClient>(options.coordinator, job);
-  } catch (const Error& error) {
-    job.control->fail(error);
-  }
-  return std::make_unique<Communicator>(
-      std::make_unique<ServerEngine>(std::move(job), std::move(client)), timeout);
+  place.survives = options.survives;
+  place.min_workers = options.min_workers;
+  place.patience = options.patience;
+  place.fixed_centre = true;
+  return join_job(place);
+}
+
+std::unique_ptr<Communicator> connect_star(const StarOptions& options, const JoinedJob& job) {
+  auto client = std::make_unique<RankClient>(options.coordinator, job);
+  return std::make_unique<Communicator>(std::make_unique<ServerEngine>(job, std::move(client)),
+                                        job.timeout);
 }
 
 ServerEngine::ServerEngine(JoinedJob job, std::unique_ptr<RankClient> client)

@@ -28,16 +28,21 @@ struct StarOptions {
   std::string token;
   // For joining. Afterwards the coordinator's own timeout counts.
   Deadline::Clock::duration timeout = std::chrono::seconds(30);
+  // As in JobOptions.
+  bool survives = false;
+  std::uint32_t min_workers = 1;
+  Deadline::Clock::duration patience{};
 };
 
-// Joins the job of a coordinator that serves ranks and returns it as a group. Collective: returns
-// when all are there.
+// Joins the job of a coordinator that serves ranks. Collective: returns when all are there.
+JoinedJob join_star(const StarOptions& options);
+// A generation of that job as a group.
 //
 // Sums over lanes (reduce_nodes of f32 and f64) are taken by the server. Everything else travels as
 // bytes through it, to whom it concerns, and is combined there. Values that the server adds must be
 // finite (Engine::finite_only): it ends the job on NaN, infinity and overflow, naming the rank.
 // There are no sub-groups: split() throws Error{kInvalidArgument}.
-std::unique_ptr<Communicator> join_star(const StarOptions& options);
+std::unique_ptr<Communicator> connect_star(const StarOptions& options, const JoinedJob& job);
 
 // Collectives through a gradient server.
 class ServerEngine final : public Engine {

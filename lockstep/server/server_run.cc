@@ -8,10 +8,9 @@ ServerRun::ServerRun(Socket listener, HostOptions job, std::size_t window)
     : address_(listener.local_address()) {
   job.patience = 10 * job.timeout;
   control_ = host_job(job, {std::move(listener), {Purpose::kRendezvous, Purpose::kServer}});
-  server_ = std::make_unique<RankServer>(*control_, RankServerOptions{.ranks = job.world_size,
-                                                                      .timeout = job.timeout,
-                                                                      .window = window,
-                                                                      .stop_fd = stop_.fd()});
+  server_ = std::make_unique<RankServer>(
+      *control_,
+      RankServerOptions{.timeout = job.timeout, .window = window, .stop_fd = stop_.fd()});
   const auto end = [this](std::optional<Error> error) {
     server_.reset();  // closes what they still have
     control_.reset();

@@ -11,6 +11,8 @@ namespace lockstep {
 namespace {
 
 constexpr std::size_t kMinProgressBytes = 4 + 8 + 1 + 4 + 4;
+constexpr std::uint32_t kMaxSignal = 64;
+constexpr std::uint32_t kMaxAddress = 255;
 static_assert(kMaxGroups * (kMinProgressBytes + kMaxDescription) + kMaxErrorText + 64 <
               kMaxControlBody);
 
@@ -46,21 +48,25 @@ std::vector<Progress> read_progress(ByteReader& reader) {
 
 }  // namespace
 
-std::vector<std::byte> encode(const std::vector<Progress>& progress) {
+std::vector<std::byte> encode(const Pulse& pulse) {
   ByteWriter writer;
-  write_progress(writer, progress);
+  writer.u32(pulse.generation);
+  write_progress(writer, pulse.progress);
   return std::move(writer).take();
 }
 
-std::optional<std::vector<Progress>> decode_progress(std::span<const std::byte> body) {
+std::optional<Pulse> decode_pulse(std::span<const std::byte> body) {
   ByteReader reader(body);
-  auto progress = read_progress(reader);
+  Pulse pulse;
+  pulse.generation = reader.u32();
+  pulse.progress = read_progress(reader);
   if (!reader.finished()) return std::nullopt;
-  return progress;
+  return pulse;
 }
 
 std::vector<std::byte> encode(const Report& report) {
   ByteWriter writer;
+  writer.u32(report.generation);
   write_error(writer, report.error);
   write_progress(writer, report.progress);
   return std::move(writer).take();
@@ -68,10 +74,72 @@ std::vector<std::byte> encode(const Report& report) {
 
 std::optional<Report> decode_report(std::span<const std::byte> body) {
   ByteReader reader(body);
+  const std::uint32_t generation = reader.u32();
   const WireError error = read_error(reader);
   auto progress = read_progress(reader);
   if (!reader.finished()) return std::nullopt;
-  return Report{error.error(), std::move(progress)};
+  return Report{error.error(), std::move(progress), generation};
+}
+
+std::vector<std::byte> encode(const GenerationEnd& end) {
+  ByteWriter writer;
+  writer.u32(end.generation);
+  write_error(writer, end.error);
+  return std::move(writer).take();
+}
+
+std::optional<GenerationEnd> decode_generation_end(std::span<const std::byte> body) {
+  ByteReader reader(body);
+  const std::uint32_t generation = reader.u32();
+  const WireError error = read_error(reader);
+  if (!reader.finished()) return std::nullopt;
+  return GenerationEnd{generation, error.error()};
+}
+
+std::vector<std::byte> encode(const Wish& wish) {
+  ByteWriter writer;
+  writer.u32(wish.stop);
+  writer.u8(wish.save ? 1 : 0);
+  writer.u8(wish.regroup ? 1 : 0);
+  return std::move(writer).take();
+}
+
+std::optional<Wish> decode_wish(std::span<const std::byte> body) {
+  ByteReader reader(body);
+  Wish wish;
+  wish.stop = reader.u32();
+  const std::uint8_t save = reader.u8();
+  const std::uint8_t regroup = reader.u8();
+  wish.save = save == 1;
+  wish.regroup = regroup == 1;
+  if (!reader.finished() || wish.stop > kMaxSignal || save > 1 || regroup > 1) return std::nullopt;
+  return wish;
+}
+
+std::vector<std::byte> encode_tag(std::uint32_t generation) {
+  ByteWriter writer;
+  writer.u32(generation);
+  return std::move(writer).take();
+}
+
+std::optional<std::uint32_t> decode_tag(std::span<const std::byte> body) {
+  ByteReader reader(body);
+  const std::uint32_t generation = reader.u32();
+  if (!reader.finished()) return std::nullopt;
+  return generation;
+}
+
+std::vector<std::byte> encode_redirect(std::string_view address) {
+  ByteWriter writer;
+  writer.string(address, kMaxAddress);
+  return std::move(writer).take();
+}
+
+std::optional<std::string> decode_redirect(std::span<const std::byte> body) {
+  ByteReader reader(body);
+  std::string address(reader.string(kMaxAddress));
+  if (!reader.finished()) return std::nullopt;
+  return address;
 }
 
 }  // namespace lockstep

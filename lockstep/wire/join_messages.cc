@@ -5,6 +5,8 @@
 #include <algorithm>
 #include <utility>
 
+#include "lockstep/base/hash/blake3.h"
+#include "lockstep/base/index.h"
 #include "lockstep/wire/bytes.h"
 
 namespace lockstep {
@@ -40,7 +42,63 @@ Card read_card(ByteReader& reader) {
   return card;
 }
 
+void write_cards(ByteWriter& writer, const Roster& roster) {
+  writer.count(roster.size(), kMaxWorldSize);
+  for (const Card& card : roster) write_card(writer, card);
+}
+
+Roster read_cards(ByteReader& reader) {
+  Roster roster;
+  const std::uint32_t count = reader.count(kMinCardBytes, kMaxWorldSize);
+  roster.reserve(count);
+  for (std::uint32_t i = 0; i < count && reader.ok(); ++i) roster.push_back(read_card(reader));
+  return roster;
+}
+
+void write_generation(ByteWriter& writer, const GenerationName& generation) {
+  writer.u32(generation.number);
+  writer.bytes(generation.id);
+}
+
+GenerationName read_generation(ByteReader& reader) {
+  GenerationName generation;
+  generation.number = reader.u32();
+  const auto id = reader.bytes(generation.id.size());
+  std::ranges::copy(id, generation.id.begin());
+  return generation;
+}
+
+void write_centre(ByteWriter& writer, const CentreCard& centre) {
+  writer.i32(centre.rank);
+  writer.i32(centre.pid);
+  writer.string(centre.title, kMaxCardText);
+  writer.string(centre.hostname, kMaxCardText);
+}
+
+CentreCard read_centre(ByteReader& reader) {
+  CentreCard centre;
+  centre.rank = reader.i32();
+  centre.pid = reader.i32();
+  centre.title = reader.string(kMaxCardText);
+  centre.hostname = reader.string(kMaxCardText);
+  return centre;
+}
+
+bool read_flag(ByteReader& reader) {
+  const std::uint8_t flag = reader.u8();
+  if (flag > 1) reader.fail();
+  return flag == 1;
+}
+
 }  // namespace
+
+std::uint32_t tag_of(const GenerationName& generation) {
+  if (generation.number == 0) return 0;
+  ByteWriter writer;
+  write_generation(writer, generation);
+  const Blake3Hash hash = blake3(writer.written());
+  return load_little_endian<std::uint32_t>(hash.data());
+}
 
 std::string name_of(const Card& card) {
   const std::string who = card.rank >= 0 ? fmt::format("rank {}", card.rank) : "a rank";
@@ -56,6 +114,11 @@ std::vector<std::byte> encode(const Join& join) {
   ByteWriter writer;
   writer.u32(
       static_cast<std::uint32_t>(std::clamp<std::int64_t>(join.patience.count(), 0, UINT32_MAX)));
+  writer.u8(static_cast<std::uint8_t>(join.standing));
+  writer.u8(join.survives ? 1 : 0);
+  writer.u32(join.min_workers);
+  write_generation(writer, join.last);
+  writer.i64(join.step);
   write_card(writer, join.card);
   return std::move(writer).take();
 }
@@ -64,47 +127,128 @@ std::optional<Join> decode_join(std::span<const std::byte> body) {
   ByteReader reader(body);
   Join join;
   join.patience = std::chrono::milliseconds(reader.u32());
+  join.standing = static_cast<Standing>(reader.u8());
+  join.survives = read_flag(reader);
+  join.min_workers = reader.u32();
+  join.last = read_generation(reader);
+  join.step = reader.i64();
   join.card = read_card(reader);
-  if (!reader.finished()) return std::nullopt;
+  const bool known = join.standing <= Standing::kWaits;
+  if (!reader.finished() || !known || join.step < 0 || join.min_workers > kMaxWorldSize) {
+    return std::nullopt;
+  }
   return join;
 }
 
 std::vector<std::byte> encode(const RosterMessage& message) {
   ByteWriter writer;
-  writer.i32(message.centre.rank);
-  writer.i32(message.centre.pid);
-  writer.string(message.centre.title, kMaxCardText);
-  writer.string(message.centre.hostname, kMaxCardText);
+  write_centre(writer, message.centre);
   writer.u32(static_cast<std::uint32_t>(message.timeout.count()));
-  writer.count(message.roster.size(), kMaxWorldSize);
-  for (const Card& card : message.roster) write_card(writer, card);
+  write_generation(writer, message.generation);
+  writer.u8(message.survives ? 1 : 0);
+  writer.u8(message.too_few ? 1 : 0);
+  writer.u32(message.newcomers);
+  writer.i64(message.step);
+  write_cards(writer, message.roster);
   return std::move(writer).take();
 }
 
 std::optional<RosterMessage> decode_roster(std::span<const std::byte> body) {
   ByteReader reader(body);
   RosterMessage message;
-  message.centre.rank = reader.i32();
-  message.centre.pid = reader.i32();
-  message.centre.title = reader.string(kMaxCardText);
-  message.centre.hostname = reader.string(kMaxCardText);
+  message.centre = read_centre(reader);
   message.timeout = std::chrono::milliseconds(reader.u32());
-  const std::uint32_t count = reader.count(kMinCardBytes, kMaxWorldSize);
-  message.roster.reserve(count);
-  for (std::uint32_t i = 0; i < count && reader.ok(); ++i) {
-    message.roster.push_back(read_card(reader));
-    // Every rank at its own place, all of one job.
-    const Card& card = message.roster.back();
-    if (card.rank != static_cast<int>(i) || card.world_size != static_cast<int>(count)) {
-      reader.fail();
-    }
-  }
-  const int centre = message.centre.rank;
-  if (!reader.finished() || count == 0 || centre < -1 || centre >= static_cast<int>(count) ||
-      message.timeout.count() == 0) {
+  message.generation = read_generation(reader);
+  message.survives = read_flag(reader);
+  message.too_few = read_flag(reader);
+  message.newcomers = reader.u32();
+  message.step = reader.i64();
+  message.roster = read_cards(reader);
+  if (!reader.finished() || message.roster.empty() || message.timeout.count() == 0 ||
+      message.newcomers > message.roster.size() || message.step < 0) {
     return std::nullopt;
   }
+  // Every rank at its own place, all of one job.
+  const int count = static_cast<int>(message.roster.size());
+  for (int rank = 0; rank < count; ++rank) {
+    const Card& card = message.roster[index_of(rank)];
+    if (card.rank != rank || card.world_size != count) return std::nullopt;
+  }
+  if (message.centre.rank < -1 || message.centre.rank >= count) return std::nullopt;
   return message;
+}
+
+std::vector<std::byte> encode(const RosterChange& change) {
+  ByteWriter writer;
+  write_generation(writer, change.base);
+  write_centre(writer, change.centre);
+  write_generation(writer, change.generation);
+  writer.u8(change.too_few ? 1 : 0);
+  writer.i64(change.step);
+  writer.count(change.lost.size(), kMaxWorldSize);
+  for (const int rank : change.lost) writer.i32(rank);
+  write_cards(writer, change.added);
+  return std::move(writer).take();
+}
+
+std::optional<RosterChange> decode_roster_change(std::span<const std::byte> body) {
+  ByteReader reader(body);
+  RosterChange change;
+  change.base = read_generation(reader);
+  change.centre = read_centre(reader);
+  change.generation = read_generation(reader);
+  change.too_few = read_flag(reader);
+  change.step = reader.i64();
+  const std::uint32_t lost = reader.count(sizeof(std::int32_t), kMaxWorldSize);
+  for (std::uint32_t i = 0; i < lost && reader.ok(); ++i) change.lost.push_back(reader.i32());
+  change.added = read_cards(reader);
+  if (!reader.finished() || change.step < 0) return std::nullopt;
+  return change;
+}
+
+std::optional<RosterMessage> changed(const RosterMessage& before, const RosterChange& change) {
+  if (change.base != before.generation) return std::nullopt;
+  RosterMessage after{change.centre,     before.timeout,
+                      change.generation, before.survives,
+                      change.too_few,    0,
+                      change.step,       {}};
+  auto lost = change.lost.begin();
+  for (const Card& card : before.roster) {
+    if (lost != change.lost.end() && *lost == card.rank) {
+      ++lost;
+    } else {
+      after.roster.push_back(card);
+    }
+  }
+  after.roster.insert(after.roster.end(), change.added.begin(), change.added.end());
+  after.newcomers = static_cast<std::uint32_t>(change.added.size());
+  const int count = static_cast<int>(after.roster.size());
+  if (lost != change.lost.end() || count == 0 || count > kMaxWorldSize) return std::nullopt;
+  if (change.centre.rank < -1 || change.centre.rank >= count) return std::nullopt;
+  for (int rank = 0; rank < count; ++rank) {
+    after.roster[index_of(rank)].rank = rank;
+    after.roster[index_of(rank)].world_size = count;
+  }
+  return after;
+}
+
+std::vector<std::byte> encode(const Description& description) {
+  ByteWriter writer;
+  writer.u32(description.most_workers);
+  writer.count(description.contents.size(), kMaxJobDescription);
+  writer.bytes(description.contents);
+  return std::move(writer).take();
+}
+
+std::optional<Description> decode_description(std::span<const std::byte> body) {
+  ByteReader reader(body);
+  Description description;
+  description.most_workers = reader.u32();
+  const std::uint32_t size = reader.count(1, kMaxJobDescription);
+  const auto contents = reader.bytes(size);
+  description.contents.assign(contents.begin(), contents.end());
+  if (!reader.finished()) return std::nullopt;
+  return description;
 }
 
 }  // namespace lockstep

@@ -17,11 +17,19 @@ std::string_view to_string(MessageKind kind) {
     case MessageKind::kRefusal: return "refusal";
     case MessageKind::kJoin: return "join";
     case MessageKind::kRoster: return "roster";
+    case MessageKind::kRosterChange: return "change of the roster";
+    case MessageKind::kWelcome: return "welcome";
+    case MessageKind::kReady: return "ready";
+    case MessageKind::kGo: return "go";
+    case MessageKind::kRedirect: return "redirection";
+    case MessageKind::kDescription: return "description";
     case MessageKind::kHeartbeat: return "heartbeat";
     case MessageKind::kPing: return "ping";
     case MessageKind::kReport: return "report";
     case MessageKind::kVerdict: return "verdict";
     case MessageKind::kGoodbye: return "goodbye";
+    case MessageKind::kEnd: return "end of a generation";
+    case MessageKind::kWish: return "wish";
   }
   return "unknown message";
 }

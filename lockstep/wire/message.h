@@ -16,7 +16,7 @@ namespace lockstep {
 // magic u32, version u16, kind u8, zero u8, length of the body u32; little-endian.
 
 inline constexpr std::uint32_t kMessageMagic = 0x504b534c;  // "LSKP"
-inline constexpr std::uint16_t kProtocolVersion = 2;
+inline constexpr std::uint16_t kProtocolVersion = 3;
 inline constexpr std::size_t kMessageHeaderBytes = 12;
 
 // Values are part of the protocol.
@@ -26,11 +26,19 @@ enum class MessageKind : std::uint8_t {
   kRefusal = 3,
   kJoin = 16,
   kRoster = 17,
+  kRosterChange = 18,
+  kWelcome = 19,
+  kReady = 20,
+  kGo = 21,
+  kRedirect = 22,
+  kDescription = 23,
   kHeartbeat = 32,
   kPing = 33,
   kReport = 34,
   kVerdict = 35,
   kGoodbye = 36,
+  kEnd = 37,
+  kWish = 38,
 };
 std::string_view to_string(MessageKind kind);
 

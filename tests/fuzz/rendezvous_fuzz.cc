@@ -50,11 +50,11 @@ extern "C" int LLVMFuzzerTestOneInput(const std::uint8_t* data, std::size_t size
       break;
     case MessageKind::kHeartbeat:
     case MessageKind::kGoodbye:
-      if (const auto progress = decode_progress(body)) {
-        require_same(body, *progress);
+      if (const auto pulse = decode_pulse(body)) {
+        require_same(body, *pulse);
         JobHealth health = make_health();
-        health.heartbeat(1, *progress, {});
-        health.goodbye(2, *progress, {});
+        health.heartbeat(1, pulse->progress, {});
+        health.goodbye(2, pulse->progress, {});
         health.settle();
       }
       break;
@@ -68,6 +68,29 @@ extern "C" int LLVMFuzzerTestOneInput(const std::uint8_t* data, std::size_t size
         health.tick(JobHealth::Time{} + std::chrono::seconds(1));
       }
       break;
+    case MessageKind::kRosterChange:
+      if (const auto change = decode_roster_change(body)) {
+        require_same(body, *change);
+        RosterMessage before{.generation = change->base, .roster = {}};
+        before.roster.resize(3);
+        for (int rank = 0; rank < 3; ++rank)
+          before.roster[static_cast<std::size_t>(rank)].rank = rank;
+        static_cast<void>(changed(before, *change));
+      }
+      break;
+    case MessageKind::kWelcome:
+    case MessageKind::kDescription:
+      if (const auto description = decode_description(body)) require_same(body, *description);
+      break;
+    case MessageKind::kEnd:
+      if (const auto end = decode_generation_end(body)) require_same(body, *end);
+      break;
+    case MessageKind::kWish:
+      if (const auto wish = decode_wish(body)) require_same(body, *wish);
+      break;
+    case MessageKind::kReady:
+    case MessageKind::kGo: static_cast<void>(decode_tag(body)); break;
+    case MessageKind::kRedirect: static_cast<void>(decode_redirect(body)); break;
     case MessageKind::kVerdict:
     case MessageKind::kRefusal:
       if (const auto error = decode_wire_error(body)) {

@@ -59,7 +59,7 @@ int join_the_star(const RankEnvironment& environment, bool die) {
   options.coordinator = *parse_host_port(std::getenv(kCoordinator));
   options.rank = environment.rank;
   options.world_size = environment.world_size;
-  const auto comm = join_star(options);
+  const auto comm = connect_star(options, join_star(options));
   say_ready(comm->rank());
   if (die) ::raise(SIGKILL);
   std::vector<std::int64_t> data = {comm->rank() + 1};

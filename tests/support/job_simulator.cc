@@ -25,7 +25,10 @@ Card make_card(const JobSimulator::Options& options, int member) {
 }
 
 CentreOptions centre_options(const JobSimulator::Options& options) {
-  return {{-1, "the coordinator", "node0", 1}, options.members, "1.0", options.timeout};
+  return {.card = {-1, "the coordinator", "node0", 1},
+          .world_size = options.members,
+          .version = "1.0",
+          .timeout = options.timeout};
 }
 
 }  // namespace
@@ -63,7 +66,7 @@ void JobSimulator::start(int member) {
   Node& node = members_[at(member)];
   node.running = node.linked = true;
   node.machine = std::make_unique<Member>(
-      MemberOptions{make_card(options_, member), "the rendezvous", options_.timeout},
+      MemberOptions{.card = make_card(options_, member), .patience = options_.timeout},
       [&node] { return node.progress; }, now_);
   const Card card = make_card(options_, member);
   deliver(node.to_centre, [this, member, card] {

@@ -129,7 +129,7 @@ struct RankByHand {
   }
 
   void send_join(std::chrono::milliseconds patience) {
-    link.send(MessageKind::kJoin, encode(Join{card, patience}), soon());
+    link.send(MessageKind::kJoin, encode(Join{.card = card, .patience = patience}), soon());
   }
   // Throws the verdict if that is the answer.
   RosterMessage join() {
@@ -137,12 +137,15 @@ struct RankByHand {
     const Message answer = link.receive(soon());
     if (answer.kind == MessageKind::kVerdict) throw decode_wire_error(answer.body)->error();
     link.set_limit(kMaxControlBody);
-    return decode_roster(answer.body).value();
+    RosterMessage roster = decode_roster(answer.body).value();
+    tag = tag_of(roster.generation);
+    return roster;
   }
 
   Identity identity;
   Card card;
   Link link;
+  std::uint32_t tag = 0;  // of the generation, once joined
 };
 
 }  // namespace lockstep::test

@@ -197,7 +197,7 @@ TEST(ControlPlane, AnOverdueCollectiveNamesTheAbsentRank) {
     while (link.receive(soon()).kind != MessageKind::kPing) {
     }
     const std::vector<Progress> progress = {{0, 16, false, "all_reduce"}};
-    link.send(MessageKind::kHeartbeat, encode(progress), soon());
+    link.send(MessageKind::kHeartbeat, encode(Pulse{world.last->tag, progress}), soon());
   });
   ASSERT_TRUE(errors[0]);
   EXPECT_EQ(errors[0]->rank(), 2);
@@ -285,7 +285,7 @@ TEST(ControlPlane, APingIsAnsweredWithProgress) {
   const std::vector<Progress> progress = {{3, 9, true, "barrier"}};
   world.job.control->progress_book().add(&world, [&] { return progress; });
   world.link->send(MessageKind::kPing, {}, soon());
-  while (decode_progress(world.link->receive(soon()).body) != progress) {
+  while (decode_pulse(world.link->receive(soon()).body)->progress != progress) {
   }
   world.job.control->progress_book().remove(&world);
 }

@@ -57,8 +57,8 @@ TEST(Handshake, TellsEachWhoTheOtherIs) {
   Exchange exchange(a, b);
   exchange.run();
   ASSERT_TRUE(exchange.client.done() && exchange.server.done());
-  EXPECT_EQ(exchange.client.peer(), (PeerIdentity{b.id, 2, 5}));
-  EXPECT_EQ(exchange.server.peer(), (PeerIdentity{a.id, 1, 5}));
+  EXPECT_EQ(exchange.client.peer(), (PeerIdentity{b.id, 2, 5, 3}));
+  EXPECT_EQ(exchange.server.peer(), (PeerIdentity{a.id, 1, 5, 3}));
   EXPECT_EQ(exchange.messages.size(), 4u);
 }
 
@@ -91,16 +91,12 @@ TEST(Handshake, RefusesAMissingTokenOnEitherSide) {
   expect_refused(server_without, "token missing: the listening side has none");
 }
 
-TEST(Handshake, RefusesAnotherJobGenerationOrPurposeNamingBoth) {
+TEST(Handshake, RefusesAnotherJobOrPurposeNamingBoth) {
   Identity a = make_identity(0);
   Identity b = make_identity(1);
   b.job = "other";
   Exchange job(a, b);
   expect_refused(job, "another job: the connecting side has 'job', the listening side 'other'");
-  b = make_identity(1);
-  b.generation = 4;
-  Exchange generation(a, b);
-  expect_refused(generation, "another generation: the connecting side has 3, the listening side 4");
   Exchange purpose(a, make_identity(1), Purpose::kMesh, Purpose::kRendezvous);
   expect_refused(purpose, "another purpose: the connecting side has mesh");
 }
@@ -209,7 +205,7 @@ TEST(HandshakeOnSockets, LeavesTheBytesThatFollow) {
   const auto errors = run_ranks(2, [&](int rank) {
     if (rank == 0) {
       EXPECT_EQ(server_handshake(connected.server, b, Purpose::kMesh, soon()),
-                (PeerIdentity{a.id, 1, 9}));
+                (PeerIdentity{a.id, 1, 9, 3}));
       std::byte byte;
       connected.server.recv_all(std::span(&byte, 1), soon());
       EXPECT_EQ(byte, std::byte{77});

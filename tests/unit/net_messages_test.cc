@@ -134,17 +134,34 @@ TEST(JoinMessages, ACountWithoutItsBytesIsRefused) {
 
 TEST(ControlMessages, RoundTrip) {
   const std::vector<Progress> progress = {{0, 17, true, "all_reduce"}, {3, 1ull << 40, false, ""}};
-  EXPECT_EQ(decode_progress(encode(progress)), progress);
-  expect_exact(encode(progress), [](auto body) { return decode_progress(body).has_value(); });
+  const Pulse pulse{77, progress};
+  EXPECT_EQ(decode_pulse(encode(pulse)), pulse);
+  expect_exact(encode(pulse), [](auto body) { return decode_pulse(body).has_value(); });
 
-  const Report report{Error(ErrorCode::kTimeout, "late", 2), progress};
+  const Report report{Error(ErrorCode::kTimeout, "late", 2), progress, 77};
   const auto decoded = decode_report(encode(report));
   ASSERT_TRUE(decoded);
   EXPECT_EQ(decoded->error.code(), ErrorCode::kTimeout);
   EXPECT_EQ(decoded->error.message(), "late");
   EXPECT_EQ(decoded->error.rank(), 2);
   EXPECT_EQ(decoded->progress, progress);
+  EXPECT_EQ(decoded->generation, 77u);
   expect_exact(encode(report), [](auto body) { return decode_report(body).has_value(); });
+
+  const GenerationEnd end{77, Error(ErrorCode::kPeerLost, "it died", 2)};
+  const auto ended = decode_generation_end(encode(end));
+  ASSERT_TRUE(ended);
+  EXPECT_EQ(ended->generation, 77u);
+  EXPECT_STREQ(ended->error.what(), end.error.what());
+  EXPECT_EQ(ended->error.rank(), 2);
+  expect_exact(encode(end), [](auto body) { return decode_generation_end(body).has_value(); });
+
+  const Wish wish{15, true, true};
+  EXPECT_EQ(decode_wish(encode(wish)), wish);
+  expect_exact(encode(wish), [](auto body) { return decode_wish(body).has_value(); });
+  EXPECT_FALSE(decode_wish(encode(Wish{65, false, false})));
+  EXPECT_EQ(decode_tag(encode_tag(9)), 9u);
+  EXPECT_EQ(decode_redirect(encode_redirect("10.0.0.3:4711")), "10.0.0.3:4711");
 }
 
 TEST(ControlMessages, LongTextsAndManyGroupsAreCut) {

@@ -47,7 +47,7 @@ struct RankByHand {
   }
 
   Socket server;
-  std::unique_ptr<ControlPlane> control;
+  std::shared_ptr<ControlPlane> control;
   std::optional<RankClient> client;
 };
 

@@ -42,8 +42,10 @@ TEST_P(Families, GivesAllTheSameRosterWithAddressesThatAnswer) {
       const Socket socket = purpose == Purpose::kMesh ? connect_tcp(*address, soon())
                                                       : connect_unix(card.unix_name, soon());
       client_handshake(socket, caller.identity, purpose, 7, soon());
-      const Arrival arrival = jobs[rank].control->arrivals().wait_for(
-          caller.identity.id, 7, "the caller", caller.rank(), soon(), jobs[rank].control->latch());
+      const Arrivals::Awaited awaited{caller.identity.id, caller.identity.generation, 7,
+                                      "the caller", caller.rank()};
+      const Arrival arrival =
+          jobs[rank].control->arrivals().wait_for(awaited, soon(), jobs[rank].control->latch());
       EXPECT_EQ(arrival.purpose, purpose);
       EXPECT_EQ(arrival.peer.rank, caller.rank());
     }
@@ -182,21 +184,39 @@ TEST(Rendezvous, TurnsAWrongTokenAwayAndGoesOn) {
   EXPECT_THAT(errors[3]->what(), HasSubstr("token missing"));
 }
 
-TEST(Rendezvous, TurnsAnotherJobOrGenerationAway) {
+TEST(Rendezvous, TurnsAnotherJobAway) {
   LoopbackJob setup(2);
-  std::vector<JoinedJob> jobs(2);
-  const auto errors = run_ranks(4, [&](int rank) {
+  std::vector<JoinedJob> jobs(3);
+  const auto errors = run_ranks(3, [&](int rank) {
     JobOptions options = setup.options(rank < 2 ? rank : 1);
     if (rank == 2) options.job = "another";
-    if (rank == 3) options.generation = 8;
     JoinedJob job = rank == 0 ? join_job(options, std::move(setup.listener)) : join_job(options);
     jobs[rank] = std::move(job);
   });
   EXPECT_FALSE(errors[0]) << errors[0]->what();
   EXPECT_FALSE(errors[1]) << errors[1]->what();
-  ASSERT_TRUE(errors[2] && errors[3]);
+  ASSERT_TRUE(errors[2]);
   EXPECT_THAT(errors[2]->what(), HasSubstr("another job"));
-  EXPECT_THAT(errors[3]->what(), HasSubstr("another generation"));
+}
+
+TEST(Rendezvous, AConnectionOfAnotherGenerationIsNotTaken) {
+  LoopbackJob setup(2);
+  const std::vector<JoinedJob> jobs = setup.join_all();
+  const auto address = SocketAddress::parse(jobs[0].roster[0].mesh_address);
+  Identity stale = jobs[1].identity;
+  stale.generation ^= 1;
+  const Socket first = connect_tcp(*address, soon());
+  client_handshake(first, stale, Purpose::kMesh, 7, soon());
+  const Socket second = connect_tcp(*address, soon());
+  client_handshake(second, jobs[1].identity, Purpose::kMesh, 7, soon());
+  const Arrivals::Awaited awaited{jobs[1].identity.id, jobs[1].identity.generation, 7, "rank 1", 1};
+  const Arrival arrival =
+      jobs[0].control->arrivals().wait_for(awaited, soon(), jobs[0].control->latch());
+  EXPECT_EQ(arrival.peer.generation, jobs[1].identity.generation);
+  const Error error = error_of([&] {
+    jobs[0].control->arrivals().wait_for(awaited, Deadline::after(50ms), jobs[0].control->latch());
+  });
+  EXPECT_EQ(error.code(), ErrorCode::kTimeout);
 }
 
 TEST(Rendezvous, TellsALatecomerThatTheJobIsComplete) {

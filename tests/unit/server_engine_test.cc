@@ -48,7 +48,7 @@ struct StarGroup {
     const auto errors = run_ranks(world_size, [&](int rank) {
       StarOptions options = rank_options(server, rank);
       options.world_size = world_size;
-      comms[static_cast<std::size_t>(rank)] = join_star(options);
+      comms[static_cast<std::size_t>(rank)] = connect_star(options, join_star(options));
     });
     expect_no_errors(errors);
   }
@@ -241,7 +241,7 @@ TEST(ServerEngine, RanksAreGivenOrFromTheEnvironment) {
     const auto errors = run_ranks(3, [&](int i) {
       StarOptions options = rank_options(server, given ? 2 - i : -1);
       options.world_size = given ? 3 : 0;
-      const auto comm = join_star(options);
+      const auto comm = connect_star(options, join_star(options));
       if (given) {
         EXPECT_EQ(comm->rank(), 2 - i);
       }
@@ -262,7 +262,7 @@ TEST(ServerEngine, TwoWorkersOfOneRankAreNamed) {
   const auto errors = run_ranks(2, [&](int) {
     StarOptions options = rank_options(server, 1);
     options.world_size = 2;
-    join_star(options);
+    connect_star(options, join_star(options));
   });
   for (const auto& error : errors) {
     ASSERT_TRUE(error);
@@ -274,7 +274,7 @@ TEST(ServerEngine, AnotherWorldSizeThanTheCoordinatorsIsRefused) {
   ServerRun server(listen_tcp(SocketAddress::loopback_v4()), server_for(1));
   StarOptions options = rank_options(server, 0);
   options.world_size = 2;
-  const Error error = error_of([&] { join_star(options); });
+  const Error error = error_of([&] { connect_star(options, join_star(options)); });
   EXPECT_EQ(error.code(), ErrorCode::kInvalidWorldSize);
   EXPECT_THAT(error.what(), HasSubstr("was started for a world of 2, the rendezvous for 1"));
 }

@@ -69,6 +69,10 @@ class LocalSupervisor final : public Supervisor {
   void abort(const std::string& reason) override {
     job_->latch.trip(aborted_error(thread_name(rank_), rank_, reason));
   }
+  void give_up(const std::string& reason) override {
+    job_->latch.trip(
+        Error(ErrorCode::kPeerLost, fmt::format("{}: {}", thread_name(rank_), reason), rank_));
+  }
   ProgressBook& progress_book() override { return job_->books[index_of(rank_)]; }
   void look_around() override {
     if (const std::optional<Error> cause = job_->judge(rank_, {})) job_->latch.trip(*cause);

@@ -177,8 +177,9 @@ class MeshStreams final : public Streams {
 
   Socket await_call(int peer, Deadline deadline) {
     ControlPlane& control = *hub_->job.control;
-    Arrival arrival = control.arrivals().wait_for(card(peer).id, group_, name_of(peer),
-                                                  job_rank(peer), deadline, control.latch());
+    const Arrivals::Awaited awaited{card(peer).id, hub_->job.identity.generation, group_,
+                                    name_of(peer), job_rank(peer)};
+    Arrival arrival = control.arrivals().wait_for(awaited, deadline, control.latch());
     return std::move(arrival.link.socket());
   }
 
@@ -270,10 +271,15 @@ std::unique_ptr<Transport> make_mesh(JoinedJob job, Medium medium,
   const std::uint32_t generation = job.identity.generation;
   std::vector<int> members(static_cast<std::size_t>(world_size));
   for (int r = 0; r < world_size; ++r) members[index_of(r)] = r;
+  // Newcomers connect to all at once: one that cannot reach somebody must not enter.
+  const bool later = job.generation.number > 1;
+  const int first_new = later ? world_size - job.newcomers : world_size;
   auto hub = std::make_shared<Hub>(std::move(job), medium, timeout);
-  return std::make_unique<MeshTransport>(
-      rank, world_size, generation, 0,
-      std::make_unique<MeshStreams>(std::move(hub), std::move(members), rank, 0));
+  auto streams = std::make_unique<MeshStreams>(std::move(hub), std::move(members), rank, 0);
+  for (int peer = rank >= first_new ? 0 : first_new; peer < world_size; ++peer) {
+    if (peer != rank) streams->to(peer, Deadline::after(timeout));
+  }
+  return std::make_unique<MeshTransport>(rank, world_size, generation, 0, std::move(streams));
 }
 
 }  // namespace lockstep

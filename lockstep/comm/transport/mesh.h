@@ -14,7 +14,7 @@ enum class Medium : std::uint8_t {
   kAuto,    // shared memory between ranks of the same host, sockets otherwise
 };
 
-// A full mesh among the ranks of `job`; connections open on first use. When all ranks share memory
+// A full mesh among the ranks of `job`; connections open on first use, those to newcomers at once. When all ranks share memory
 // the transport has a SharedSpace, and collectives use it. A network that acknowledges nothing for
 // `timeout` fails the job.
 std::unique_ptr<Transport> make_mesh(JoinedJob job, Medium medium,

@@ -41,9 +41,10 @@ std::optional<Arrival> Arrivals::next() {
   return arrival;
 }
 
-std::optional<Arrival> Arrivals::take(const MemberId& id, std::uint32_t group) {
+std::optional<Arrival> Arrivals::take(const Awaited& awaited) {
   const auto found = std::ranges::find_if(waiting_, [&](const Arrival& arrival) {
-    return !arrival.original && arrival.peer.id == id && arrival.peer.group == group;
+    return !arrival.original && arrival.peer.id == awaited.id &&
+           arrival.peer.group == awaited.group && arrival.peer.generation == awaited.generation;
   });
   if (found == waiting_.end()) return std::nullopt;
   Arrival arrival = std::move(*found);
@@ -52,14 +53,23 @@ std::optional<Arrival> Arrivals::take(const MemberId& id, std::uint32_t group) {
   return arrival;
 }
 
-Arrival Arrivals::wait_for(const MemberId& id, std::uint32_t group, const std::string& name,
-                           int rank, Deadline deadline, const FailureLatch& latch) {
+void Arrivals::begin_generation(std::uint32_t tag) {
+  const std::lock_guard lock(mutex_);
+  std::erase_if(waiting_, [&](const Arrival& arrival) {
+    return !arrival.original && arrival.purpose != Purpose::kServer &&
+           arrival.peer.generation != tag;
+  });
+  if (waiting_.empty()) event_.clear();
+}
+
+Arrival Arrivals::wait_for(const Awaited& awaited, Deadline deadline, const FailureLatch& latch) {
   std::unique_lock lock(mutex_);
   for (;;) {
-    if (auto arrival = take(id, group)) return std::move(*arrival);
+    if (auto arrival = take(awaited)) return std::move(*arrival);
     latch.check();
     if (deadline.expired()) {
-      throw Error(ErrorCode::kTimeout, fmt::format("{} did not connect in time", name), rank);
+      throw Error(ErrorCode::kTimeout, fmt::format("{} did not connect in time", awaited.name),
+                  awaited.rank);
     }
     arrived_.wait_until(lock, earlier(deadline, Deadline::after(kLatchCheck)).time());
   }

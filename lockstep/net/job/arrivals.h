@@ -34,14 +34,23 @@ class Arrivals {
   // Readable while next() has one.
   int fd() const { return event_.fd(); }
 
-  // The connection that a member has opened, or will open, for mesh or shared memory. `name` and
-  // `rank` are the member's in Error{kTimeout} at the deadline; throws the latch's error if it
-  // trips.
-  Arrival wait_for(const MemberId& id, std::uint32_t group, const std::string& name, int rank,
-                   Deadline deadline, const FailureLatch& latch);
+  // Whose connection is waited for: a member's, for a group of a generation.
+  struct Awaited {
+    MemberId id{};
+    std::uint32_t generation = 0;  // its tag
+    std::uint32_t group = 0;
+    std::string name;  // of the member, as its rank
+    int rank = -1;
+  };
+  // The connection that a member has opened, or will open, for mesh or shared memory.
+  // Error{kTimeout} at the deadline names the member; throws the latch's error if it trips.
+  Arrival wait_for(const Awaited& awaited, Deadline deadline, const FailureLatch& latch);
+
+  // Closes what members have opened for other generations than this one, which begins now.
+  void begin_generation(std::uint32_t tag);
 
  private:
-  std::optional<Arrival> take(const MemberId& id, std::uint32_t group);
+  std::optional<Arrival> take(const Awaited& awaited);
 
   const Event event_;
   std::mutex mutex_;

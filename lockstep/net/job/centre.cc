@@ -5,8 +5,7 @@
 #include <algorithm>
 #include <string>
 
-#include "lockstep/base/index.h"
-#include "lockstep/wire/control_messages.h"
+#include "lockstep/base/text.h"
 #include "lockstep/wire/wire_error.h"
 
 namespace lockstep {
@@ -14,9 +13,24 @@ namespace {
 
 // A member asks to join at once, however long the job's timeout is.
 constexpr std::chrono::seconds kLongestSilence{10};
+// In timeouts: a member that is alive may compute for so long before it joins again, and may take
+// so long to connect to the others.
+constexpr int kAnswerTimeouts = 10;
+constexpr int kReadyTimeouts = 3;
 
 Centre::Time later(Centre::Time now, Centre::Clock::duration by) {
   return by > Centre::Time::max() - now ? Centre::Time::max() : now + by;
+}
+
+// The job can go on without the rank that the error names. Other errors all ranks have in common.
+bool is_loss(const Error& error) {
+  switch (error.code()) {
+    case ErrorCode::kPeerLost:
+    case ErrorCode::kTimeout:
+    case ErrorCode::kNoConnection:
+    case ErrorCode::kChannelClosed: return error.rank() >= 0;
+    default: return false;
+  }
 }
 
 }  // namespace
@@ -27,31 +41,63 @@ Centre::Centre(CentreOptions options, Time now)
                  later(now, options_.patience.count() > 0 ? options_.patience : options_.timeout)) {
 }
 
+Centre::Centre(CentreOptions options, Inheritance inherited, Time now)
+    : Centre(std::move(options), now) {
+  generation_ = inherited.roster.generation;
+  survives_ = inherited.roster.survives;
+  step_ = inherited.roster.step;
+  description_ = std::move(inherited.description);
+  for (const Card& card : inherited.roster.roster) places_.push_back({.card = card});
+  roster_ = std::move(inherited.roster);
+  start_regrouping(now);
+  for (const int rank : inherited.lost) {
+    take_away(rank, MemberEvent::Kind::kLost, "went with the centre before, or before it");
+  }
+}
+
 void Centre::opened(LinkId link, const std::optional<PeerIdentity>& peer, Time now) {
   const Time limit = now + std::min<Clock::duration>(options_.timeout, kLongestSilence);
-  peers_[link] = {peer, {}, -1, limit};
+  peers_[link] = {peer, {}, -1, limit, now};
   silent_.emplace(limit, link);
 }
 
 void Centre::received(LinkId link, const Message& message, Time now) {
   const auto peer = peers_.find(link);
   if (peer == peers_.end()) return;  // it has been dismissed
-  if (!peer->second.card) {
-    join(peer, message, now);
-  } else if (health_) {  // nothing is expected before the roster is out
-    hear(peer->second.rank, message, now);
+  peer->second.heard = now;
+  if (!peer->second.join || message.kind == MessageKind::kJoin) return join(peer, message, now);
+  if (message.kind == MessageKind::kDescription) {
+    if (auto description = decode_description(message.body)) {
+      description_ = std::move(description);
+      for (auto each = peers_.begin(); each != peers_.end(); ++each) {
+        if (each->second.join && each->second.rank < 0) welcome(each);
+      }
+      return;
+    }
+  }
+  const int rank = peer->second.rank;
+  if (rank < 0) return;  // a newcomer's heartbeats; before the roster nothing else is expected
+  if (in_generation()) {
+    hear(rank, message, now);
+  } else {
+    hear_between(rank, message, now);
   }
 }
 
 void Centre::closed(LinkId link, Time now) {
   const auto peer = peers_.find(link);
   if (peer == peers_.end()) return;
-  if (peer->second.card) {
-    if (health_) {
-      health_->closed(peer->second.rank, now);
-    } else {
-      gathering_.forget(*peer->second.card);
-    }
+  const int rank = peer->second.rank;
+  if (rank >= 0 && in_generation()) {
+    health_->closed(rank, now);
+    place(rank).link.reset();
+  } else if (rank >= 0 && !place(rank).gone) {
+    lose(Error(ErrorCode::kPeerLost,
+               fmt::format("{} died: its connection closed", name_of(place(rank).card)), rank),
+         now);
+    return;  // it is forgotten
+  } else if (phase_ == Phase::kGathering && peer->second.join) {
+    gathering_.forget(peer->second.join->card);
   }
   forget(peer);
 }
@@ -62,58 +108,178 @@ void Centre::forget(Peers::iterator peer) {
 }
 
 void Centre::dismiss(LinkId link, const Error& error) {
-  sendings_.push_back({link, shared_frame(MessageKind::kVerdict, encode_wire_error(error)), true});
+  send(link, MessageKind::kVerdict, encode_wire_error(error), true);
   forget(peers_.find(link));
 }
 
 void Centre::join(Peers::iterator peer, const Message& message, Time now) {
   const auto [link, proved] = std::pair(peer->first, peer->second.proved);
   const auto join = message.kind == MessageKind::kJoin ? decode_join(message.body) : std::nullopt;
-  if (!join) return dismiss(link, Error(ErrorCode::kUnexpectedMessage, "malformed join"));
+  if (!join) {
+    const int rank = peer->second.rank;
+    if (rank >= 0 && in_generation()) return hear(rank, message, now);
+    return dismiss(link, Error(ErrorCode::kUnexpectedMessage, "malformed join"));
+  }
   const Card& card = join->card;
-  if (proved && *proved != PeerIdentity{card.id, card.rank, proved->group}) {
+  const bool first = !peer->second.join;
+  if (proved && (proved->id != card.id || (first && proved->rank != card.rank))) {
     return dismiss(link, Error(ErrorCode::kAuthentication,
                                "the card names another process than the handshake", card.rank));
   }
   if (verdict_) return dismiss(link, *verdict_);
-  if (roster_) {
-    const bool known = card.rank >= 0 && card.rank < options_.world_size;
-    return dismiss(
-        link, Error(ErrorCode::kInvalidRank,
-                    fmt::format("the job runs already with all its {} ranks{}", options_.world_size,
-                                known ? "; " + name_of(roster_->roster[index_of(card.rank)]) +
-                                            " has the place"
-                                      : ""),
-                    card.rank));
+  silent_.erase({peer->second.limit, link});
+  peer->second.join = *join;
+  step_ = std::max(step_, join->step);
+  patience_ = std::max<Clock::duration>(patience_, join->patience);
+  const bool returns = join->last.number > 0;
+  // A new process at the address of a centre that is gone, whose members have waited for it.
+  if (phase_ == Phase::kGathering && returns) expect_again(*join, now);
+  if (phase_ == Phase::kGathering) return gather(peer, *join, now);
+
+  if (const auto rank = place_of(*join)) {
+    if (peer->second.rank >= 0 || phase_ == Phase::kRegrouping) {
+      if (in_generation()) {
+        if (join->standing == Standing::kBroken) {
+          end_generation(Error(ErrorCode::kPeerLost,
+                               fmt::format("{} cannot go on", name_of(place(*rank).card))),
+                         now);
+        } else {
+          start_regrouping(now);
+        }
+      }
+      answer(*rank, link, *join);
+      return form_if_complete(now);
+    }
   }
+  if (!survives_) {
+    const bool known = card.rank >= 0 && card.rank < static_cast<int>(places_.size());
+    return dismiss(
+        link,
+        Error(ErrorCode::kInvalidRank,
+              fmt::format("the job runs already with all its {} ranks{}", places_.size(),
+                          known ? "; " + name_of(place(card.rank).card) + " has the place" : ""),
+              card.rank));
+  }
+  if (const auto error = refusal(card)) return dismiss(link, *error);
+  peer->second.rank = -1;
+  if (join->standing == Standing::kNew) return welcome(peer);
+  if (phase_ == Phase::kRegrouping) form_if_complete(now);
+  send_wish();
+}
+
+void Centre::gather(Peers::iterator peer, const Join& join, Time now) {
   // Answer a little before the first member gives up, so that it still hears who is missing.
-  const auto margin = std::min(join->patience / 10, std::chrono::milliseconds(500));
-  if (const auto error = gathering_.add(card, now + join->patience - margin)) {
-    dismiss(link, *error);
+  const auto margin = std::min(join.patience / 10, std::chrono::milliseconds(500));
+  if (const auto error = gathering_.add(join.card, later(now, join.patience - margin))) {
+    dismiss(peer->first, *error);
     return end_job(*error);
   }
-  silent_.erase({peer->second.limit, link});
-  peer->second.card = card;
   if (gathering_.complete()) start_job(now);
 }
 
+// Why a newcomer cannot be let in. What the bits of the result depend on must be the same.
+std::optional<Error> Centre::refusal(const Card& card) const {
+  if (card.version != options_.version) {
+    return Error(ErrorCode::kVersionMismatch,
+                 fmt::format("{} runs lockstep {}, the job {}", name_of(card), card.version,
+                             options_.version));
+  }
+  const auto there = std::ranges::find_if(places_, [](const Place& at) { return !at.gone; });
+  if (there != places_.end() && there->card.fingerprint != card.fingerprint) {
+    return Error(ErrorCode::kInvalidArgument,
+                 fmt::format("{} has another kind of processor or C library ({}) than the job "
+                             "({}): its sums would have other bits",
+                             name_of(card), card.fingerprint, there->card.fingerprint));
+  }
+  return std::nullopt;
+}
+
+// The rank that the member has in the newest generation, if it is still expected there.
+std::optional<int> Centre::place_of(const Join& join) const {
+  const int rank = join.card.rank;
+  if (join.last != generation_ || rank < 0 || rank >= static_cast<int>(places_.size())) return {};
+  const Place& at = places_[index_of(rank)];
+  const bool same = at.card.id == join.card.id || (at.card.id == MemberId{} && !at.link);
+  return same && !at.gone ? std::optional(rank) : std::nullopt;
+}
+
+void Centre::answer(int rank, LinkId link, const Join& join) {
+  Place& at = place(rank);
+  at.card = join.card;
+  at.link = link;
+  at.answered = true;
+  at.waits = join.standing == Standing::kWaits;
+  peers_.at(link).rank = rank;
+  survives_ = survives_ && join.survives;
+  min_workers_ = std::max<std::size_t>(min_workers_, join.min_workers);
+}
+
+// To a newcomer that knows nothing: what the job is, as soon as that is known.
+void Centre::welcome(Peers::iterator peer) {
+  if (!description_ || peer->second.join->standing != Standing::kNew) return;
+  send(peer->first, MessageKind::kWelcome, encode(*description_));
+}
+
 void Centre::hear(int rank, const Message& message, Time now) {
-  if (message.kind == MessageKind::kReport) {
-    if (const auto report = decode_report(message.body)) return health_->report(rank, *report, now);
-  } else if (message.kind == MessageKind::kHeartbeat || message.kind == MessageKind::kGoodbye) {
-    if (auto progress = decode_progress(message.body)) {
-      return message.kind == MessageKind::kHeartbeat
-                 ? health_->heartbeat(rank, std::move(*progress), now)
-                 : health_->goodbye(rank, std::move(*progress), now);
-    }
+  switch (message.kind) {
+    case MessageKind::kReport:
+      if (const auto report = decode_report(message.body)) {
+        if (report->generation != tag()) return;
+        // A newcomer that cannot reach somebody is not let in; nobody else is to blame.
+        const auto fresh = static_cast<int>(places_.size() - roster_->newcomers);
+        Report told = *report;
+        if (phase_ == Phase::kForming && rank >= fresh && is_loss(told.error)) {
+          told.error = Error(told.error.code(), std::string(told.error.message()), rank);
+        }
+        return health_->report(rank, told, now);
+      }
+      break;
+    case MessageKind::kHeartbeat:
+    case MessageKind::kGoodbye:
+      if (auto heard = decode_pulse(message.body)) {
+        if (heard->generation != tag()) heard->progress.clear();  // of the one before
+        if (message.kind == MessageKind::kHeartbeat) {
+          return health_->heartbeat(rank, std::move(heard->progress), now);
+        }
+        place(rank).left = true;
+        events_.push_back({MemberEvent::Kind::kLeft, place(rank).card});
+        return health_->goodbye(rank, std::move(heard->progress), now);
+      }
+      break;
+    case MessageKind::kReady:
+      if (const auto generation = decode_tag(message.body)) {
+        if (*generation == tag()) place(rank).ready = true;
+        return go_if_ready();
+      }
+      break;
+    default: break;
   }
   const Error error(ErrorCode::kUnexpectedMessage,
                     fmt::format("sent a malformed {}", to_string(message.kind)), rank);
-  health_->report(rank, {error, {}}, now);
+  health_->report(rank, {error, {}, tag()}, now);
+}
+
+// A member of a generation that has ended, before the next one.
+void Centre::hear_between(int rank, const Message& message, Time now) {
+  if (message.kind == MessageKind::kGoodbye) {
+    take_away(rank, MemberEvent::Kind::kLeft, "");
+    return form_if_complete(now);
+  }
+  if (message.kind != MessageKind::kReport) return;
+  const auto report = decode_report(message.body);
+  if (!report || report->generation != tag() || place(rank).answered) return;
+  if (report->error.code() == ErrorCode::kAborted) {
+    return end_job(aborted_error(name_of(place(rank).card), rank, report->error.message()));
+  }
+  // Others have left the generation already: that is what it sees.
+  if (place(rank).link) {
+    send(*place(rank).link, MessageKind::kEnd, encode(GenerationEnd{tag(), report->error}));
+  }
 }
 
 void Centre::report(const Error& seen, Time now) {
-  if (!health_) return end_job(seen);
+  if (phase_ == Phase::kGathering) return end_job(seen);
+  if (!in_generation()) return;  // of a generation that has ended
   health_->centre_report(name_of(options_.card), seen, now);
   decide(now);
 }
@@ -126,15 +292,29 @@ void Centre::start_job(Time now) {
   for (const Card& card : roster) {
     ranks[card.id] = card.rank;
     names.push_back(name_of(card));
+    places_.push_back({.card = card});
   }
   for (auto& [link, peer] : peers_) {
-    if (peer.card) peer.rank = ranks[peer.card->id];
+    if (!peer.join) continue;
+    const int rank = ranks[peer.join->card.id];
+    peer.rank = rank;
+    place(rank).link = link;
+    survives_ = survives_ && peer.join->survives;
+    min_workers_ = std::max<std::size_t>(min_workers_, peer.join->min_workers);
   }
+  generation_ = {1, options_.make_id()};
   health_.emplace(std::move(names), options_.timeout, now);
+  phase_ = Phase::kRunning;
   next_heartbeat_ = now;
   const auto timeout = std::chrono::ceil<std::chrono::milliseconds>(options_.timeout);
-  roster_ = RosterMessage{options_.card, timeout, std::move(roster)};
+  roster_ = RosterMessage{.centre = options_.card,
+                          .timeout = timeout,
+                          .generation = generation_,
+                          .survives = survives_,
+                          .step = step_,
+                          .roster = std::move(roster)};
   send_to_all(MessageKind::kRoster, encode(*roster_));
+  send_wish();
 }
 
 void Centre::end_job(const Error& verdict) {
@@ -144,10 +324,237 @@ void Centre::end_job(const Error& verdict) {
   send_to_all(MessageKind::kVerdict, encode_wire_error(verdict));
 }
 
+void Centre::lose(const Error& why, Time now) {
+  if (!survives_ || !is_loss(why)) return end_job(why);
+  const bool was_in_generation = in_generation();
+  const Error seen(why.code(), std::string(why.message()), why.rank());
+  if (was_in_generation) {
+    end_generation(seen, now);
+  } else {  // those who have not heard yet that the generation has ended
+    for (const Place& at : places_) {
+      if (!at.link || at.answered || at.gone) continue;
+      send(*at.link, MessageKind::kEnd, encode(GenerationEnd{tag(), seen}));
+    }
+  }
+  take_away(why.rank(), MemberEvent::Kind::kLost, std::string(why.message()));
+  form_if_complete(now);
+}
+
+void Centre::take_away(int rank, MemberEvent::Kind kind, const std::string& why) {
+  Place& at = place(rank);
+  if (at.gone) return;
+  at.gone = true;
+  if (!at.left) events_.push_back({kind, at.card, why});  // else it is known
+  at.left = at.left || kind == MemberEvent::Kind::kLeft;
+  if (!at.link) return;
+  sendings_.push_back({*at.link, nullptr, true});
+  forget(peers_.find(*at.link));
+  at.link.reset();
+}
+
+void Centre::end_generation(const Error& why, Time now) {
+  const SharedBytes bytes = shared_frame(MessageKind::kEnd, encode(GenerationEnd{tag(), why}));
+  for (const Place& at : places_) {
+    if (at.link && !at.gone) sendings_.push_back({*at.link, bytes});
+  }
+  start_regrouping(now);
+}
+
+void Centre::start_regrouping(Time now) {
+  if (in_generation()) {  // who has closed its connection will not answer
+    for (Place& at : places_) {
+      if (!at.link) take_away(at.card.rank, MemberEvent::Kind::kLost, "its connection closed");
+    }
+  }
+  phase_ = Phase::kRegrouping;
+  since_ = now;
+  last_judged_ = now;
+  next_heartbeat_ = std::min(next_heartbeat_, now);
+  may_wait_ = false;
+  health_.reset();
+  for (Place& at : places_) at.answered = at.waits = at.ready = false;
+}
+
+// The members tell who they were; nobody else knows any more.
+void Centre::expect_again(const Join& join, Time now) {
+  if (join.card.world_size < 1 || join.card.rank < 0 || join.card.rank >= join.card.world_size) {
+    return;
+  }
+  generation_ = join.last;
+  places_.resize(index_of(join.card.world_size));
+  for (int rank = 0; rank < join.card.world_size; ++rank) place(rank).card.rank = rank;
+  start_regrouping(now);
+}
+
+// While the next generation is under way: who is silent, or does not do its part, is lost.
+void Centre::judge_silence(Time now) {
+  const Clock::duration timeout = options_.timeout;
+  since_ = excuse_own_pause(since_, last_judged_, now, timeout);
+  const bool paused = now - last_judged_ > timeout / 2;
+  for (auto& [link, peer] : peers_) {
+    if (paused) peer.heard = excuse_own_pause(peer.heard, last_judged_, now, timeout);
+  }
+  last_judged_ = now;
+  for (int rank = 0; rank < static_cast<int>(places_.size()) && !verdict_; ++rank) {
+    const Place& at = place(rank);
+    if (at.gone) continue;
+    const std::string name = name_of(at.card);
+    if (phase_ == Phase::kForming) {
+      if (at.ready || now - since_ < kReadyTimeouts * timeout) continue;
+      return lose(Error(ErrorCode::kTimeout, name + " did not get ready in time", rank), now);
+    }
+    if (!at.link) {
+      if (now - since_ < timeout) continue;
+      lose(Error(ErrorCode::kPeerLost, name + " did not come to the new centre in time", rank),
+           now);
+    } else if (now - peers_.at(*at.link).heard >= timeout) {
+      lose(Error(ErrorCode::kPeerLost,
+                 fmt::format("{} has been silent for {}: stopped or cut off", name,
+                             format_duration(timeout)),
+                 rank),
+           now);
+    } else if (!at.answered && now - since_ >= kAnswerTimeouts * timeout) {
+      lose(Error(ErrorCode::kTimeout, name + " did not join the next generation in time", rank),
+           now);
+    }
+    if (phase_ != Phase::kRegrouping) return;
+  }
+}
+
+std::vector<Centre::LinkId> Centre::newcomers(std::size_t room, Time now) const {
+  std::vector<LinkId> found;
+  for (const auto& [link, peer] : peers_) {
+    if (found.size() >= room) break;
+    if (peer.rank >= 0 || !peer.join || peer.join->standing == Standing::kNew) continue;
+    if (now - peer.heard < options_.timeout / 2) found.push_back(link);
+  }
+  return found;
+}
+
+void Centre::form_if_complete(Time now) {
+  if (phase_ != Phase::kRegrouping || verdict_) return;
+  std::size_t survivors = 0;
+  bool all_wait = true;
+  for (const Place& at : places_) {
+    if (at.gone) continue;
+    if (!at.answered) return;
+    ++survivors;
+    all_wait = all_wait && at.waits;
+  }
+  const std::size_t most =
+      description_ && description_->most_workers > 0 ? description_->most_workers : kMaxWorldSize;
+  const auto added = newcomers(most - std::min(most, survivors), now);
+  const std::size_t total = survivors + added.size();
+  const bool too_few = total < min_workers_;
+  may_wait_ = total == 0 || (too_few && all_wait);
+  if (!may_wait_) form(added, too_few, now);
+}
+
+void Centre::form(const std::vector<LinkId>& newcomers, bool too_few, Time now) {
+  RosterChange change{.base = generation_,
+                      .centre = options_.card,
+                      .generation = {generation_.number + 1, options_.make_id()},
+                      .too_few = too_few,
+                      .step = step_,
+                      .lost = {},
+                      .added = {}};
+  std::vector<Place> next;
+  for (const Place& at : places_) {
+    if (at.gone) {
+      change.lost.push_back(at.card.rank);
+    } else {
+      next.push_back({.card = at.card, .link = at.link});
+    }
+  }
+  const std::size_t survivors = next.size();
+  for (const LinkId link : newcomers) {
+    next.push_back({.card = peers_.at(link).join->card, .link = link});
+    change.added.push_back(next.back().card);
+  }
+  const bool known = roster_.has_value();  // to those who get the difference only
+  places_ = std::move(next);
+  Roster roster;
+  std::vector<std::string> names;
+  for (std::size_t i = 0; i < places_.size(); ++i) {
+    Card& card = places_[i].card;
+    card.rank = static_cast<int>(i);
+    card.world_size = static_cast<int>(places_.size());
+    if (options_.member == card.id) change.centre.rank = card.rank;
+    peers_.at(*places_[i].link).rank = card.rank;
+    if (i >= survivors) events_.push_back({MemberEvent::Kind::kJoined, card});
+    names.push_back(name_of(card));
+    roster.push_back(card);
+  }
+  generation_ = change.generation;
+  const auto timeout = std::chrono::ceil<std::chrono::milliseconds>(options_.timeout);
+  roster_ = RosterMessage{.centre = change.centre,
+                          .timeout = timeout,
+                          .generation = generation_,
+                          .survives = survives_,
+                          .too_few = too_few,
+                          .newcomers = static_cast<std::uint32_t>(newcomers.size()),
+                          .step = step_,
+                          .roster = std::move(roster)};
+  if (const auto error = check_reachable(roster_->roster)) return end_job(*error);
+  phase_ = Phase::kForming;
+  since_ = now;
+  last_judged_ = now;
+  health_.emplace(std::move(names), options_.timeout, now);
+  send_rosters(change, known ? survivors : 0);
+}
+
+// Survivors know the roster before; the others get the whole one.
+void Centre::send_rosters(const RosterChange& change, std::size_t survivors) {
+  const SharedBytes difference = shared_frame(MessageKind::kRosterChange, encode(change));
+  SharedBytes whole;
+  for (std::size_t i = 0; i < places_.size(); ++i) {
+    if (i >= survivors && !whole) whole = shared_frame(MessageKind::kRoster, encode(*roster_));
+    sendings_.push_back({*places_[i].link, i < survivors ? difference : whole});
+  }
+}
+
+void Centre::go_if_ready() {
+  if (phase_ != Phase::kForming) return;
+  if (!std::ranges::all_of(places_, [](const Place& at) { return at.ready || at.left; })) return;
+  phase_ = Phase::kRunning;
+  const SharedBytes bytes = shared_frame(MessageKind::kGo, encode_tag(tag()));
+  for (const Place& at : places_) {
+    if (at.link) sendings_.push_back({*at.link, bytes});
+  }
+  send_wish();
+}
+
+void Centre::wish(const Wish& wish) {
+  wish_ = wish;
+  send_wish();
+}
+
+void Centre::send_wish() {
+  if (phase_ != Phase::kRunning || verdict_) return;
+  const auto first =
+      std::ranges::find_if(places_, [](const Place& at) { return at.link && !at.left; });
+  if (first == places_.end()) return;
+  Wish wish = wish_;
+  const std::size_t most =
+      description_ && description_->most_workers > 0 ? description_->most_workers : kMaxWorldSize;
+  const auto waits = [](const auto& entry) {
+    const Peer& peer = entry.second;
+    return peer.rank < 0 && peer.join && peer.join->standing != Standing::kNew;
+  };
+  wish.regroup = places_.size() < most && std::ranges::any_of(peers_, waits);
+  if (wish == Wish{}) return;
+  wish_.save = false;  // once
+  send(*first->link, MessageKind::kWish, encode(wish));
+}
+
+void Centre::send(LinkId link, MessageKind kind, std::span<const std::byte> body, bool last) {
+  sendings_.push_back({link, shared_frame(kind, body), last});
+}
+
 void Centre::send_to_all(MessageKind kind, std::span<const std::byte> body) {
   const SharedBytes bytes = shared_frame(kind, body);
   for (const auto& [link, peer] : peers_) {
-    if (peer.card) sendings_.push_back({link, bytes});
+    if (peer.join) sendings_.push_back({link, bytes});
   }
 }
 
@@ -163,34 +570,54 @@ void Centre::tick(Time now) {
 
 void Centre::decide(Time now) {
   if (verdict_) return;
-  if (!health_) {
+  if (phase_ == Phase::kGathering) {
     if (now >= gathering_.deadline()) end_job(gathering_.missing());
     return;
   }
-  if (health_->take_ping()) send_to_all(MessageKind::kPing, {});
-  if (health_->verdict()) return end_job(*health_->verdict());
-  if (now >= next_heartbeat_) {
-    send_to_all(MessageKind::kHeartbeat, encode(std::vector<Progress>{}));
+  if (in_generation()) {
+    if (health_->take_ping()) send_to_all(MessageKind::kPing, {});
+    if (health_->verdict()) {
+      const Error why = *health_->verdict();
+      lose(why, now);
+    }
+  }
+  if (phase_ != Phase::kRunning && !verdict_) {
+    judge_silence(now);
+    form_if_complete(now);
+    if (may_wait_ && phase_ == Phase::kRegrouping && now >= later(since_, patience_)) {
+      end_job(Error(ErrorCode::kPeerLost,
+                    fmt::format("{} of the {} workers that the job needs are left, and no others "
+                                "came in {}",
+                                std::ranges::count(places_, false, &Place::gone), min_workers_,
+                                format_duration(patience_))));
+    }
+  }
+  if (!verdict_ && now >= next_heartbeat_) {
+    send_to_all(MessageKind::kHeartbeat, encode(Pulse{tag()}));
     next_heartbeat_ = now + options_.timeout / 5;
   }
 }
 
+bool Centre::all_left() const {
+  if (phase_ == Phase::kRunning) return health_->all_left();
+  return phase_ == Phase::kRegrouping && std::ranges::all_of(places_, &Place::left);
+}
+
 void Centre::leave(const std::vector<Progress>& progress, Time now) {
   if (health_ && !verdict_) {
-    if (options_.card.rank >= 0) health_->goodbye(options_.card.rank, progress, now);
+    if (options_.member && phase_ == Phase::kRunning) {
+      health_->goodbye(roster_->centre.rank, progress, now);
+    }
     health_->settle();
-    if (health_->verdict()) end_job(*health_->verdict());
+    if (health_->verdict() && !survives_) end_job(*health_->verdict());
   }
-  send_to_all(MessageKind::kGoodbye, encode(progress));
+  send_to_all(MessageKind::kGoodbye, encode(Pulse{tag(), progress}));
 }
 
 Centre::Time Centre::wake_at() const {
   Time wake = next_heartbeat_;
-  if (health_) {
-    wake = std::min(wake, health_->wake_at());
-  } else if (!verdict_) {
-    wake = std::min(wake, gathering_.deadline());
-  }
+  if (phase_ == Phase::kGathering && !verdict_) wake = std::min(wake, gathering_.deadline());
+  if (health_) wake = std::min(wake, health_->wake_at());
   if (!silent_.empty()) wake = std::min(wake, silent_.begin()->first);
   return wake;
 }

@@ -2,17 +2,21 @@
 
 #include <chrono>
 #include <cstdint>
+#include <functional>
 #include <map>
 #include <optional>
 #include <set>
 #include <span>
+#include <string>
 #include <utility>
 #include <vector>
 
 #include "lockstep/base/deadline.h"
+#include "lockstep/base/index.h"
 #include "lockstep/net/job/gathering.h"
 #include "lockstep/net/job/handshake.h"
 #include "lockstep/net/job/job_health.h"
+#include "lockstep/wire/control_messages.h"
 #include "lockstep/wire/join_messages.h"
 #include "lockstep/wire/message.h"
 
@@ -20,19 +24,42 @@ namespace lockstep {
 
 struct CentreOptions {
   CentreCard card;
-  int world_size = 1;
+  int world_size = 1;  // of the first generation
   std::string version;
   Deadline::Clock::duration timeout{};
   // How long to wait for the members, who have a patience of their own; zero: the timeout.
   Deadline::Clock::duration patience{};
+  // The member of the centre's own process, if it has one.
+  std::optional<MemberId> member = {};
+  std::function<MemberId()> make_id = random_member_id;  // of generations
 };
 
-// The centre of a job: lets the members in, sends them the roster, then hears their heartbeats and
-// tells all of them why the job failed. Gathering and JobHealth decide; this class turns what comes
-// over the links into events for them, and what they decide into messages. Events and the time go
-// in, messages come out; no I/O. Used by one thread.
+// What a member that becomes the centre takes over from the one before.
+struct Inheritance {
+  RosterMessage roster;  // of the last generation
+  Description description;
+  std::vector<int> lost;  // its ranks that are known to be gone
+};
+
+// What has become of a member.
+struct MemberEvent {
+  enum class Kind : std::uint8_t { kLost, kLeft, kJoined } kind{};
+  Card card;  // its rank is that of the generation that it was in, or is in now
+  std::string why = {};
+};
+
+// The centre of a job: lets the members in and forms generations of them. It hears their
+// heartbeats. When a member is lost it ends the generation and forms the next one of those that are
+// left; where a member does not survive losses, it tells all of them why the job failed. Gathering
+// and JobHealth judge; this class turns what comes over the links into events for them, and what
+// they decide into messages. Events and the time go in, messages come out; no I/O. Used by one
+// thread.
 //
-// No event costs more the more members there are, save forming the job and messages to all.
+// A generation after the first begins in four steps. The one before ends: by kEnd to all, or at a
+// boundary between steps that all members know of. Every member joins again. When all have, or are
+// lost, they get the new roster, and answer that they are ready; then go.
+//
+// No event costs more the more members there are, save forming a generation and messages to all.
 class Centre {
  public:
   using Clock = Deadline::Clock;
@@ -41,6 +68,8 @@ class Centre {
   using LinkId = std::uint64_t;
 
   Centre(CentreOptions options, Time now);
+  // In place of a centre that is gone: the members of its last generation will come.
+  Centre(CentreOptions options, Inheritance inherited, Time now);
 
   // A member has come through the door. Nothing: it is this process's own, which needs no proof.
   void opened(LinkId link, const std::optional<PeerIdentity>& peer, Time now);
@@ -48,6 +77,8 @@ class Centre {
   void closed(LinkId link, Time now);
   // A failure that this process itself has found, which is no rank.
   void report(const Error& seen, Time now);
+  // Wants something of all ranks, for as long as the job lives: rank 0 passes it on.
+  void wish(const Wish& wish);
   // To be called at wake_at() at the latest, after all events that happened before.
   void tick(Time now);
   // Says goodbye to all; a verdict that is still open is decided first. `progress` is that of this
@@ -63,41 +94,103 @@ class Centre {
     bool last = false;
   };
   std::vector<Sending> take_sendings() { return std::exchange(sendings_, {}); }
+  std::vector<MemberEvent> take_events() { return std::exchange(events_, {}); }
 
-  // Once all members are there.
+  // Of the newest generation, once there is one.
   const std::optional<RosterMessage>& roster() const { return roster_; }
+  // Why the job has failed for all.
   const std::optional<Error>& verdict() const { return verdict_; }
-  // Whether the job has formed and all its members have gone.
-  bool all_left() const { return health_ && health_->all_left(); }
+  // Whether a generation has formed and all its members have gone in good order.
+  bool all_left() const;
+  // The most steps that a member has done, as they told when they joined.
+  std::int64_t step() const { return step_; }
 
  private:
+  enum class Phase : std::uint8_t { kGathering, kRunning, kRegrouping, kForming };
   // The other end of a link.
   struct Peer {
     std::optional<PeerIdentity> proved;
-    std::optional<Card> card;  // once it has asked to join
-    int rank = -1;             // once the job has formed
+    std::optional<Join> join;  // its last one
+    int rank = -1;             // in the newest generation; -1: not in it
     Time limit;                // by which it must have asked
+    Time heard;
   };
   using Peers = std::map<LinkId, Peer>;
+  // A rank of the newest generation.
+  struct Place {
+    Card card;
+    std::optional<LinkId> link = {};
+    bool gone = false;
+    bool left = false;  // in good order; then it is gone, too
+    // While the next generation is under way:
+    bool answered = false;  // it has joined again
+    bool waits = false;     // for more workers
+    bool ready = false;     // for collectives of the new generation
+  };
 
   void join(Peers::iterator peer, const Message& message, Time now);
+  void gather(Peers::iterator peer, const Join& join, Time now);
+  void answer(int rank, LinkId link, const Join& join);
+  void welcome(Peers::iterator peer);
+  std::optional<Error> refusal(const Card& card) const;
+  std::optional<int> place_of(const Join& join) const;
   void dismiss(LinkId link, const Error& error);
   void forget(Peers::iterator peer);
   void hear(int rank, const Message& message, Time now);
+  void hear_between(int rank, const Message& message, Time now);
+
   void start_job(Time now);
   void end_job(const Error& verdict);
+  // A member is lost: the generation ends, or the job does.
+  void lose(const Error& why, Time now);
+  void take_away(int rank, MemberEvent::Kind kind, const std::string& why);
+  void end_generation(const Error& why, Time now);
+  void start_regrouping(Time now);
+  void expect_again(const Join& join, Time now);
+  void judge_silence(Time now);
+  void form_if_complete(Time now);
+  void form(const std::vector<LinkId>& newcomers, bool too_few, Time now);
+  void send_rosters(const RosterChange& change, std::size_t survivors);
+  void go_if_ready();
+  std::vector<LinkId> newcomers(std::size_t room, Time now) const;
+
+  void send(LinkId link, MessageKind kind, std::span<const std::byte> body, bool last = false);
   void send_to_all(MessageKind kind, std::span<const std::byte> body);
+  void send_wish();
   void decide(Time now);
+  bool in_generation() const { return phase_ == Phase::kRunning || phase_ == Phase::kForming; }
+  std::uint32_t tag() const { return tag_of(generation_); }
+  Place& place(int rank) { return places_[index_of(rank)]; }
 
   const CentreOptions options_;
+  Phase phase_ = Phase::kGathering;
   Peers peers_;
   std::set<std::pair<Time, LinkId>> silent_;  // those who have not asked to join yet
   Gathering gathering_;
-  std::optional<RosterMessage> roster_;  // once all are there
-  std::optional<JobHealth> health_;      // from then on
+
+  // Of the newest generation.
+  GenerationName generation_;
+  std::optional<RosterMessage> roster_;  // none, too, where only its members know it
+  std::vector<Place> places_;
+  std::optional<JobHealth> health_;  // while in_generation()
+
+  // While the next generation is under way.
+  Time since_{};  // when the one before ended, or the new one was sent out
+  Time last_judged_{};
+  bool may_wait_ = false;  // too few have come, and all of them wait for others
+
+  // What the members have told.
+  bool survives_ = true;  // all of them do
+  std::size_t min_workers_ = 1;
+  Clock::duration patience_{};
+  std::int64_t step_ = 0;
+  std::optional<Description> description_;
+
+  Wish wish_;
   std::optional<Error> verdict_;
   Time next_heartbeat_ = Time::max();
   std::vector<Sending> sendings_;
+  std::vector<MemberEvent> events_;
 };
 
 }  // namespace lockstep

@@ -18,19 +18,18 @@ enum Key : std::uint64_t { kWakeKey, kDoorKey, kMemberKey, kFirstLinkKey };
 
 }  // namespace
 
-ControlLoop::ControlLoop(FailureLatch& latch, const ProgressBook& book, Arrivals& arrivals,
+ControlLoop::ControlLoop(std::shared_ptr<Watch> watch, Arrivals& arrivals,
                          std::unique_ptr<Door> door, std::unique_ptr<Centre> centre)
-    : latch_(latch),
-      book_(book),
-      arrivals_(arrivals),
+    : arrivals_(arrivals),
       connected_(centre != nullptr),
+      watch_(std::move(watch)),
       door_(std::move(door)),
       centre_(std::move(centre)),
       next_key_(kFirstLinkKey) {
   poller_.add(wake_.fd(), kWakeKey);
   if (door_) poller_.add(door_->fd(), kDoorKey);
   const auto failed = [this](const Error& error) {
-    latch_.trip(error);
+    watch_->latch.trip(error);
     end();
   };
   thread_.start(
@@ -38,46 +37,84 @@ ControlLoop::ControlLoop(FailureLatch& latch, const ProgressBook& book, Arrivals
 }
 
 ControlLoop::~ControlLoop() {
-  {
-    const std::lock_guard lock(mutex_);
-    orders_.stop = true;
-  }
-  wake_.set();
+  order([](Orders& orders) { orders.stop = true; });
   thread_.join();
 }
 
-void ControlLoop::join(std::optional<Link> link, MemberOptions options) {
-  auto member = std::make_unique<Member>(
-      std::move(options), [this] { return book_.all(); }, Deadline::Clock::now());
+void ControlLoop::order(const std::function<void(Orders&)>& change) {
   {
     const std::lock_guard lock(mutex_);
-    orders_.member = std::move(member);
-    orders_.link = std::move(link);
+    change(orders_);
   }
-  connected_.store(true, std::memory_order_release);
   wake_.set();
 }
 
-RosterMessage ControlLoop::wait_for_roster(Deadline deadline) {
+void ControlLoop::join(std::optional<Link> link, MemberOptions options) {
+  const auto progress = [this] { return watch_->book.all(); };
+  auto member = std::make_unique<Member>(std::move(options), progress, Deadline::Clock::now());
+  connected_.store(true, std::memory_order_release);
+  order([&](Orders& orders) {
+    news_ = {};
+    orders.member = std::move(member);
+    orders.link = std::move(link);
+  });
+}
+
+void ControlLoop::join_again(std::shared_ptr<Watch> watch, Standing standing, std::int64_t step) {
+  order([&](Orders& orders) {
+    news_ = {};
+    wanted_ = {};
+    orders.join_again = {std::move(watch), standing, step};
+  });
+}
+
+void ControlLoop::serve(std::unique_ptr<Centre> centre) {
+  order([&](Orders& orders) { orders.centre = std::move(centre); });
+}
+
+void ControlLoop::ready() {
+  order([](Orders& orders) { orders.ready = true; });
+}
+
+void ControlLoop::describe(Description description) {
+  order([&](Orders& orders) { orders.description = std::move(description); });
+}
+
+void ControlLoop::wish(const Wish& wish) {
+  order([&](Orders& orders) { orders.wish = wish; });
+}
+
+ControlNews ControlLoop::wait_for_news(const std::function<bool(const ControlNews&)>& enough,
+                                       Deadline deadline) {
   std::unique_lock lock(mutex_);
-  formed_.wait_until(lock, deadline.time(), [this] { return roster_ || latch_.tripped(); });
-  if (roster_) return *roster_;
-  latch_.check();
-  throw Error(ErrorCode::kTimeout, "the job has not formed in time");
+  changed_.wait_until(lock, deadline.time(), [&] { return enough(news_) || ended_; });
+  return news_;
+}
+
+std::optional<RosterMessage> ControlLoop::centre_roster() {
+  const std::lock_guard lock(mutex_);
+  return centre_roster_;
+}
+
+std::vector<MemberEvent> ControlLoop::take_events() {
+  const std::lock_guard lock(mutex_);
+  return std::exchange(events_, {});
+}
+
+Wish ControlLoop::wanted() {
+  const std::lock_guard lock(mutex_);
+  return wanted_;
 }
 
 void ControlLoop::wait_until_all_left(Deadline deadline) {
   std::unique_lock lock(mutex_);
-  formed_.wait_until(lock, deadline.time(), [this] { return all_left() || latch_.tripped(); });
+  changed_.wait_until(lock, deadline.time(),
+                      [this] { return all_left() || news_.failure || ended_; });
 }
 
 bool ControlLoop::report(const Error& error) {
   if (!connected_.load(std::memory_order_acquire)) return false;
-  {
-    const std::lock_guard lock(mutex_);
-    orders_.reports.push_back(error);
-  }
-  wake_.set();
+  order([&](Orders& orders) { orders.reports.push_back(error); });
   return true;
 }
 
@@ -85,7 +122,7 @@ void ControlLoop::run() {
   while (turn()) {
   }
   const auto now = Deadline::Clock::now();
-  const std::vector<Progress> last = book_.all();
+  const std::vector<Progress> last = watch_->book.all();
   if (member_) member_->leave();
   if (centre_) centre_->leave(last, now);
   send_for_member();
@@ -100,7 +137,11 @@ void ControlLoop::end() {
   member_link_.reset();
   centre_links_.clear();
   door_.reset();
-  formed_.notify_all();
+  {
+    const std::lock_guard lock(mutex_);
+    ended_ = true;
+  }
+  changed_.notify_all();
 }
 
 ControlLoop::Time ControlLoop::wake_at() const {
@@ -146,17 +187,30 @@ bool ControlLoop::take_orders(Time now) {
     const std::lock_guard lock(mutex_);
     orders = std::exchange(orders_, {});
   }
+  if (orders.centre) centre_ = std::move(orders.centre);
+  if (orders.join_again) {
+    watch_ = std::move(orders.join_again->watch);
+    if (member_) member_->join_again(orders.join_again->standing, orders.join_again->step, now);
+  }
   if (orders.member) {
+    if (member_link_) {
+      poller_.remove(member_link_->socket().fd());
+      member_link_->socket().close_gently();
+    }
     member_ = std::move(orders.member);
+    member_sending_ = false;
     if (!orders.link) {
       auto [near, far] = unix_socket_pair();
       orders.link.emplace(std::move(near), kMaxRosterBody);
-      add_centre_link(Link(std::move(far), kMaxControlBody), std::nullopt, now);
+      add_centre_link(Link(std::move(far), kMaxRosterBody), std::nullopt, now);
     }
     member_link_ = std::move(orders.link);
     poller_.add(member_link_->socket().fd(), kMemberKey);
     serve_member(now);
   }
+  if (orders.description && member_) member_->describe(std::move(*orders.description));
+  if (orders.ready && member_) member_->ready();
+  if (orders.wish && centre_) centre_->wish(*orders.wish);
   // Without the lock: a report asks for progress, whose source may have locks of its own.
   for (const Error& error : orders.reports) {
     if (member_) {
@@ -170,15 +224,29 @@ bool ControlLoop::take_orders(Time now) {
 
 void ControlLoop::admit(Arrival arrival, Time now) {
   if (arrival.purpose == Purpose::kRendezvous) {
-    arrival.link.set_limit(kMaxControlBody);
-    if (centre_) add_centre_link(std::move(arrival.link), arrival.peer, now);
-    return;
+    if (!centre_) return redirect(std::move(arrival.link));
+    arrival.link.set_limit(kMaxRosterBody);
+    return add_centre_link(std::move(arrival.link), arrival.peer, now);
   }
-  // Only this thread writes the roster, so it may read it without the lock.
-  if (member_ && roster_ && !is_member(roster_->roster, arrival.peer)) {
+  // Members of a generation that has not reached this process yet may be here already.
+  const auto& roster = member_ ? member_->roster() : std::nullopt;
+  const bool current = roster && arrival.peer.generation == tag_of(roster->generation);
+  if (current && !is_member(roster->roster, arrival.peer)) {
     return arrival.link.socket().close_gently();
   }
   arrivals_.deliver(std::move(arrival));
+}
+
+void ControlLoop::redirect(Link link) const {
+  std::string address;
+  if (member_link_ && member_->connected() && !member_->centre_left()) {
+    try {
+      address = to_string(member_link_->socket().peer_address());
+    } catch (const Error&) {  // it has just broken
+    }
+  }
+  link.socket().send_if_heard(frame(MessageKind::kRedirect, encode_redirect(address)));
+  link.socket().close_gently();
 }
 
 void ControlLoop::add_centre_link(Link link, const std::optional<PeerIdentity>& peer, Time now) {
@@ -204,10 +272,7 @@ void ControlLoop::serve_centre_link(std::uint64_t key, Time now) {
 void ControlLoop::serve_member(Time now) {
   if (!member_link_) return;
   member_link_->pump();
-  while (const auto message = member_link_->next()) {
-    member_->received(*message, now);
-    if (member_->joined()) member_link_->set_limit(kMaxControlBody);
-  }
+  while (const auto message = member_link_->next()) member_->received(*message, now);
   if (member_link_->failure()) member_->lost(*member_link_->failure());
 }
 
@@ -256,28 +321,46 @@ void ControlLoop::send_for_centre(Time now) {
 }
 
 void ControlLoop::publish() {
-  // A process that has the centre and is no rank learns from it what ranks learn as members.
-  std::optional<RosterMessage> roster;
+  const std::lock_guard lock(mutex_);
+  if (orders_.member || orders_.join_again) return;  // what is known is of the one before
   std::optional<Error> failure;
-  if (centre_ && !member_) {
-    if (!roster_) roster = centre_->roster();
-    failure = centre_->verdict();
+  if (centre_) {
+    const auto& roster = centre_->roster();
+    if (roster && (!centre_roster_ || centre_roster_->generation != roster->generation)) {
+      centre_roster_ = roster;
+      const std::string warning = fingerprint_warning(roster->roster);
+      if (!warning.empty()) log(LogLevel::kWarning, "{}", warning);
+    }
+    for (MemberEvent& event : centre_->take_events()) events_.push_back(std::move(event));
+    all_left_.store(centre_->all_left(), std::memory_order_release);
+    centre_step_.store(centre_->step(), std::memory_order_relaxed);
+    // A process that has the centre and is no rank learns from it what ranks learn as members.
+    if (!member_) {
+      news_.roster = centre_roster_;
+      failure = centre_->verdict();
+    }
   }
   if (member_) {
-    roster = member_->take_roster();
+    if (auto roster = member_->take_roster()) {
+      arrivals_.begin_generation(tag_of(roster->generation));
+      news_.roster = std::move(roster);
+    }
     failure = member_->failure();
+    news_.may_go = member_->may_go();
+    news_.cut_off = !member_->connected();
+    news_.redirect = member_->redirect();
+    news_.paused = member_->paused();
+    if (member_->welcomed() && !news_.welcome) news_.welcome = member_->description();
+    wanted_ = member_->wish();
     centre_left_.store(member_->centre_left(), std::memory_order_release);
     connected_.store(member_->connected() && !member_->centre_left(), std::memory_order_release);
+    if (member_->ended() && !member_->waiting()) watch_->latch.trip(*member_->ended());
   }
-  if (failure) latch_.trip(*failure);
-  if (centre_) all_left_.store(centre_->all_left(), std::memory_order_release);
-  const std::lock_guard lock(mutex_);
-  if (roster) {
-    roster_ = std::move(roster);
-    const std::string warning = centre_ ? fingerprint_warning(roster_->roster) : "";
-    if (!warning.empty()) log(LogLevel::kWarning, "{}", warning);
+  if (failure) {
+    watch_->latch.trip(*failure);
+    news_.failure = std::move(failure);
   }
-  if (roster_ || latch_.tripped()) formed_.notify_all();
+  changed_.notify_all();
 }
 
 }  // namespace lockstep

@@ -3,10 +3,12 @@
 #include <atomic>
 #include <condition_variable>
 #include <cstdint>
+#include <functional>
 #include <map>
 #include <memory>
 #include <mutex>
 #include <optional>
+#include <string>
 #include <vector>
 
 #include "lockstep/base/event.h"
@@ -20,26 +22,61 @@
 
 namespace lockstep {
 
+// What the threads of a process share about a generation.
+struct Watch {
+  FailureLatch latch;  // trips when the generation ends, or the job
+  ProgressBook book;   // of the generation's communicators
+};
+
+// What the control thread has heard of the generation that this process asked for last.
+struct ControlNews {
+  std::optional<RosterMessage> roster = {};
+  bool may_go = false;                // all its members are ready
+  std::optional<Error> failure = {};  // the job's
+  // There is no way to the centre; perhaps somebody said where it is (Member::redirect).
+  bool cut_off = false;
+  std::optional<std::string> redirect = {};
+  bool paused = false;                      // this process once stood still for the timeout
+  std::optional<Description> welcome = {};  // to a newcomer
+};
+
 // The control thread of a process. It moves bytes between sockets and the machines that decide: the
 // Door, where this process listens, the Centre, if this process has it, and the Member, once this
 // process has joined. The destructor says goodbye for both and does not wait for peers.
 // Thread-safe.
 class ControlLoop {
  public:
-  // Door and centre may be null. Latch, book and arrivals must outlive the loop.
-  ControlLoop(FailureLatch& latch, const ProgressBook& book, Arrivals& arrivals,
-              std::unique_ptr<Door> door, std::unique_ptr<Centre> centre);
+  // Door and centre may be null. The arrivals must outlive the loop.
+  ControlLoop(std::shared_ptr<Watch> watch, Arrivals& arrivals, std::unique_ptr<Door> door,
+              std::unique_ptr<Centre> centre);
   ~ControlLoop();
   ControlLoop(const ControlLoop&) = delete;
   ControlLoop& operator=(const ControlLoop&) = delete;
 
-  // Joins over a link that has passed the handshake; without one, the centre of this process. Once.
+  // Joins over a link that has passed the handshake; without one, the centre of this process.
+  // Another member of this process is forgotten: its link is of no use any more.
   void join(std::optional<Link> link, MemberOptions options);
-  // Waits until the job has formed; throws the latch's error if it fails before.
-  RosterMessage wait_for_roster(Deadline deadline);
+  // Asks for the next generation over the link that is there. `watch` is the new one's.
+  void join_again(std::shared_ptr<Watch> watch, Standing standing, std::int64_t step);
+  // This process becomes the centre.
+  void serve(std::unique_ptr<Centre> centre);
+  void ready();
+  void describe(Description description);
+  // To all ranks of the job whose centre this process has.
+  void wish(const Wish& wish);
+
+  // Waits until `enough`, or until the deadline. Returns what is known then.
+  ControlNews wait_for_news(const std::function<bool(const ControlNews&)>& enough,
+                            Deadline deadline);
+  // Of the process that has the centre: the newest roster, and what has become of members since.
+  std::optional<RosterMessage> centre_roster();
+  std::vector<MemberEvent> take_events();
 
   // Tells the centre of a failure. False if the centre cannot be reached.
   bool report(const Error& error);
+  // What the centre wants of this rank in this generation.
+  Wish wanted();
+  std::int64_t centre_step() const { return centre_step_.load(std::memory_order_relaxed); }
 
   // Of the job whose centre this process has.
   bool all_left() const { return all_left_.load(std::memory_order_acquire); }
@@ -55,10 +92,20 @@ class ControlLoop {
     Link link;
     bool sending = false;  // the poller tells when more can be sent
   };
+  struct JoinAgain {
+    std::shared_ptr<Watch> watch;
+    Standing standing;
+    std::int64_t step;
+  };
   // What other threads hand in.
   struct Orders {
+    std::unique_ptr<Centre> centre;
     std::unique_ptr<Member> member;
     std::optional<Link> link;  // of the member
+    std::optional<JoinAgain> join_again;
+    bool ready = false;
+    std::optional<Description> description;
+    std::optional<Wish> wish;
     std::vector<Error> reports;
     bool stop = false;
   };
@@ -76,24 +123,31 @@ class ControlLoop {
   void serve_member(Time now);
   void send_for_centre(Time now);
   void send_for_member();
+  void order(const std::function<void(Orders&)>& change);
+  // Tells a caller who looks for the centre where it is.
+  void redirect(Link link) const;
   // Tells the other threads what has become known.
   void publish();
 
-  FailureLatch& latch_;
-  const ProgressBook& book_;
   Arrivals& arrivals_;
   const Event wake_;
 
   std::mutex mutex_;
-  std::condition_variable formed_;
-  Orders orders_;                        // guarded by mutex_
-  std::optional<RosterMessage> roster_;  // guarded by mutex_; set once
+  std::condition_variable changed_;
+  Orders orders_;                               // guarded by mutex_
+  ControlNews news_;                            // guarded by mutex_
+  std::optional<RosterMessage> centre_roster_;  // guarded by mutex_
+  std::vector<MemberEvent> events_;             // guarded by mutex_
+  Wish wanted_;                                 // guarded by mutex_
+  bool ended_ = false;                          // guarded by mutex_; the thread has
 
   std::atomic<bool> connected_{false};
   std::atomic<bool> centre_left_{false};
   std::atomic<bool> all_left_{false};
+  std::atomic<std::int64_t> centre_step_{0};
 
   // Control thread only, as the rest.
+  std::shared_ptr<Watch> watch_;
   std::unique_ptr<Door> door_;
   std::unique_ptr<Centre> centre_;
   std::unique_ptr<Member> member_;

@@ -1,24 +1,41 @@
 #pragma once
 
+#include <cstdint>
+#include <functional>
 #include <memory>
 #include <optional>
 #include <string>
+#include <vector>
 
 #include "lockstep/base/deadline.h"
 #include "lockstep/net/job/arrivals.h"
+#include "lockstep/net/job/centre.h"
+#include "lockstep/net/job/member.h"
 #include "lockstep/net/job/supervisor.h"
+#include "lockstep/wire/control_messages.h"
 #include "lockstep/wire/join_messages.h"
 
 namespace lockstep {
 
-class Centre;
 class ControlLoop;
 class Door;
-struct MemberOptions;
+struct ControlNews;
+struct Watch;
+
+// How a member finds the centre of its job again after it has lost it.
+struct WayBack {
+  // Calls whoever listens at the address and passes the handshake; throws an Error if nobody does.
+  std::function<Link(const std::string& address, Deadline deadline)> call;
+  // For this process in the role of the centre; null where the role does not move.
+  std::function<std::unique_ptr<Centre>(Inheritance)> make_centre;
+  std::string home;  // where the centre always is, if the role does not move
+};
 
 // This process's part in the control of a job, and the one thread that serves it: heartbeats to and
-// from the centre, reports to it, verdicts from it. The process that has the centre serves the
-// other ends of all links on the same thread, and every process serves its door there. Thread-safe.
+// from the centre, reports to it, the ends of generations and verdicts from it. The process that
+// has the centre serves the other ends of all links on the same thread, and every process serves
+// its door there. As a Supervisor it watches over the newest generation. Thread-safe, but for
+// join(), regroup() and what follows them, which one thread calls while no other uses this.
 //
 // The destructor says goodbye and never waits for a peer. When the centre leaves first, the other
 // members go on without it: fail() then falls back on what the rank itself saw.
@@ -35,11 +52,33 @@ class ControlPlane final : public Supervisor {
   ControlPlane& operator=(const ControlPlane&) = delete;
 
   // Asks to join over a link that has passed the handshake; without one, at the centre of this
-  // process. Once, before other threads use this. Returns when the job has formed, or throws why it
-  // has not.
-  RosterMessage join(std::optional<Link> link, MemberOptions options);
+  // process. Once. Returns when the first generation has formed, or throws why it has not. Nothing:
+  // the job runs already, and welcome() tells what it is.
+  std::optional<RosterMessage> join(std::optional<Link> link, MemberOptions options,
+                                    WayBack way_back = {});
+  const std::optional<Description>& welcome() const { return welcome_; }
   // The same for a process that is no member: waits until the others have formed the job.
   RosterMessage wait_for_roster(Deadline deadline);
+
+  // Asks for the next generation, and returns its roster; looks for the centre if that is gone.
+  // Nobody uses the generation before any more. Throws why there is no next one.
+  RosterMessage regroup(Standing standing, std::int64_t step);
+  // This process can call collectives of the new generation. Returns when all can. Throws the
+  // latch's error if the generation ends before.
+  void ready_to_go();
+  // Whether the newest generation has ended with this error, and regroup() may form another one.
+  bool survives(const Error& error) const;
+  // What newcomers are told; the same on all members.
+  void describe(Description description);
+  // What the centre wants of this rank in this generation.
+  Wish wanted() const;
+  // To all ranks of the job whose centre this process has.
+  void wish(const Wish& wish);
+  // Of the process that has the centre: the newest roster, what has become of members since the
+  // last call, and the most steps that any has done.
+  std::optional<RosterMessage> centre_roster() const;
+  std::vector<MemberEvent> take_events();
+  std::int64_t centre_step() const;
 
   // Whether all members of the job that formed here have gone.
   bool all_left() const;
@@ -51,24 +90,38 @@ class ControlPlane final : public Supervisor {
   // Connections for this process, other than to the centre.
   Arrivals& arrivals() { return arrivals_; }
 
-  FailureLatch& latch() override { return latch_; }
+  FailureLatch& latch() override;
+  const FailureLatch& latch() const;
   // Waits for the verdict at most a second, and at most the job's timeout.
   [[noreturn]] void fail(const Error& seen) override;
   void abort(const std::string& reason) override;
+  // Tells the centre of a failure, and goes on.
+  void report(const Error& seen);
+  // This rank is lost by its own fault; where the others survive losses, they go on without it.
+  void give_up(const std::string& reason) override;
 
   // Asked from the control thread with every heartbeat.
-  ProgressBook& progress_book() override { return progress_book_; }
+  ProgressBook& progress_book() override;
   void look_around() override {}
 
  private:
-  FailureLatch latch_;
-  ProgressBook progress_book_;
+  ControlNews wait_for_answer(Deadline deadline);
+  // The centre is gone: goes to another one, or becomes it. Throws when there is none.
+  void find_centre(const ControlNews& news, Standing standing, std::int64_t step);
+  void take_roster(const RosterMessage& message);
+
+  std::shared_ptr<Watch> watch_;  // of the newest generation
   Arrivals arrivals_;
-  // Constant once joined.
+  // Constant in a generation.
   std::string name_ = "rank 0";
   int rank_ = 0;
-  CentreCard centre_;
   Deadline::Clock::duration timeout_{};
+  std::optional<RosterMessage> roster_;
+  // Constant once joined.
+  MemberOptions options_;
+  WayBack way_back_;
+  std::optional<Description> welcome_;
+  std::optional<Description> description_;
   std::unique_ptr<ControlLoop> loop_;  // null while alone; last: it uses all of the above
 };
 

@@ -118,7 +118,8 @@ Handshake::Step Handshake::receive_proof(const Message& message) {
   if (auto error = compare_hellos()) return refuse(error->code(), std::string(error->message()));
   state_ = State::kDone;
   const bool server = role_ == Role::kServer;
-  peer_ = {peer_hello_.id, peer_hello_.rank, server ? peer_hello_.group : own_.group};
+  const Hello& client = server ? peer_hello_ : own_;
+  peer_ = {peer_hello_.id, peer_hello_.rank, client.group, client.generation};
   if (!server) return {};
   return {frame(MessageKind::kProof, proof(Role::kServer)), {}};
 }
@@ -134,9 +135,6 @@ std::optional<Error> Handshake::compare_hellos() const {
   };
   if (client.job != listener.job)
     return differ("job", in_quotes(client.job), in_quotes(listener.job));
-  if (client.generation != listener.generation) {
-    return differ("generation", client.generation, listener.generation);
-  }
   if (client.purpose != listener.purpose) {
     return differ("purpose", to_string(client.purpose), to_string(listener.purpose));
   }

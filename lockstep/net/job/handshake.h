@@ -26,7 +26,7 @@ std::string random_secret();
 // must have it.
 struct Identity {
   std::string job;
-  std::uint32_t generation = 0;
+  std::uint32_t generation = 0;  // the tag of the one that its connections are for; 0: none
   MemberId id{};
   int rank = -1;  // -1: no rank, such as a launcher
   std::string token;
@@ -37,6 +37,7 @@ struct PeerIdentity {
   MemberId id{};
   int rank = -1;
   std::uint32_t group = 0;
+  std::uint32_t generation = 0;
 
   bool operator==(const PeerIdentity&) const = default;
 };
@@ -46,7 +47,8 @@ class Handshake {
  public:
   enum class Role : std::uint8_t { kClient = 1, kServer = 2 };
 
-  // `group` is what the client asks for; a server takes it from the peer.
+  // `group` and the identity's generation are what the client asks for; a server takes them from
+  // the peer.
   Handshake(Role role, const Identity& identity, Purpose purpose, std::uint32_t group = 0);
 
   // What a client sends to begin; empty for a server.
@@ -85,7 +87,7 @@ class Handshake {
 };
 
 // The handshake on a connected socket; waits until the deadline. Reads nothing beyond the
-// handshake. Error{kAuthentication}: wrong or missing token, another job, generation or purpose.
+// handshake. Error{kAuthentication}: wrong or missing token, another job or purpose.
 // Error{kVersionMismatch}: another protocol version.
 PeerIdentity client_handshake(const Socket& socket, const Identity& identity, Purpose purpose,
                               std::uint32_t group, Deadline deadline,

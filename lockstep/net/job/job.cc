@@ -86,7 +86,8 @@ void add_entrances(std::vector<Entrance>& entrances, Card& card, const JobOption
   require_token_for(address, options.token);
   Socket mesh = listen_tcp(address);
   card.mesh_address = to_string(mesh.local_address());
-  entrances.push_back({std::move(mesh), {Purpose::kMesh}});
+  // Who looks for the centre asks any member.
+  entrances.push_back({std::move(mesh), {Purpose::kMesh, Purpose::kRendezvous}});
   // Anybody on this host can list the names: they tell nothing.
   card.unix_name = fmt::format("lockstep-{}", to_string(random_member_id()));
   entrances.push_back({listen_unix(card.unix_name), {Purpose::kShared}});
@@ -113,7 +114,7 @@ Socket listen_for_rendezvous(const JobOptions& options) {
 
 std::unique_ptr<ControlPlane> host_job(const HostOptions& options, Entrance entrance) {
   require_token_for(entrance.listener.local_address(), options.token);
-  const Identity identity{options.job, options.generation, random_member_id(), -1, options.token};
+  const Identity identity{options.job, 0, random_member_id(), -1, options.token};
   const CentreCard card{-1, options.title, this_host().hostname,
                         static_cast<std::int32_t>(::getpid())};
   std::vector<Entrance> entrances;
@@ -121,9 +122,12 @@ std::unique_ptr<ControlPlane> host_job(const HostOptions& options, Entrance entr
   auto door = std::make_unique<Door>(identity, std::move(entrances), options.timeout);
   std::unique_ptr<Centre> centre;
   if (options.world_size > 0) {
-    centre = std::make_unique<Centre>(
-        CentreOptions{card, options.world_size, options.version, options.timeout, options.patience},
-        Deadline::Clock::now());
+    CentreOptions own{.card = card,
+                      .world_size = options.world_size,
+                      .version = options.version,
+                      .timeout = options.timeout,
+                      .patience = options.patience};
+    centre = std::make_unique<Centre>(std::move(own), Deadline::Clock::now());
   }
   return std::make_unique<ControlPlane>(std::move(door), std::move(centre), name_of(card),
                                         options.timeout);
@@ -148,16 +152,76 @@ Socket connect_to_rendezvous(const HostPort& where, const Identity& identity, De
   }
 }
 
+namespace {
+
+Deadline::Clock::duration patience_of(const JobOptions& options) {
+  return options.patience.count() > 0 ? options.patience : 10 * options.timeout;
+}
+
+// One call to whoever may be the centre, or know it.
+Link call_centre(const std::string& address, const Identity& identity,
+                 Deadline::Clock::duration timeout, Deadline deadline) {
+  const auto where = SocketAddress::parse(address);
+  if (!where) {
+    throw Error(ErrorCode::kUnexpectedMessage, fmt::format("'{}' is no address", address));
+  }
+  Socket socket = connect_tcp(*where, deadline);
+  require_token_for(socket.peer_address(), identity.token);
+  client_handshake(socket, identity, Purpose::kRendezvous, 0, deadline);
+  tune_tcp(socket, timeout);
+  return Link(std::move(socket), kMaxRosterBody);
+}
+
+WayBack way_back(const JobOptions& options, const Identity& identity, const Card& card) {
+  WayBack way;
+  Identity caller = identity;
+  caller.rank = -1;  // it has none until the next generation
+  way.call = [caller, timeout = options.timeout](const std::string& address, Deadline deadline) {
+    return call_centre(address, caller, timeout, deadline);
+  };
+  if (options.fixed_centre) {
+    const auto where =
+        resolve({options.master_host, options.master_port}, Deadline::after(options.timeout));
+    way.home = to_string(where.front());
+  } else if (options.listens) {
+    way.make_centre = [options, card](Inheritance inherited) {
+      const int rank = inherited.roster.roster.empty() ? -1 : 0;
+      CentreOptions centre{.card = {rank, "", card.host.hostname, card.pid},
+                           .world_size = static_cast<int>(inherited.roster.roster.size()),
+                           .version = options.version,
+                           .timeout = inherited.roster.timeout,
+                           .patience = options.patience,
+                           .member = card.id};
+      return std::make_unique<Centre>(std::move(centre), std::move(inherited),
+                                      Deadline::Clock::now());
+    };
+  }
+  return way;
+}
+
+void take_generation(JoinedJob& job, RosterMessage message) {
+  job.generation = message.generation;
+  job.identity.generation = tag_of(message.generation);
+  job.identity.rank = job.control->rank();
+  job.newcomers = static_cast<int>(message.newcomers);
+  job.too_few = message.too_few;
+  job.step = message.step;
+  job.timeout = message.timeout;
+  job.roster = std::move(message.roster);
+}
+
+}  // namespace
+
 JoinedJob join_job(const JobOptions& options, std::optional<Socket> listener) {
   validate(options);
   const Deadline deadline = Deadline::after(options.timeout);
   JoinedJob job;
-  job.identity = {options.job, options.generation, random_member_id(), options.rank, options.token};
+  job.identity = {options.job, 0, random_member_id(), options.rank, options.token};
   Card card = make_card(options, job.identity.id);
   if (options.world_size == 1 && !options.served_elsewhere) {
     job.roster = {card};
     job.timeout = std::chrono::ceil<std::chrono::milliseconds>(options.timeout);
-    job.control = std::make_unique<ControlPlane>();
+    job.control = std::make_shared<ControlPlane>();
     return job;
   }
 
@@ -172,10 +236,12 @@ JoinedJob join_job(const JobOptions& options, std::optional<Socket> listener) {
     add_entrances(entrances, card, options,
                   bound.is_any() ? way_to_rendezvous(options, deadline) : bound);
     entrances.push_back({std::move(*listener), {Purpose::kRendezvous}});
-    const CentreCard own{0, "", card.host.hostname, card.pid};
-    centre = std::make_unique<Centre>(
-        CentreOptions{own, options.world_size, options.version, options.timeout},
-        Deadline::Clock::now());
+    CentreOptions own{.card = {0, "", card.host.hostname, card.pid},
+                      .world_size = options.world_size,
+                      .version = options.version,
+                      .timeout = options.timeout,
+                      .member = card.id};
+    centre = std::make_unique<Centre>(std::move(own), Deadline::Clock::now());
   } else {
     Socket socket =
         connect_to_rendezvous({options.master_host, options.master_port}, job.identity, deadline);
@@ -188,14 +254,27 @@ JoinedJob join_job(const JobOptions& options, std::optional<Socket> listener) {
   if (!entrances.empty()) {
     door = std::make_unique<Door>(job.identity, std::move(entrances), options.timeout);
   }
-  job.control = std::make_unique<ControlPlane>(std::move(door), std::move(centre), name_of(card),
+  job.control = std::make_shared<ControlPlane>(std::move(door), std::move(centre), name_of(card),
                                                options.timeout);
-  RosterMessage answer =
-      job.control->join(std::move(link), {card, std::move(where), deadline.remaining()});
-  job.roster = std::move(answer.roster);
-  job.timeout = answer.timeout;
-  job.identity.rank = job.control->rank();
+  MemberOptions member{.card = card,
+                       .centre = std::move(where),
+                       .patience = options.survives ? patience_of(options) : deadline.remaining(),
+                       .timeout = options.timeout,
+                       .survives = options.survives,
+                       .min_workers = options.min_workers};
+  WayBack back;
+  if (options.survives) back = way_back(options, job.identity, card);
+  auto answer = job.control->join(std::move(link), std::move(member), std::move(back));
+  if (answer) take_generation(job, std::move(*answer));
   return job;
+}
+
+JoinedJob regroup_job(const JoinedJob& job, Standing standing, std::int64_t step) {
+  JoinedJob next;
+  next.identity = job.identity;
+  next.control = job.control;
+  take_generation(next, next.control->regroup(standing, step));
+  return next;
 }
 
 }  // namespace lockstep

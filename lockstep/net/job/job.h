@@ -27,18 +27,30 @@ struct JobOptions {
 
   std::string version{lockstep::version()};  // of the program; all ranks must say the same
   std::string job = "lockstep";
-  std::uint32_t generation = 0;
   std::string token;      // empty: loopback only
   std::string interface;  // empty: the one that leads to the rendezvous
   Deadline::Clock::duration timeout = std::chrono::seconds(30);
+
+  // The job goes on without ranks that are lost, if all ranks say so, down to `min_workers`.
+  bool survives = false;
+  std::uint32_t min_workers = 1;
+  // How long fewer of them, or a rank without a centre, wait; zero: ten timeouts.
+  Deadline::Clock::duration patience{};
+  // The centre stays where it is, even when it is gone for a while: a coordinator.
+  bool fixed_centre = false;
 };
 
-// A rank's place in a running job: who the others are, how to reach them, who watches over it.
+// A rank's place in a generation of a job: who the others are, how to reach them, who watches over
+// it.
 struct JoinedJob {
   Identity identity;
-  Roster roster;
+  GenerationName generation;
+  Roster roster;         // empty: the job runs already, and this process is a newcomer
+  int newcomers = 0;     // the last ranks; all of them in the first generation
+  bool too_few = false;  // see RosterMessage
+  std::int64_t step = 0;
   std::chrono::milliseconds timeout{};  // the centre's
-  std::unique_ptr<ControlPlane> control;
+  std::shared_ptr<ControlPlane> control;
 
   int rank() const { return identity.rank; }
   int world_size() const { return static_cast<int>(roster.size()); }
@@ -47,15 +59,20 @@ struct JoinedJob {
 // Opens this rank's door, joins the rendezvous and returns once all ranks are there, or throws
 // an Error that names who is missing or wrong. Takes at most `timeout`. Rank 0 serves the
 // rendezvous at master_host:master_port, or on `listener` where it is already open (master_port is
-// then ignored). World size 1 opens no socket at all.
+// then ignored). World size 1 opens no socket at all. Where the job runs already, a process without
+// a rank returns as a newcomer: ControlPlane::welcome() says what the job is, and regroup_job()
+// with Standing::kPrepared lets it in.
 JoinedJob join_job(const JobOptions& options, std::optional<Socket> listener = std::nullopt);
+
+// The next generation, after the one of `job` has ended, or ends by this; `step` is how many steps
+// this rank has done. Nobody uses `job` any more. ControlPlane::ready_to_go() follows.
+JoinedJob regroup_job(const JoinedJob& job, Standing standing, std::int64_t step);
 
 struct HostOptions {
   std::string title = "the coordinator";  // how messages call the process
   int world_size = 0;                     // of the job that forms here; 0: none does
   std::string version{lockstep::version()};
   std::string job = "lockstep";
-  std::uint32_t generation = 0;
   std::string token;
   Deadline::Clock::duration timeout = std::chrono::seconds(30);
   Deadline::Clock::duration patience{};  // for ranks to come; zero: the timeout

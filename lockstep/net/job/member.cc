@@ -4,6 +4,7 @@
 
 #include <algorithm>
 
+#include "lockstep/base/index.h"
 #include "lockstep/base/text.h"
 #include "lockstep/wire/wire_error.h"
 
@@ -20,64 +21,162 @@ Member::Member(MemberOptions options, Ask progress, Time now)
     : options_(std::move(options)),
       progress_(std::move(progress)),
       gives_up_(end_of(options_.patience, now)),
+      roster_(options_.last),
+      timeout_(options_.timeout),
       last_heard_(now),
       last_look_(now),
-      next_heartbeat_(now) {
-  const auto patience = std::chrono::floor<std::chrono::milliseconds>(options_.patience);
-  send(MessageKind::kJoin, encode(Join{options_.card, patience}));
+      next_heartbeat_(now),
+      description_(options_.description) {
+  if (roster_) {
+    timeout_ = roster_->timeout;
+    const auto own = std::ranges::find(roster_->roster, options_.card.id, &Card::id);
+    rank_ = own == roster_->roster.end() ? -1 : own->rank;
+    if (joined()) name_ = name_of(*own);
+  }
+  send_join(options_.standing, options_.step);
 }
 
 void Member::send(MessageKind kind, std::span<const std::byte> body) {
   if (connected_) sendings_.push_back(shared_frame(kind, body));
 }
 
+void Member::send_join(Standing standing, std::int64_t step) {
+  Join join{.card = options_.card,
+            .patience = std::chrono::floor<std::chrono::milliseconds>(options_.patience),
+            .standing = standing,
+            .survives = options_.survives,
+            .min_workers = options_.min_workers,
+            .last = {},
+            .step = step};
+  if (joined()) {
+    join.card = roster_->roster[index_of(rank_)];
+    join.last = roster_->generation;
+  }
+  send(MessageKind::kJoin, encode(join));
+}
+
+void Member::join_again(Standing standing, std::int64_t step, Time now) {
+  waiting_ = true;
+  may_go_ = false;
+  wish_ = {};
+  ended_.reset();
+  gives_up_ = end_of(options_.patience, now);
+  send_join(standing, step);
+}
+
+void Member::ready() { send(MessageKind::kReady, encode_tag(tag())); }
+
+void Member::describe(Description description) {
+  description_ = std::move(description);
+  send_description();
+}
+
+// The centre needs it once, from the first rank.
+void Member::send_description() {
+  if (!description_ || described_ || rank_ != 0 || waiting_) return;
+  described_ = true;
+  send(MessageKind::kDescription, encode(*description_));
+}
+
 void Member::received(const Message& message, Time now) {
   if (!connected_) return;
   last_heard_ = now;
-  if (joined()) {
-    hear(message, now);
-  } else {
-    answer(message, now);
+  switch (message.kind) {
+    case MessageKind::kRoster:
+    case MessageKind::kRosterChange: return hear_roster(message, now);
+    case MessageKind::kVerdict:
+      if (const auto verdict = decode_wire_error(message.body)) return fail(verdict->error());
+      break;
+    case MessageKind::kWelcome:
+      if (auto description = decode_description(message.body)) {
+        description_ = std::move(description);
+        welcomed_ = true;
+        return;
+      }
+      break;
+    case MessageKind::kRedirect:
+      if (waiting_) {
+        redirect_ = decode_redirect(message.body);
+        connected_ = false;
+        return;
+      }
+      break;
+    default:
+      if (joined() || welcomed_) return hear(message, now);
+      break;
   }
-}
-
-void Member::answer(const Message& message, Time now) {
-  if (message.kind == MessageKind::kVerdict) {
-    if (const auto verdict = decode_wire_error(message.body)) return fail(verdict->error());
-  }
+  if (joined()) return lose_centre(fmt::format("sent a malformed {}", to_string(message.kind)));
   if (message.kind == MessageKind::kGoodbye) {
     return fail(
         Error(ErrorCode::kPeerLost,
               fmt::format("{}, where the ranks meet, ended before all had come", options_.centre)));
   }
-  auto roster = message.kind == MessageKind::kRoster ? decode_roster(message.body) : std::nullopt;
+  fail(Error(ErrorCode::kUnexpectedMessage, fmt::format("{} answered with a {} that makes no sense",
+                                                        options_.centre, to_string(message.kind))));
+}
+
+void Member::hear_roster(const Message& message, Time now) {
+  std::optional<RosterMessage> roster;
+  if (message.kind == MessageKind::kRoster) {
+    roster = decode_roster(message.body);
+  } else if (const auto change = decode_roster_change(message.body); change && roster_) {
+    roster = changed(*roster_, *change);
+  }
   const Card& own = options_.card;
   const auto place =
       roster ? std::ranges::find(roster->roster, own.id, &Card::id) : Roster::iterator();
-  if (!roster || place == roster->roster.end() || (own.rank >= 0 && place->rank != own.rank) ||
-      (own.world_size > 0 && place->world_size != own.world_size)) {
-    return fail(Error(ErrorCode::kUnexpectedMessage,
-                      fmt::format("{} answered with a {} that makes no sense", options_.centre,
-                                  to_string(message.kind))));
+  const bool first = !joined() && !welcomed_ && options_.standing == Standing::kNew;
+  if (!roster || !waiting_ || place == roster->roster.end() ||
+      (first && ((own.rank >= 0 && place->rank != own.rank) ||
+                 (own.world_size > 0 && place->world_size != own.world_size)))) {
+    const std::string how =
+        fmt::format("answered with a {} that makes no sense", to_string(message.kind));
+    if (joined()) return lose_centre(how);
+    return fail(Error(ErrorCode::kUnexpectedMessage, fmt::format("{} {}", options_.centre, how)));
   }
   rank_ = place->rank;
   name_ = name_of(*place);
-  centre_ = roster->centre;
-  timeout_ = roster->timeout;
+  take_news(std::move(*roster), now);
+}
+
+void Member::take_news(RosterMessage roster, Time now) {
+  waiting_ = false;
+  may_go_ = roster.generation.number == 1;  // the first needs no signal
+  centre_ = roster.centre;
+  timeout_ = roster.timeout;
   next_heartbeat_ = now;
+  wish_ = {};
   roster_ = std::move(roster);
+  news_ = roster_;
+  send_description();
 }
 
 void Member::hear(const Message& message, Time now) {
   switch (message.kind) {
     case MessageKind::kHeartbeat: return;
     case MessageKind::kPing: return send_heartbeat(now);
-    case MessageKind::kVerdict:
-      if (const auto verdict = decode_wire_error(message.body)) return fail(verdict->error());
-      break;
     case MessageKind::kGoodbye:
-      if (auto progress = decode_progress(message.body)) {
-        centre_progress_ = std::move(*progress);
+      if (auto last = decode_pulse(message.body)) {
+        centre_progress_ = std::move(last->progress);
+        return;
+      }
+      break;
+    case MessageKind::kGo:
+      if (const auto generation = decode_tag(message.body)) {
+        may_go_ = may_go_ || (!waiting_ && *generation == tag());
+        return;
+      }
+      break;
+    case MessageKind::kEnd:
+      if (const auto end = decode_generation_end(message.body)) {
+        // Who asks for the next one already knows it.
+        if (!waiting_ && !ended_ && end->generation == tag()) ended_ = end->error;
+        return;
+      }
+      break;
+    case MessageKind::kWish:
+      if (const auto wish = decode_wish(message.body)) {
+        wish_ = *wish;
         return;
       }
       break;
@@ -100,17 +199,18 @@ void Member::lost(const Error& why) {
 }
 
 void Member::tick(Time now) {
-  if (!joined()) {
-    if (now >= gives_up_) {
-      fail(Error(ErrorCode::kTimeout,
-                 fmt::format("{} did not tell in time who the other ranks are", options_.centre)));
-    }
-    return;
+  if (failure_) return;
+  if (waiting_ && now >= gives_up_) {
+    return fail(
+        Error(ErrorCode::kTimeout,
+              fmt::format("{} did not tell in time who the other ranks are", options_.centre)));
   }
+  if (!joined() && !welcomed_) return;
   // What was said during a pause has been heard before.
+  if (now - last_look_ >= timeout_) paused_ = true;
   last_heard_ = excuse_own_pause(last_heard_, last_look_, now, timeout_);
   last_look_ = now;
-  if (connected_ && !failure_ && now - last_heard_ >= timeout_) {
+  if (connected_ && now - last_heard_ >= timeout_) {
     const std::string how =
         fmt::format("has been silent for {}: stopped or cut off", format_duration(timeout_));
     // If it ever wakes, let it know why we left.
@@ -128,15 +228,17 @@ void Member::tick(Time now) {
 
 void Member::send_heartbeat(Time now) {
   next_heartbeat_ = now + timeout_ / 5;
-  send(MessageKind::kHeartbeat, encode(progress_()));
+  send(MessageKind::kHeartbeat, encode(Pulse{tag(), progress_()}));
 }
 
 void Member::report(const Error& error) {
-  send(MessageKind::kReport, encode(Report{error, progress_()}));
+  send(MessageKind::kReport, encode(Report{error, progress_(), tag()}));
 }
 
 void Member::leave() {
-  if (joined() && !centre_left()) send(MessageKind::kGoodbye, encode(progress_()));
+  if (joined() && !centre_left()) {
+    send(MessageKind::kGoodbye, encode(Pulse{tag(), progress_()}));
+  }
 }
 
 void Member::fail(const Error& error) {
@@ -145,8 +247,11 @@ void Member::fail(const Error& error) {
 
 void Member::lose_centre(const std::string& how) {
   connected_ = false;
-  if (centre_left()) return;
-  fail(Error(ErrorCode::kPeerLost, fmt::format("{} {}", name_of(centre_), how), centre_.rank));
+  if (centre_left() && !waiting_) return;
+  const std::string who = joined() ? name_of(centre_) : options_.centre;
+  const Error error(ErrorCode::kPeerLost, fmt::format("{} {}", who, how), centre_.rank);
+  if (!survives()) return fail(error);
+  if (!ended_) ended_ = error;
 }
 
 // Nobody watches any more, but whether we wait for the centre's own rank we can tell ourselves.
@@ -154,20 +259,25 @@ void Member::check_centre_left() {
   for (const Progress& at : progress_()) {
     const auto last = std::ranges::find(*centre_progress_, at.group, &Progress::group);
     if (!at.inside || last == centre_progress_->end() || last->sequence >= at.sequence) continue;
-    return fail(
-        Error(ErrorCode::kPeerLost,
-              fmt::format("{} has left the job after collective {}; {} waits for it in "
-                          "collective {} ({})",
-                          name_of(centre_), last->sequence, name_, at.sequence, at.description),
-              centre_.rank));
+    const Error error(
+        ErrorCode::kPeerLost,
+        fmt::format("{} has left the job after collective {}; {} waits for it in "
+                    "collective {} ({})",
+                    name_of(centre_), last->sequence, name_, at.sequence, at.description),
+        centre_.rank);
+    if (!survives()) return fail(error);
+    if (!ended_) ended_ = error;
+    return;
   }
 }
 
 Member::Time Member::wake_at() const {
   if (failure_) return Time::max();
-  if (!joined()) return gives_up_;
-  if (!connected_) return centre_left() ? next_heartbeat_ : Time::max();
-  return std::min(next_heartbeat_, last_heard_ + timeout_);
+  Time wake = waiting_ ? gives_up_ : Time::max();
+  if (welcomed_ || joined()) wake = std::min(wake, next_heartbeat_);
+  if ((welcomed_ || joined()) && connected_) wake = std::min(wake, last_heard_ + timeout_);
+  if (!connected_ && !centre_left()) return waiting_ ? gives_up_ : Time::max();
+  return wake;
 }
 
 }  // namespace lockstep

@@ -1,5 +1,6 @@
 #pragma once
 
+#include <chrono>
 #include <functional>
 #include <optional>
 #include <string>
@@ -17,12 +18,22 @@ namespace lockstep {
 struct MemberOptions {
   Card card;
   std::string centre = "the rendezvous";  // how messages call it until it has said who it is
-  // How long to wait for the other members.
+  // How long to wait for the other members, every time.
   Deadline::Clock::duration patience{};
+  Deadline::Clock::duration timeout =
+      std::chrono::seconds(30);  // until the centre has told its own
+  bool survives = false;         // losses of other members
+  std::uint32_t min_workers = 1;
+  // For a member that has been in a generation, and comes to another centre.
+  Standing standing = Standing::kNew;
+  std::int64_t step = 0;
+  std::optional<RosterMessage> last = {};
+  std::optional<Description> description = {};
 };
 
 // A member's end of its link to the centre: asks to join, then sends heartbeats and reports and
-// hears verdicts. Events and the time go in, messages come out; no I/O. Used by one thread.
+// hears that a generation has ended, or the job. Events and the time go in, messages come out; no
+// I/O. Used by one thread.
 class Member {
  public:
   using Clock = Deadline::Clock;
@@ -41,44 +52,84 @@ class Member {
   // Says goodbye, so that the centre does not take the end of the link for a death.
   void leave();
 
+  // Asks to be in the next generation. The one before has ended, or ends by this.
+  void join_again(Standing standing, std::int64_t step, Time now);
+  // This process is ready for collectives of the generation whose roster was taken.
+  void ready();
+  // For newcomers; the same on all members.
+  void describe(Description description);
+
   Time wake_at() const;
   std::vector<SharedBytes> take_sendings() { return std::exchange(sendings_, {}); }
 
-  // Once all members are there; true from then on.
+  // Whether this member is in a generation, or was in one.
   bool joined() const { return rank_ >= 0; }
   int rank() const { return rank_; }
-  // The roster, once, when it has come.
-  std::optional<RosterMessage> take_roster() { return std::exchange(roster_, std::nullopt); }
+  const std::string& name() const { return name_; }
+  // The roster of a generation, once, when it has come.
+  std::optional<RosterMessage> take_roster() { return std::exchange(news_, std::nullopt); }
+  // The roster of the newest generation that has come.
+  const std::optional<RosterMessage>& roster() const { return roster_; }
+  // All members of the newest generation are ready.
+  bool may_go() const { return may_go_; }
+  // What the job is, told to a newcomer; for others, what they have said.
+  const std::optional<Description>& description() const { return description_; }
+  bool welcomed() const { return welcomed_; }
+  const Wish& wish() const { return wish_; }
+
+  // Why the newest generation has ended, if it has; the job goes on. join_again() clears it.
+  const std::optional<Error>& ended() const { return ended_; }
   // Why the job failed, or did not form.
   const std::optional<Error>& failure() const { return failure_; }
   // Whether the link is of use: a report would reach the centre.
   bool connected() const { return connected_; }
-  // Whether the centre has taken leave. The job goes on without it.
+  // Whether the centre has taken leave. A generation goes on without it.
   bool centre_left() const { return centre_progress_.has_value(); }
+  // Whether this process itself once stood still for the timeout: the others have lost it.
+  bool paused() const { return paused_; }
+  // It asks to be in a generation, and has no answer yet.
+  bool waiting() const { return waiting_; }
+  // Where the centre is, as told by a process that is not it; empty: it does not know now.
+  const std::optional<std::string>& redirect() const { return redirect_; }
 
  private:
-  void answer(const Message& message, Time now);
+  void take_news(RosterMessage roster, Time now);
   void hear(const Message& message, Time now);
+  void hear_roster(const Message& message, Time now);
   void send(MessageKind kind, std::span<const std::byte> body);
+  void send_join(Standing standing, std::int64_t step);
   void send_heartbeat(Time now);
+  void send_description();
   void fail(const Error& error);
   void lose_centre(const std::string& how);
   void check_centre_left();
+  bool survives() const { return options_.survives && roster_ && roster_->survives; }
+  std::uint32_t tag() const { return roster_ ? tag_of(roster_->generation) : 0; }
 
   const MemberOptions options_;
   const Ask progress_;
-  const Time gives_up_;
 
   bool connected_ = true;
-  std::optional<RosterMessage> roster_;  // until it is taken
-  int rank_ = -1;                        // once joined, as the rest
+  bool waiting_ = true;                // for a roster
+  Time gives_up_;                      // waiting for it
+  std::optional<RosterMessage> news_;  // until it is taken
+  std::optional<RosterMessage> roster_;
+  bool may_go_ = false;
+  int rank_ = -1;  // once joined, as the rest
   std::string name_;
   CentreCard centre_;
   Clock::duration timeout_{};  // of the job
   Time last_heard_;
   Time last_look_;
   Time next_heartbeat_;
+  bool paused_ = false;
+  bool welcomed_ = false;
+  std::optional<Description> description_;
+  bool described_ = false;  // over this link
+  std::optional<std::string> redirect_;
+  Wish wish_;
   std::optional<std::vector<Progress>> centre_progress_;  // its last, once it has left
+  std::optional<Error> ended_;
   std::optional<Error> failure_;
   std::vector<SharedBytes> sendings_;
 };

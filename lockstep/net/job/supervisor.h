@@ -52,6 +52,9 @@ class Supervisor {
 
   // Ends the job on every rank at once. Does not block on peers.
   virtual void abort(const std::string& reason) = 0;
+  // This rank has failed by itself. Where the others survive losses they go on without it;
+  // otherwise the same as abort().
+  virtual void give_up(const std::string& reason) { abort(reason); }
 
   // Every communicator of this rank enters itself here. A group's number means the same
   // communicator on every rank, and all its members describe a collective alike.
