@@ -128,9 +128,25 @@ void meet_by_slurm(RankEnvironment& found) {
   found.master_port = port_for(job + 1009 * step);
 }
 
+// Without MASTER_ADDR the options say where the job is: at a gradient server.
+RankEnvironment newcomer_environment() {
+  RankEnvironment found;
+  found.rank = -1;
+  found.world_size = 0;
+  found.hosted = true;
+  found.attempt = attempt_name().substr(0, kMaxJobName / 2);
+  found.secret = inherited_secret();
+  if (const char* host = std::getenv(kMasterHostVariable)) {
+    found.master_host = host;
+    found.master_port = static_cast<std::uint16_t>(number_in(kMasterPortVariable, 1, 65535));
+  }
+  return found;
+}
+
 }  // namespace
 
 std::optional<RankEnvironment> rank_environment() {
+  if (is_set(kNewcomerVariable)) return newcomer_environment();
   const auto names = find_launcher();
   if (!names) return std::nullopt;
   RankEnvironment found;

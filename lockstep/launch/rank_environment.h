@@ -23,12 +23,14 @@ inline constexpr const char* kHostedVariable = "LOCKSTEP_HOSTED";
 // It names this start of the job, and hands its secret down in a file of this number.
 inline constexpr const char* kAttemptVariable = "LOCKSTEP_ATTEMPT";
 inline constexpr const char* kSecretVariable = "LOCKSTEP_SECRET_FD";
+// A worker that our launcher starts for a job that runs already: it has no rank yet.
+inline constexpr const char* kNewcomerVariable = "LOCKSTEP_NEWCOMER";
 // The job's secret, from the user.
 inline constexpr const char* kTokenVariable = "LOCKSTEP_TOKEN";
 
 struct RankEnvironment {
-  int rank = 0;
-  int world_size = 1;
+  int rank = 0;                   // -1: a newcomer, whom the job gives one
+  int world_size = 1;             // 0, likewise
   std::optional<int> local_rank;  // among the ranks of this host
   std::string master_host;
   std::uint16_t master_port = 0;
@@ -36,6 +38,8 @@ struct RankEnvironment {
   bool hosted = false;          // the launcher serves the rendezvous, not rank 0
   std::string attempt;          // names this start of the job; empty: the launcher does not tell
   std::string secret;           // of our own launcher; empty: there is none
+
+  bool newcomer() const { return rank < 0; }
 };
 
 // Nothing if no launcher started this process. Throws Error{kInvalidArgument} that names the

@@ -2,6 +2,7 @@
 
 #include <string>
 #include <string_view>
+#include <utility>
 
 namespace lockstep {
 
@@ -11,6 +12,9 @@ namespace lockstep {
 class RankLines {
  public:
   explicit RankLines(std::string prefix = {}) : prefix_(std::move(prefix)) {}
+
+  // For lines that end from now on.
+  void set_prefix(std::string prefix) { prefix_ = std::move(prefix); }
 
   // What can be passed on now.
   std::string take(std::string_view bytes);

@@ -35,15 +35,13 @@ void RestartPolicy::started(int place, Time now) {
 
 void RestartPolicy::took_part(int place) { places_[place].starts = 0; }
 
-RestartPolicy::Decision RestartPolicy::ended(int place, const ProcessEnd& end, Time now) {
-  if (stopped_ || ended_in_order(end)) return Decision::kAway;
+bool RestartPolicy::ended(int place, const ProcessEnd& end, Time now) {
+  if (stopped_ || ended_in_order(end)) return false;
   Place& found = places_[place];
-  if (found.starts >= kStartsWithoutStep) return Decision::kGivenUp;
-  ++found.starts;
   const bool fresh = found.pause.count() == 0 || now - found.started >= kLastsWell;
   found.pause = fresh ? kFirstPause : std::min(2 * found.pause, kLongestPause);
   found.due = now + found.pause;
-  return Decision::kAgain;
+  return true;
 }
 
 void RestartPolicy::stop() {
@@ -51,12 +49,14 @@ void RestartPolicy::stop() {
   for (auto& [number, place] : places_) place.due.reset();
 }
 
-std::vector<int> RestartPolicy::take_due(Time now) {
-  std::vector<int> taken;
+std::vector<RestartPolicy::Due> RestartPolicy::take_due(Time now) {
+  std::vector<Due> taken;
   for (auto& [number, place] : places_) {
     if (!place.due || *place.due > now) continue;
     place.due.reset();
-    taken.push_back(number);
+    const bool given_up = place.starts >= kStartsWithoutStep;
+    if (!given_up) ++place.starts;
+    taken.push_back({number, given_up});
   }
   return taken;
 }

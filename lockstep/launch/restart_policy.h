@@ -35,23 +35,23 @@ class RestartPolicy {
 
   // The worker in this place was started, the first time or anew.
   void started(int place, Time now);
-  // It has taken part in a step that is done.
+  // It has taken part in a step that is done. May come late, when it has ended already.
   void took_part(int place);
-  // It has ended.
-  enum class Decision : std::uint8_t {
-    kAway,     // it ended in order, or nobody is started any more
-    kAgain,    // it will be started anew
-    kGivenUp,  // it has been started too often
-  };
-  Decision ended(int place, const ProcessEnd& end, Time now);
+  // It has ended. False: it stays away. Otherwise it waits for its time to be started anew.
+  bool ended(int place, const ProcessEnd& end, Time now);
   // Nobody is started any more: the run ends, or is to fail at the first loss.
   void stop();
 
+  struct Due {
+    int place = 0;
+    bool given_up = false;  // it has been started too often; else start it now
+    bool operator==(const Due&) const = default;
+  };
   // The places whose time has come, once each.
-  std::vector<int> take_due(Time now);
+  std::vector<Due> take_due(Time now);
   // When there is something to take; nothing while nobody waits.
   std::optional<Time> next() const;
-  // How long a place waits that ended at that time; for messages.
+  // How long this place waits, or waited last; for messages.
   std::chrono::milliseconds pause_of(int place) const;
 
  private:

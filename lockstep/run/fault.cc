@@ -40,7 +40,7 @@ std::function<void(std::string_view, std::int64_t)> planned_fault(int rank, Repl
         ErrorCode::kInvalidArgument,
         fmt::format("LOCKSTEP_FAULT={}: do=kill, stop, flip, fail or slow is missing", text));
   }
-  if (words["rank"] != std::to_string(rank)) return {};
+  if (words["rank"] != (rank < 0 ? "newcomer" : std::to_string(rank))) return {};
   if (action == "slow") {
     return [place = words["at"], step = std::atoll(words["step"].c_str()),
             wait = std::chrono::milliseconds(std::atoll(words["ms"].c_str()))](std::string_view at,

@@ -136,7 +136,9 @@ int train(const TrainOptions& options, const std::vector<std::string>& arguments
   if (!options.replay.empty()) return replay_lane(options);
   if (options.job.transport == TransportKind::kMpi) return run_mpi(options, arguments);
   const auto environment = rank_environment();
-  const int workers = options.workers.value_or(environment ? environment->world_size : 1);
+  const bool newcomer = environment && environment->newcomer();
+  const int workers =
+      options.workers.value_or(environment && !newcomer ? environment->world_size : 1);
   check_lanes(options, workers);
   if (options.job.transport == TransportKind::kLocal) return run_as_threads(options, workers);
   const bool server = options.job.transport == TransportKind::kServer;
@@ -150,7 +152,7 @@ int train(const TrainOptions& options, const std::vector<std::string>& arguments
   if (!joins_server) {
     require(!server, "--transport server under a launcher needs --coordinator HOST:PORT");
     require(
-        workers == environment->world_size,
+        newcomer || workers == environment->world_size,
         fmt::format("--workers {}, but the environment says {}", workers, environment->world_size));
   }
   return run_worker(options, JoinOptions::from_environment(options.job));

@@ -41,7 +41,8 @@ constexpr const char* kAll[] = {"RANK",
                                 "LOCKSTEP_RENDEZVOUS_FD",
                                 "LOCKSTEP_HOSTED",
                                 "LOCKSTEP_ATTEMPT",
-                                "LOCKSTEP_SECRET_FD"};
+                                "LOCKSTEP_SECRET_FD",
+                                "LOCKSTEP_NEWCOMER"};
 
 // An environment with these variables and no others that matter; undone at the end.
 class Environment {
@@ -211,6 +212,28 @@ TEST(RankEnvironment, TellsOneStartOfAJobFromAnother) {
   EXPECT_NE(slurm("0").attempt, slurm("1").attempt);
   EXPECT_EQ(job_name("lockstep", ""), "lockstep");
   EXPECT_NE(job_name("lockstep", "abc"), job_name("lockstep", "abd"));
+}
+
+TEST(RankEnvironment, ANewcomerHasNoRank) {
+  const Environment environment({{"LOCKSTEP_NEWCOMER", "1"},
+                                 {"LOCKSTEP_HOSTED", "1"},
+                                 {"LOCKSTEP_ATTEMPT", "this one"},
+                                 {"MASTER_ADDR", "127.0.0.1"},
+                                 {"MASTER_PORT", "7000"}});
+  const auto found = rank_environment();
+  ASSERT_TRUE(found);
+  EXPECT_TRUE(found->newcomer());
+  EXPECT_EQ(found->rank, -1);
+  EXPECT_EQ(found->world_size, 0);
+  EXPECT_TRUE(found->hosted);
+  EXPECT_EQ(found->master_host, "127.0.0.1");
+  EXPECT_EQ(found->master_port, 7000);
+  EXPECT_EQ(found->attempt, "this one");
+  const Environment at_a_server({{"LOCKSTEP_NEWCOMER", "1"}});
+  EXPECT_TRUE(rank_environment()->newcomer());
+  EXPECT_EQ(rank_environment()->master_host, "");
+  const Environment rank({{"RANK", "0"}, {"WORLD_SIZE", "1"}});
+  EXPECT_FALSE(rank_environment()->newcomer());
 }
 
 TEST(RankEnvironment, ReadsTheSecretThatTheLauncherHandsDown) {

@@ -17,6 +17,13 @@ TEST(RankLines, EveryWholeLineHasThePrefix) {
   EXPECT_EQ(lines.end(), "");
 }
 
+TEST(RankLines, ARankMayChange) {
+  RankLines lines("[newcomer] ");
+  EXPECT_EQ(lines.take("one\ntwo"), "[newcomer] one\n");
+  lines.set_prefix("[rank 2] ");
+  EXPECT_EQ(lines.take("\n"), "[rank 2] two\n");
+}
+
 TEST(RankLines, WithoutAPrefixNothingChanges) {
   RankLines lines;
   EXPECT_EQ(lines.take("a\n\nb\n"), "a\n\nb\n");

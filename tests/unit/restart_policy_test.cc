@@ -9,7 +9,7 @@ namespace lockstep::restart_policy_test {
 namespace {
 
 using namespace std::chrono_literals;
-using Decision = RestartPolicy::Decision;
+using Due = RestartPolicy::Due;
 
 constexpr ProcessEnd kCrash = {true, SIGKILL};
 const RestartPolicy::Time kBegin{1000s};
@@ -20,14 +20,14 @@ TEST(RestartPolicy, WhoEndsInOrderStaysAway) {
         ProcessEnd{false, 143}, ProcessEnd{true, SIGTERM}, ProcessEnd{true, SIGINT}}) {
     RestartPolicy policy;
     policy.started(0, kBegin);
-    EXPECT_EQ(policy.ended(0, end, kBegin + 1s), Decision::kAway) << end.number;
+    EXPECT_FALSE(policy.ended(0, end, kBegin + 1s)) << end.number;
     EXPECT_EQ(policy.next(), std::nullopt);
   }
   for (const ProcessEnd end :
        {kCrash, ProcessEnd{true, SIGSEGV}, ProcessEnd{false, 1}, ProcessEnd{false, 4}}) {
     RestartPolicy policy;
     policy.started(0, kBegin);
-    EXPECT_EQ(policy.ended(0, end, kBegin + 1s), Decision::kAgain) << end.number;
+    EXPECT_TRUE(policy.ended(0, end, kBegin + 1s)) << end.number;
     EXPECT_EQ(policy.next(), kBegin + 1500ms);
   }
 }
@@ -39,10 +39,10 @@ TEST(RestartPolicy, ComesBackOnceWhenItsTimeHasCome) {
   policy.ended(0, kCrash, kBegin + 2s);
   EXPECT_EQ(policy.next(), kBegin + 1500ms);
   EXPECT_TRUE(policy.take_due(kBegin + 1499ms).empty());
-  EXPECT_EQ(policy.take_due(kBegin + 1500ms), std::vector{2});
+  EXPECT_EQ(policy.take_due(kBegin + 1500ms), std::vector{Due{2}});
   EXPECT_TRUE(policy.take_due(kBegin + 1500ms).empty());
   EXPECT_EQ(policy.next(), kBegin + 2500ms);
-  EXPECT_EQ(policy.take_due(kBegin + 10s), std::vector{0});
+  EXPECT_EQ(policy.take_due(kBegin + 10s), std::vector{Due{0}});
   EXPECT_EQ(policy.next(), std::nullopt);
 }
 
@@ -51,17 +51,29 @@ TEST(RestartPolicy, IsGivenUpAfterThreeStartsWithoutAStep) {
   RestartPolicy::Time now = kBegin;
   policy.started(1, now);
   for (const auto pause : {500ms, 1000ms, 2000ms}) {
-    EXPECT_EQ(policy.ended(1, kCrash, now), Decision::kAgain);
+    EXPECT_TRUE(policy.ended(1, kCrash, now));
     EXPECT_EQ(policy.pause_of(1), pause);
     now += pause;
-    EXPECT_EQ(policy.take_due(now), std::vector{1});
+    EXPECT_EQ(policy.take_due(now), std::vector{Due{1}});
     policy.started(1, now);
   }
-  EXPECT_EQ(policy.ended(1, kCrash, now), Decision::kGivenUp);
-  EXPECT_EQ(policy.next(), std::nullopt);
+  policy.ended(1, kCrash, now);
   // Another one has starts of its own.
   policy.started(0, now);
-  EXPECT_EQ(policy.ended(0, kCrash, now), Decision::kAgain);
+  policy.ended(0, kCrash, now);
+  EXPECT_EQ(policy.take_due(now + 1min), (std::vector{Due{0, false}, Due{1, true}}));
+  EXPECT_EQ(policy.next(), std::nullopt);
+}
+
+TEST(RestartPolicy, AStepThatIsHeardOfLateCounts) {
+  RestartPolicy policy;
+  RestartPolicy::Time now = kBegin;
+  for (int i = 0; i < 4; ++i, now += 1h) {
+    policy.started(1, now);
+    policy.ended(1, kCrash, now);
+    if (i == 3) policy.took_part(1);  // after its end
+    EXPECT_EQ(policy.take_due(now + 30min), (std::vector{Due{1, false}}));
+  }
 }
 
 TEST(RestartPolicy, AStepBringsTheStartsBackAndLastingBringsThePauseBack) {
@@ -71,10 +83,10 @@ TEST(RestartPolicy, AStepBringsTheStartsBackAndLastingBringsThePauseBack) {
   std::vector<std::chrono::milliseconds> pauses;
   for (int i = 0; i < 9; ++i) {
     policy.took_part(0);
-    ASSERT_EQ(policy.ended(0, kCrash, now), Decision::kAgain);
+    ASSERT_TRUE(policy.ended(0, kCrash, now));
     pauses.push_back(policy.pause_of(0));
     now = *policy.next();
-    ASSERT_EQ(policy.take_due(now), std::vector{0});
+    ASSERT_EQ(policy.take_due(now), std::vector{Due{0}});
     policy.started(0, now);
   }
   EXPECT_EQ(pauses,
@@ -92,7 +104,7 @@ TEST(RestartPolicy, NobodyComesBackAfterTheStop) {
   policy.stop();
   EXPECT_EQ(policy.next(), std::nullopt);
   EXPECT_TRUE(policy.take_due(kBegin + 1h).empty());
-  EXPECT_EQ(policy.ended(1, kCrash, kBegin), Decision::kAway);
+  EXPECT_FALSE(policy.ended(1, kCrash, kBegin));
 }
 
 TEST(ProcessEnd, IsReadFromAStatus) {
