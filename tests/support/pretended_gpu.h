@@ -11,6 +11,7 @@
 #include "lockstep/model/cpu/transformer.h"
 #include "lockstep/model/gpu_model.h"
 #include "lockstep/model/weights_hash.h"
+#include "lockstep/train/replica.h"
 
 namespace lockstep::test {
 
@@ -216,5 +217,16 @@ class PretendedReducer final : public DeviceReducer {
   Communicator& communicator_;
   DeviceReducerOptions options_;
 };
+
+// The parts of a replica on such a GPU.
+inline GpuParts pretended_parts() {
+  return {
+      .make_model =
+          [](const GpuModelOptions& options) { return std::make_unique<PretendedGpu>(options); },
+      .make_reducer =
+          [](Communicator& communicator, const DeviceReducerOptions& options) {
+            return std::make_unique<PretendedReducer>(communicator, options);
+          }};
+}
 
 }  // namespace lockstep::test

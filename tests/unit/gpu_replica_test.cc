@@ -15,15 +15,7 @@ using ::lockstep::test::eleven_lanes;
 using ::lockstep::test::some_samples;
 using ::testing::HasSubstr;
 
-const GpuParts kPretended = {
-    .make_model =
-        [](const GpuModelOptions& options) {
-          return std::make_unique<test::PretendedGpu>(options);
-        },
-    .make_reducer =
-        [](Communicator& communicator, const DeviceReducerOptions& options) {
-          return std::make_unique<test::PretendedReducer>(communicator, options);
-        }};
+const GpuParts kPretended = test::pretended_parts();
 
 // A worker on such a GPU, or on the CPU.
 struct Worker : test::TestWorker {
@@ -146,6 +138,64 @@ TEST(GpuReplica, HaltsWithAllAsItWas) {
         std::vector<float> after(before.size());
         worker.replica->get_parameters(after);
         EXPECT_EQ(std::memcmp(before.data(), after.data(), before.size() * sizeof(float)), 0);
+        worker.communicator.barrier();
+      });
+      for (const auto& error : errors) EXPECT_FALSE(error) << error->what();
+    }
+  }
+}
+
+// What is enqueued ends undone, and only check() tells.
+class BreakingReducer final : public DeviceReducer {
+ public:
+  enum class At : std::uint8_t { kReduce, kGather };
+
+  BreakingReducer(Communicator& communicator, const DeviceReducerOptions& options, At at)
+      : reducer_(communicator, options), at_(at) {}
+
+  void set_owners(const LeafOwners& owners) override { reducer_.set_owners(owners); }
+  void reduce(std::span<float* const> partials, Range range, DeviceStream stream) override {
+    if (at_ != At::kReduce) return reducer_.reduce(partials, range, stream);
+    broken_ = true;
+    std::fill(partials[0] + range.begin, partials[0] + range.end, 123.0F);
+  }
+  void all_gather(float* values, DeviceStream stream) override {
+    if (at_ != At::kGather) return reducer_.all_gather(values, stream);
+    broken_ = true;
+  }
+  void check() override {
+    if (broken_) throw Error(ErrorCode::kPeerLost, "rank 1 is gone", 1);
+  }
+  void abort() noexcept override {}
+
+ private:
+  test::PretendedReducer reducer_;
+  const At at_;
+  bool broken_ = false;
+};
+
+// An exchange that has failed is not followed by an update.
+TEST(GpuReplica, UpdatesOnlyWhenTheExchangeIsKnownToBeDone) {
+  using At = BreakingReducer::At;
+  for (const At at : {At::kReduce, At::kGather}) {
+    for (const bool shard : {true, false}) {
+      if (at == At::kGather && !shard) continue;  // nothing is gathered
+      GpuParts parts = kPretended;
+      parts.make_reducer = [at](Communicator& communicator, const DeviceReducerOptions& options) {
+        return std::make_unique<BreakingReducer>(communicator, options, at);
+      };
+      TrainerOptions options = eleven_lanes();
+      options.reducer.on_device = true;
+      options.reducer.shard = shard;
+      auto group = make_local_group(3);
+      const auto errors = test::run_ranks(3, [&](int rank) {
+        test::TestWorker worker(options, some_samples(60), some_samples(9), 1,
+                                std::move(group[static_cast<std::size_t>(rank)]), &parts);
+        worker.trainer.start();
+        const std::vector<float> before = worker.parameters();
+        EXPECT_EQ(test::error_of([&] { worker.trainer.step(); }).code(), ErrorCode::kPeerLost);
+        EXPECT_EQ(worker.trainer.steps_done(), 0);
+        if (at == At::kReduce) EXPECT_TRUE(worker.parameters() == before);
         worker.communicator.barrier();
       });
       for (const auto& error : errors) EXPECT_FALSE(error) << error->what();
