@@ -6,6 +6,7 @@
 #include <utility>
 #include <vector>
 
+#include "lockstep/base/check.h"
 #include "lockstep/comm/nccl/device_reducer.h"
 #include "lockstep/model/cpu/adamw.h"
 #include "lockstep/model/cpu/transformer.h"
@@ -79,6 +80,7 @@ class PretendedGpu final : public GpuModel {
   std::vector<LaneResult> finish_lanes() override { return std::exchange(lanes_, {}); }
 
   void stage(std::uint32_t accumulator, std::span<float> host) override {
+    LOCKSTEP_CHECK(hosts_.at(accumulator).empty());  // what was there before is given up
     std::ranges::fill(host, std::numeric_limits<float>::quiet_NaN());
     hosts_.at(accumulator) = host;
   }

@@ -106,7 +106,7 @@ struct Survivor {
       if (i + 1 == lanes.size()) ready = [this](Range range) { reducer->ready(range); };
       replica->gradient({tokens, targets, static_cast<int>(ids.size()), test::kContext}, i, ready);
     }
-    replica->finish_lanes();
+    EXPECT_EQ(replica->finish_lanes().size(), lanes.size());
     const Range own = reducer->finish(std::vector<std::vector<double>>(lanes.size(), {1.0})).range;
     std::vector<double> sums(norm_blocks(replica->layout().size()));
     const std::size_t first = own.begin / kNormBlock;
