@@ -40,9 +40,14 @@ constexpr std::size_t kWriteBehind = 16 << 20;
 
 }  // namespace
 
-AtomicFile::AtomicFile(std::string path)
-    : path_(std::move(path)),
-      temporary_(path_ + ".tmp"),
+std::string WriteGuard::temporary(const std::string& path) const {
+  return path + (tag.empty() ? "" : "." + tag) + ".tmp";
+}
+
+AtomicFile::AtomicFile(std::string path, WriteGuard guard)
+    : guard_(std::move(guard)),
+      path_(std::move(path)),
+      temporary_(guard_.temporary(path_)),
       file_(::open(temporary_.c_str(), O_WRONLY | O_CREAT | O_TRUNC | O_CLOEXEC, 0666)) {
   if (!file_) throw_io("creating " + temporary_, errno);
 }
@@ -67,12 +72,14 @@ void AtomicFile::write_at(std::size_t position, std::span<const std::byte> bytes
 
 void AtomicFile::commit() {
   if (::fsync(file_.get()) != 0) throw_io("syncing " + temporary_, errno);
+  guard_.require(path_);
   if (::rename(temporary_.c_str(), path_.c_str()) != 0) throw_io("renaming " + temporary_, errno);
   file_.reset();
   sync_folder_of(path_);
 }
 
-AtomicFolder::AtomicFolder(std::string path) : path_(std::move(path)), temporary_(path_ + ".tmp") {
+AtomicFolder::AtomicFolder(std::string path, WriteGuard guard)
+    : guard_(std::move(guard)), path_(std::move(path)), temporary_(guard_.temporary(path_)) {
   remove_flat_folder(temporary_);
   if (::mkdir(temporary_.c_str(), 0777) != 0) throw_io("creating the folder " + temporary_, errno);
 }
@@ -108,6 +115,7 @@ void AtomicFolder::end_file() {
 
 void AtomicFolder::commit() {
   sync_folder(temporary_);
+  guard_.require(path_);
   if (::rename(temporary_.c_str(), path_.c_str()) != 0) throw_io("renaming " + temporary_, errno);
   committed_ = true;
   sync_folder_of(path_);

@@ -1,6 +1,7 @@
 #pragma once
 
 #include <cstddef>
+#include <functional>
 #include <span>
 #include <string>
 #include <string_view>
@@ -9,11 +10,26 @@
 
 namespace lockstep {
 
-// A file that appears under its name complete or not at all: written as PATH.tmp, synced, renamed,
-// and the folder synced. Without commit() the temporary is removed. Errors are Error{kIo}.
+// For a folder that several processes may take for theirs; see Lease.
+struct WriteGuard {
+  // Called before a file or folder there gets its name, is renamed, removed or appended to. Throws
+  // if this process may not do that now. Null: it may.
+  std::function<void(const std::string& path)> check = {};
+  // In the names of temporaries, so that no two processes have the same one; may be empty.
+  std::string tag = {};
+
+  void require(const std::string& path) const {
+    if (check) check(path);
+  }
+  // PATH.tmp or PATH.TAG.tmp
+  std::string temporary(const std::string& path) const;
+};
+
+// A file that appears under its name complete or not at all: written as a temporary, synced,
+// renamed, and the folder synced. Without commit() the temporary is removed. Errors are Error{kIo}.
 class AtomicFile {
  public:
-  explicit AtomicFile(std::string path);
+  explicit AtomicFile(std::string path, WriteGuard guard = {});
   AtomicFile(const AtomicFile&) = delete;
   AtomicFile& operator=(const AtomicFile&) = delete;
   ~AtomicFile();
@@ -25,18 +41,19 @@ class AtomicFile {
   void commit();
 
  private:
+  const WriteGuard guard_;
   std::string path_;
   std::string temporary_;
   Descriptor file_;
 };
 
-// A folder that appears under its name complete or not at all: written as PATH.tmp, every file and
-// the folder synced, renamed, and the folder above synced. What an earlier one left at PATH.tmp is
-// removed first. Without commit() the temporary is removed. One file at a time. Errors are
-// Error{kIo}.
+// A folder that appears under its name complete or not at all: written as a temporary, every file
+// and the folder synced, renamed, and the folder above synced. What an earlier one left under the
+// name of the temporary is removed first. Without commit() the temporary is removed. One file at a
+// time. Errors are Error{kIo}.
 class AtomicFolder {
  public:
-  explicit AtomicFolder(std::string path);
+  explicit AtomicFolder(std::string path, WriteGuard guard = {});
   AtomicFolder(const AtomicFolder&) = delete;
   AtomicFolder& operator=(const AtomicFolder&) = delete;
   ~AtomicFolder();
@@ -47,8 +64,11 @@ class AtomicFolder {
   void end_file();
   // Fails when there is something else at PATH.
   void commit();
+  // Where the files are until then.
+  const std::string& temporary() const { return temporary_; }
 
  private:
+  const WriteGuard guard_;
   std::string path_;
   std::string temporary_;
   std::string file_path_;

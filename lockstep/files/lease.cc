@@ -341,6 +341,10 @@ void Lease::require(const std::string& what) {
                           options_.folder, problem_.empty() ? other_holder() : problem_));
 }
 
+WriteGuard Lease::guard() {
+  return {[this](const std::string& path) { require("writing " + path); }, options_.member};
+}
+
 void Lease::set_generation(const std::string& generation) {
   const std::lock_guard lock(mutex_);
   own_.generation = generation;

@@ -12,6 +12,7 @@
 #include "lockstep/base/deadline.h"
 #include "lockstep/base/descriptor.h"
 #include "lockstep/base/thread.h"
+#include "lockstep/files/atomic_file.h"
 
 namespace lockstep {
 
@@ -133,6 +134,9 @@ class Lease {
   bool held();
   // Throws Error{kIo} that names `what` is not done and who has the lease, unless it is held.
   void require(const std::string& what);
+
+  // For those who write to the folder; the lease must outlive it.
+  WriteGuard guard();
 
   // The holder has come into another generation.
   void set_generation(const std::string& generation);

@@ -74,15 +74,17 @@ std::string lines_until(const std::string& path, std::int64_t steps) {
 
 }  // namespace
 
-MetricsFile::MetricsFile(std::string path, std::int64_t steps_done)
-    : path_(std::move(path)), last_step_(steps_done) {
-  AtomicFile file(path_);
+MetricsFile::MetricsFile(std::string path, std::int64_t steps_done, WriteGuard guard)
+    : guard_(std::move(guard)), path_(std::move(path)), last_step_(steps_done) {
+  AtomicFile file(path_, guard_);
   file.write(lines_until(path_, steps_done));
   file.commit();
   open();
 }
 
-MetricsFile::MetricsFile(std::string path, GoOn) : path_(std::move(path)) {
+MetricsFile::MetricsFile(std::string path, WriteGuard guard, GoOn)
+    : guard_(std::move(guard)), path_(std::move(path)) {
+  guard_.require(path_);
   std::ifstream file(path_);
   std::uintmax_t complete = 0;  // bytes
   for (std::string line; std::getline(file, line) && !file.eof();) {
@@ -97,7 +99,9 @@ MetricsFile::MetricsFile(std::string path, GoOn) : path_(std::move(path)) {
   }
 }
 
-MetricsFile MetricsFile::go_on(std::string path) { return {std::move(path), GoOn()}; }
+MetricsFile MetricsFile::go_on(std::string path, WriteGuard guard) {
+  return {std::move(path), std::move(guard), GoOn()};
+}
 
 void MetricsFile::open() {
   file_.reset(std::fopen(path_.c_str(), "ae"));
@@ -113,6 +117,7 @@ void MetricsFile::write_step(std::int64_t step, const std::string& line) {
 void MetricsFile::write_event(const std::string& line) { write(line); }
 
 void MetricsFile::write(const std::string& line) {
+  guard_.require(path_);
   fmt::print(file_.get(), "{}\n", line);
   if (std::fflush(file_.get()) != 0) throw_io("writing " + path_, errno);
 }

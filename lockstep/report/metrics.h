@@ -6,6 +6,7 @@
 #include <optional>
 #include <string>
 
+#include "lockstep/files/atomic_file.h"
 #include "lockstep/train/step_report.h"
 
 namespace lockstep {
@@ -23,10 +24,10 @@ class MetricsFile {
  public:
   // A run that is resumed after `steps_done` steps keeps the lines of those steps; a new run starts
   // with an empty file.
-  explicit MetricsFile(std::string path, std::int64_t steps_done = 0);
+  explicit MetricsFile(std::string path, std::int64_t steps_done = 0, WriteGuard guard = {});
   // The file of the run that is under way, which another process has written so far: goes on after
   // its last complete line.
-  static MetricsFile go_on(std::string path);
+  static MetricsFile go_on(std::string path, WriteGuard guard = {});
 
   // The line of a step; nothing if the file has that step, or a later one.
   void write_step(std::int64_t step, const std::string& line);
@@ -38,10 +39,11 @@ class MetricsFile {
     void operator()(std::FILE* file) const { std::fclose(file); }
   };
   struct GoOn {};
-  MetricsFile(std::string path, GoOn);
+  MetricsFile(std::string path, WriteGuard guard, GoOn);
   void open();
   void write(const std::string& line);
 
+  WriteGuard guard_;
   std::string path_;
   std::int64_t last_step_ = 0;  // that has a line
   std::unique_ptr<std::FILE, Close> file_;

@@ -26,6 +26,7 @@ TEST(CheckpointFormat, Names) {
     EXPECT_EQ(parse_checkpoint_name(name), std::nullopt) << name;
   }
   EXPECT_TRUE(is_temporary_name("checkpoint-5.tmp"));
+  EXPECT_TRUE(is_temporary_name("checkpoint-5.0123abcd.tmp"));
   EXPECT_FALSE(is_temporary_name("checkpoint-5"));
   EXPECT_FALSE(is_temporary_name("checkpoint-x.tmp"));
   EXPECT_FALSE(is_temporary_name("metrics.jsonl.tmp"));

@@ -6,6 +6,7 @@
 
 #include "lockstep/base/error.h"
 #include "lockstep/base/hash/blake3.h"
+#include "lockstep/files/atomic_file.h"
 #include "lockstep/model/weights_hash.h"
 #include "lockstep/train/checkpoint/folders.h"
 #include "lockstep/train/checkpoint/manifest.h"
@@ -232,8 +233,10 @@ TEST(Checkpoints, OldOnesGoAndDamagedOnesAreKeptAside) {
   write(out.path() + "/checkpoint-1.tmp/rest", "x");
   delete_old_checkpoints(out.path(), 3, 2, {});
   EXPECT_THAT(names_in(out.path()), ElementsAre("checkpoint-2", "checkpoint-3"));
-  save_checkpoint(out.path(), some_state(3));
-  save_checkpoint(out.path(), some_state(3));
+  for (int i = 0; i < 2; ++i) {
+    std::filesystem::remove(out.path() + "/checkpoint-3/config.json");
+    save_checkpoint(out.path(), some_state(3));
+  }
   EXPECT_THAT(names_in(out.path()), ElementsAre("checkpoint-2", "checkpoint-3",
                                                 "checkpoint-3.damaged", "checkpoint-3.damaged2"));
   EXPECT_THAT(list_checkpoints(out.path()), ElementsAre(3, 2));
@@ -244,6 +247,47 @@ TEST(Checkpoints, OldOnesGoAndDamagedOnesAreKeptAside) {
   EXPECT_THAT(names_in(out.path()),
               ElementsAre("checkpoint-2", "checkpoint-3", "checkpoint-3.damaged",
                           "checkpoint-3.damaged2", "mine.tmp"));
+}
+
+TEST(Checkpoints, OneThatIsThereIntactAndTheSameStays) {
+  TemporaryFolder out;
+  const std::string path = out.path() + "/checkpoint-3";
+  save_checkpoint(out.path(), some_state(3));
+  const auto made = std::filesystem::last_write_time(path + "/manifest.json");
+  int asked = 0;
+  save_checkpoint(out.path(), some_state(3), {[&](const std::string&) { ++asked; }, "me"});
+  EXPECT_EQ(asked, 0);
+  EXPECT_EQ(std::filesystem::last_write_time(path + "/manifest.json"), made);
+  EXPECT_THAT(names_in(out.path()), ElementsAre("checkpoint-3"));
+  // Another one of the same step: of another run, or changed.
+  TrainingState other = some_state(3);
+  other.parameters.span()[0] += 1;
+  save_checkpoint(out.path(), other);
+  EXPECT_THAT(names_in(out.path()), ElementsAre("checkpoint-3", "checkpoint-3.damaged"));
+}
+
+TEST(Checkpoints, NothingChangesWithoutTheLease) {
+  TemporaryFolder out;
+  for (const std::int64_t step : {1, 2, 3}) save_checkpoint(out.path(), some_state(step));
+  std::filesystem::remove(out.path() + "/checkpoint-3/config.json");
+  const WriteGuard lost = {
+      [](const std::string& path) { throw Error(ErrorCode::kIo, "not " + path); }, "me"};
+  EXPECT_THAT(message_of([&] { save_checkpoint(out.path(), some_state(4), lost); }),
+              HasSubstr("not " + out.path() + "/checkpoint-4"));
+  EXPECT_THAT(message_of([&] { save_checkpoint(out.path(), some_state(3), lost); }),
+              HasSubstr("not " + out.path() + "/checkpoint-3"));
+  EXPECT_THAT(message_of([&] { delete_old_checkpoints(out.path(), 3, 1, {}, lost); }),
+              HasSubstr("not " + out.path() + "/checkpoint-2"));
+  EXPECT_THAT(names_in(out.path()), ElementsAre("checkpoint-1", "checkpoint-2", "checkpoint-3"));
+}
+
+TEST(Checkpoints, TwoThatWriteAtOnceDoNotMeet) {
+  TemporaryFolder out;
+  AtomicFolder stopped(out.path() + "/checkpoint-3", {{}, "one"});
+  stopped.begin_file("half");
+  save_checkpoint(out.path(), some_state(3), {{}, "two"});
+  EXPECT_THAT(names_in(out.path()), ElementsAre("checkpoint-3", "checkpoint-3.one.tmp"));
+  EXPECT_THAT(names_in(out.path() + "/checkpoint-3.one.tmp"), ElementsAre("half"));
 }
 
 }  // namespace

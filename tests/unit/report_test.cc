@@ -174,6 +174,27 @@ TEST(Metrics, AnotherProcessGoesOnAfterTheLastCompleteLine) {
             before + "{\"event\":\"lost\",\"step\":3}\n{\"step\":4}\n{\"step\":5}\n");
 }
 
+TEST(Metrics, NothingIsWrittenWithoutTheLease) {
+  TemporaryFolder folder;
+  const std::string path = folder.path() + "/metrics.jsonl";
+  bool held = true;
+  const WriteGuard guard = {[&](const std::string& file) {
+                              if (!held) throw Error(ErrorCode::kIo, "not " + file);
+                            },
+                            "me"};
+  MetricsFile file(path, 0, guard);
+  file.write_step(1, "{\"step\":1}");
+  held = false;
+  EXPECT_THROW(file.write_step(2, "{\"step\":2}"), Error);
+  EXPECT_THROW(file.write_event("{}"), Error);
+  EXPECT_THROW(MetricsFile::go_on(path, guard), Error);
+  EXPECT_THROW(MetricsFile(path, 0, guard), Error);
+  EXPECT_EQ(text_of(path), "{\"step\":1}\n");
+  held = true;
+  file.write_step(2, "{\"step\":2}");
+  EXPECT_EQ(text_of(path), "{\"step\":1}\n{\"step\":2}\n");
+}
+
 TEST(Metrics, AFileThatIsNotThereIsMade) {
   TemporaryFolder folder;
   const std::string path = folder.path() + "/metrics.jsonl";

@@ -33,12 +33,26 @@ std::vector<std::string> names_in(const std::string& folder) {
 }
 
 // A damaged checkpoint is kept: somebody may want to look at it.
-void move_aside(const std::string& folder) {
+void move_aside(const std::string& folder, const WriteGuard& guard) {
   if (!std::filesystem::exists(folder)) return;
+  guard.require(folder);
   std::string to = folder + ".damaged";
   for (int i = 2; std::filesystem::exists(to); ++i) to = fmt::format("{}.damaged{}", folder, i);
   log(LogLevel::kWarning, "{} is there already: it is now {}", folder, to);
   rename_and_sync(folder, to);
+}
+
+// Whether a checkpoint that is there has the files of one that was just written. The manifest is a
+// function of them.
+bool same_and_intact(const std::string& there, const std::string& written) {
+  try {
+    MappedFolder old_files(there);
+    MappedFolder new_files(written);
+    return as_text(old_files.get(kManifestFile)) == as_text(new_files.get(kManifestFile)) &&
+           find_damage(old_files, false).empty();
+  } catch (const Error&) {  // it is not there, or cannot be read
+    return false;
+  }
 }
 
 }  // namespace
@@ -60,15 +74,18 @@ std::optional<std::int64_t> parse_checkpoint_name(std::string_view name) {
 }
 
 bool is_temporary_name(std::string_view name) {
-  return name.ends_with(kTemporarySuffix) &&
-         parse_checkpoint_name(name.substr(0, name.size() - kTemporarySuffix.size())).has_value();
+  if (!name.ends_with(kTemporarySuffix)) return false;
+  name.remove_suffix(kTemporarySuffix.size());
+  return parse_checkpoint_name(name.substr(0, name.find('.'))).has_value();
 }
 
-std::uint64_t save_checkpoint(const std::string& out, const TrainingState& state) {
+std::uint64_t save_checkpoint(const std::string& out, const TrainingState& state,
+                              const WriteGuard& guard) {
   const std::string path = checkpoint_path(out, state.run.step);
-  AtomicFolder folder(path);
+  AtomicFolder folder(path, guard);
   const std::uint64_t bytes = write_training_state(state, folder);
-  move_aside(path);
+  if (same_and_intact(path, folder.temporary())) return bytes;
+  move_aside(path, guard);
   folder.commit();
   return bytes;
 }
@@ -138,13 +155,15 @@ std::vector<std::int64_t> checkpoints_to_delete(std::span<const std::int64_t> st
 }
 
 void delete_old_checkpoints(const std::string& out, std::int64_t saved, std::int64_t keep_last,
-                            std::span<const std::int64_t> spared) {
+                            std::span<const std::int64_t> spared, const WriteGuard& guard) {
   for (const std::int64_t step :
        checkpoints_to_delete(list_checkpoints(out), saved, keep_last, spared)) {
     const std::string path = checkpoint_path(out, step);
-    remove_flat_folder(path + ".tmp");
-    rename_and_sync(path, path + ".tmp");  // from now on it is not a checkpoint
-    remove_flat_folder(path + ".tmp");
+    const std::string going = guard.temporary(path);
+    guard.require(path);
+    remove_flat_folder(going);
+    rename_and_sync(path, going);  // from now on it is not a checkpoint
+    remove_flat_folder(going);
   }
 }
 

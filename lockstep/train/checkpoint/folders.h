@@ -7,6 +7,7 @@
 #include <string_view>
 #include <vector>
 
+#include "lockstep/files/atomic_file.h"
 #include "lockstep/train/checkpoint/training_state.h"
 #include "lockstep/train/formats/model_files.h"
 
@@ -19,12 +20,15 @@ std::string checkpoint_name(std::int64_t step);                          // chec
 std::string checkpoint_path(const std::string& out, std::int64_t step);  // OUT/checkpoint-500
 // The step of a complete checkpoint; nothing for any other name.
 std::optional<std::int64_t> parse_checkpoint_name(std::string_view name);
-// Whether the name is that of a checkpoint being written or deleted: "checkpoint-500.tmp".
+// Whether the name is that of a checkpoint being written or deleted: "checkpoint-500.tmp" or, where
+// several processes may write, "checkpoint-500.TAG.tmp".
 bool is_temporary_name(std::string_view name);
 
-// Writes checkpoint-STEP. An existing folder of that name is moved to checkpoint-STEP.damaged: a
-// run saves a step again only when it could not read that checkpoint. Returns the bytes written.
-std::uint64_t save_checkpoint(const std::string& out, const TrainingState& state);
+// Writes checkpoint-STEP. One of that name that is intact and the same stays as it is: another
+// process of the run has saved it. Any other is moved to checkpoint-STEP.damaged. Returns the bytes
+// written.
+std::uint64_t save_checkpoint(const std::string& out, const TrainingState& state,
+                              const WriteGuard& guard = {});
 
 // The steps of all checkpoints in a folder, newest first. Empty when there is no such folder.
 std::vector<std::int64_t> list_checkpoints(const std::string& out);
@@ -50,7 +54,7 @@ std::vector<std::int64_t> checkpoints_to_delete(std::span<const std::int64_t> st
                                                 std::int64_t saved, std::int64_t keep_last,
                                                 std::span<const std::int64_t> spared);
 void delete_old_checkpoints(const std::string& out, std::int64_t saved, std::int64_t keep_last,
-                            std::span<const std::int64_t> spared);
+                            std::span<const std::int64_t> spared, const WriteGuard& guard = {});
 // Removes what interrupted saves and deletions have left.
 void remove_temporaries(const std::string& out);
 

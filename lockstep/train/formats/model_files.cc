@@ -146,8 +146,8 @@ ModelConfig read_config(const ConfigReader& reader) {
   return config;
 }
 
-void write_file(const std::string& path, std::string_view text) {
-  AtomicFile file(path);
+void write_file(const std::string& path, std::string_view text, const WriteGuard& guard) {
+  AtomicFile file(path, guard);
   file.write(text);
   file.commit();
 }
@@ -267,19 +267,21 @@ void read_tensors(const ParameterLayout& layout, const SafetensorsView& file,
 }
 
 void save_model(const std::string& folder, const ParameterLayout& layout,
-                std::span<const float> parameters, const Tokenizer* tokenizer, std::int64_t steps) {
+                std::span<const float> parameters, const Tokenizer* tokenizer, std::int64_t steps,
+                const WriteGuard& guard) {
   make_folder(folder);
   const std::string prefix = folder + "/";
   if (tokenizer != nullptr) {
     for (const TokenizerFile& file : tokenizer->files()) {
-      write_file(prefix + file.name, file.bytes);
+      write_file(prefix + file.name, file.bytes, guard);
     }
   }
-  write_file(prefix + kConfigFile, config_json(layout.config(), tokenizer));
+  write_file(prefix + kConfigFile, config_json(layout.config(), tokenizer), guard);
   write_safetensors(prefix + kWeightsFile, tensors_to_store(layout, parameters),
                     {{"format", "pt"},
                      {"lockstep_steps", std::to_string(steps)},
-                     {kWeightsHashKey, weights_hash(layout, parameters)}});
+                     {kWeightsHashKey, weights_hash(layout, parameters)}},
+                    guard);
 }
 
 std::string written_weights_hash(std::span<const std::byte> file) {

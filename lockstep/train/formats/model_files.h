@@ -11,6 +11,7 @@
 
 #include "lockstep/base/float_buffer.h"
 #include "lockstep/data/tokenizer.h"
+#include "lockstep/files/atomic_file.h"
 #include "lockstep/files/file_source.h"
 #include "lockstep/model/config.h"
 #include "lockstep/model/layout.h"
@@ -46,7 +47,8 @@ struct SavedModel {
 
 // Writes the weights as f32. Each file appears complete or not at all, the weights last.
 void save_model(const std::string& folder, const ParameterLayout& layout,
-                std::span<const float> parameters, const Tokenizer* tokenizer, std::int64_t steps);
+                std::span<const float> parameters, const Tokenizer* tokenizer, std::int64_t steps,
+                const WriteGuard& guard = {});
 
 // The hash of the weights that save_model() put into the file with these bytes; empty: none.
 std::string written_weights_hash(std::span<const std::byte> file);

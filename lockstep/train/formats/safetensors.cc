@@ -194,8 +194,8 @@ std::string safetensors_head(std::span<const TensorToStore> tensors,
 }
 
 void write_safetensors(const std::string& path, std::span<const TensorToStore> tensors,
-                       const SafetensorsMetadata& metadata) {
-  AtomicFile file(path);
+                       const SafetensorsMetadata& metadata, const WriteGuard& guard) {
+  AtomicFile file(path, guard);
   file.write(safetensors_head(tensors, metadata));
   for (const TensorToStore& tensor : tensors) file.write(std::as_bytes(tensor.values));
   file.commit();

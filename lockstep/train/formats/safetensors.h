@@ -10,6 +10,8 @@
 #include <variant>
 #include <vector>
 
+#include "lockstep/files/atomic_file.h"
+
 namespace lockstep {
 
 // The safetensors format: a length, a JSON header, and the bytes of the tensors without gaps.
@@ -69,6 +71,6 @@ std::string safetensors_head(std::span<const TensorToStore> tensors,
 
 // Writes the tensors in this order. The file appears complete or not at all.
 void write_safetensors(const std::string& path, std::span<const TensorToStore> tensors,
-                       const SafetensorsMetadata& metadata);
+                       const SafetensorsMetadata& metadata, const WriteGuard& guard = {});
 
 }  // namespace lockstep
