@@ -103,6 +103,15 @@ class Job {
   std::uint32_t generation() const;  // the first is 1; 0: a job of this process alone
   // The last ranks of the generation, which were in none before. In the first generation: none.
   int newcomers() const;
+  // Who was in the generation before and is not in this one, and why.
+  struct Departure {
+    enum class Kind : std::uint8_t { kDied, kFailed, kExpelled, kLeft };
+    int rank = 0;  // that it had
+    Kind kind{};
+    std::string name;
+    std::string why;
+  };
+  const std::vector<Departure>& departed() const;
   // That of the current generation. A later generation has another one: ask for it where it is
   // used, do not keep it.
   Communicator& communicator() const;

@@ -4,10 +4,8 @@
 #include <fmt/format.h>
 
 #include <algorithm>
-#include <condition_variable>
 #include <cstdlib>
 #include <functional>
-#include <mutex>
 #include <string_view>
 #include <utility>
 
@@ -22,6 +20,7 @@
 #include "lockstep/launch/rank_environment.h"
 #include "lockstep/lockstep.h"
 #include "lockstep/net/socket/address.h"
+#include "lockstep/run/thread_meeting.h"
 #include "lockstep/server/server_engine.h"
 
 namespace lockstep {
@@ -41,6 +40,7 @@ struct Job::State {
   std::unique_ptr<Communicator> communicator;  // null: a newcomer, or between two generations
   std::uint32_t generation = 0;
   int newcomers = 0;
+  std::vector<Departure> departed;
   bool too_few = false;
   bool newcomer = false;
   std::vector<std::byte> description;
@@ -127,6 +127,12 @@ struct MemberState : Job::State {
     generation = job.generation.number;
     newcomers = job.generation.number > 1 ? job.newcomers : 0;
     too_few = job.too_few;
+    departed.clear();
+    if (!job.control->roster()) return;
+    for (const lockstep::Departure& each : job.control->roster()->departed) {
+      departed.push_back(
+          {each.rank, static_cast<Job::Departure::Kind>(each.kind), each.name, each.why});
+    }
   }
 
   void part_in_order() {
@@ -254,6 +260,7 @@ int Job::rank() const { return communicator().rank(); }
 int Job::world_size() const { return communicator().world_size(); }
 std::uint32_t Job::generation() const { return state_->generation; }
 int Job::newcomers() const { return state_->newcomers; }
+const std::vector<Job::Departure>& Job::departed() const { return state_->departed; }
 Communicator& Job::communicator() const { return *state_->communicator; }
 void Job::leave(const CallOptions& options) { communicator().barrier(options); }
 
@@ -282,66 +289,6 @@ Job join(const JoinOptions& options) {
 
 namespace {
 
-// Where the threads of a job meet again after one of them was lost. Thread-safe.
-class ThreadMeeting {
- public:
-  explicit ThreadMeeting(int world_size) : members_(static_cast<std::size_t>(world_size)) {}
-
-  // The transport of a thread in the next generation; all threads that have not left come.
-  std::unique_ptr<Transport> regroup(int thread, Deadline deadline) {
-    std::unique_lock lock(mutex_);
-    members_[index_of(thread)].came = true;
-    const std::uint32_t awaited = generation_ + 1;
-    if (all_came()) form();
-    if (!formed_.wait_until(lock, deadline.time(), [&] { return generation_ >= awaited; })) {
-      // Whoever has not come is stuck; the others go on.
-      for (Member& member : members_) member.left = member.left || !member.came;
-      form();
-    }
-    return std::move(members_[index_of(thread)].transport);
-  }
-  void leave(int thread) {
-    const std::lock_guard lock(mutex_);
-    members_[index_of(thread)].left = true;
-    if (all_came()) form();
-  }
-  std::uint32_t generation() {
-    const std::lock_guard lock(mutex_);
-    return generation_;
-  }
-
- private:
-  struct Member {
-    bool came = false;
-    bool left = false;
-    std::unique_ptr<Transport> transport;
-  };
-
-  bool all_came() const {
-    const auto absent = [](const Member& member) { return !member.came && !member.left; };
-    const auto here = [](const Member& member) { return member.came && !member.left; };
-    return std::ranges::any_of(members_, here) && std::ranges::none_of(members_, absent);
-  }
-  void form() {
-    std::vector<Member*> here;
-    for (Member& member : members_) {
-      if (!member.left) here.push_back(&member);
-    }
-    auto transports = make_local_group(static_cast<int>(here.size()));
-    for (std::size_t i = 0; i < here.size(); ++i) {
-      here[i]->transport = std::move(transports[i]);
-      here[i]->came = false;
-    }
-    ++generation_;
-    formed_.notify_all();
-  }
-
-  std::mutex mutex_;
-  std::condition_variable formed_;
-  std::uint32_t generation_ = 1;  // guarded by mutex_
-  std::vector<Member> members_;   // guarded by mutex_; by the number of the thread
-};
-
 // A thread of a job that survives those that throw.
 struct ThreadState : Job::State {
   ThreadState(std::shared_ptr<ThreadMeeting> where, int number, std::unique_ptr<Transport> first,
@@ -352,7 +299,7 @@ struct ThreadState : Job::State {
   }
   ~ThreadState() override {
     communicator.reset();
-    meeting->leave(thread);
+    meeting->leave(thread, rank, why_gone);
   }
 
   bool survives(const Error& error) const override {
@@ -364,10 +311,19 @@ struct ThreadState : Job::State {
   void regroup(std::int64_t, Regroup how) override {
     if (how != Regroup::kAfterLoss) communicator->barrier();
     communicator.reset();
-    enter(meeting->regroup(thread, Deadline::after(10 * timeout)));
-    generation = meeting->generation();
+    ThreadMeeting::Place next = meeting->regroup(thread, Deadline::after(10 * timeout));
+    generation = next.generation;
+    departed.clear();
+    for (const auto& [number, why] : next.departed) {
+      const auto kind = why.empty() ? Job::Departure::Kind::kLeft : Job::Departure::Kind::kFailed;
+      departed.push_back({number, kind, fmt::format("rank {} (thread)", number), why});
+    }
+    enter(std::move(next.transport));
   }
-  void give_up(const std::string& reason) override { supervisor->give_up(reason); }
+  void give_up(const std::string& reason) override {
+    why_gone = reason;
+    supervisor->give_up(reason);
+  }
 
  private:
   void enter(std::unique_ptr<Transport> transport) {
@@ -381,6 +337,7 @@ struct ThreadState : Job::State {
   const int thread;
   const std::chrono::nanoseconds timeout;
   Supervisor* supervisor = nullptr;  // of the communicator
+  std::string why_gone;
   int rank = 0;
 };
 

@@ -84,6 +84,32 @@ CentreCard read_centre(ByteReader& reader) {
   return centre;
 }
 
+void write_departed(ByteWriter& writer, const std::vector<Departure>& departed) {
+  writer.count(departed.size(), kMaxWorldSize);
+  for (const Departure& each : departed) {
+    writer.i32(each.rank);
+    writer.u8(static_cast<std::uint8_t>(each.kind));
+    writer.string(std::string_view(each.name).substr(0, kMaxWhy), kMaxWhy);
+    writer.string(std::string_view(each.why).substr(0, kMaxWhy), kMaxWhy);
+  }
+}
+
+std::vector<Departure> read_departed(ByteReader& reader) {
+  std::vector<Departure> departed;
+  const std::uint32_t count = reader.count(4 + 1 + 4 + 4, kMaxWorldSize);
+  for (std::uint32_t i = 0; i < count && reader.ok(); ++i) {
+    Departure each;
+    each.rank = reader.i32();
+    each.kind = static_cast<Departure::Kind>(reader.u8());
+    each.name = reader.string(kMaxWhy);
+    each.why = reader.string(kMaxWhy);
+    const bool ascending = departed.empty() ? each.rank >= 0 : each.rank > departed.back().rank;
+    if (!ascending || each.kind > Departure::Kind::kLeft) reader.fail();
+    departed.push_back(std::move(each));
+  }
+  return departed;
+}
+
 bool read_flag(ByteReader& reader) {
   const std::uint8_t flag = reader.u8();
   if (flag > 1) reader.fail();
@@ -149,6 +175,7 @@ std::vector<std::byte> encode(const RosterMessage& message) {
   writer.u8(message.too_few ? 1 : 0);
   writer.u32(message.newcomers);
   writer.i64(message.step);
+  write_departed(writer, message.departed);
   write_cards(writer, message.roster);
   return std::move(writer).take();
 }
@@ -163,6 +190,7 @@ std::optional<RosterMessage> decode_roster(std::span<const std::byte> body) {
   message.too_few = read_flag(reader);
   message.newcomers = reader.u32();
   message.step = reader.i64();
+  message.departed = read_departed(reader);
   message.roster = read_cards(reader);
   if (!reader.finished() || message.roster.empty() || message.timeout.count() == 0 ||
       message.newcomers > message.roster.size() || message.step < 0) {
@@ -185,8 +213,7 @@ std::vector<std::byte> encode(const RosterChange& change) {
   write_generation(writer, change.generation);
   writer.u8(change.too_few ? 1 : 0);
   writer.i64(change.step);
-  writer.count(change.lost.size(), kMaxWorldSize);
-  for (const int rank : change.lost) writer.i32(rank);
+  write_departed(writer, change.departed);
   write_cards(writer, change.added);
   return std::move(writer).take();
 }
@@ -199,8 +226,7 @@ std::optional<RosterChange> decode_roster_change(std::span<const std::byte> body
   change.generation = read_generation(reader);
   change.too_few = read_flag(reader);
   change.step = reader.i64();
-  const std::uint32_t lost = reader.count(sizeof(std::int32_t), kMaxWorldSize);
-  for (std::uint32_t i = 0; i < lost && reader.ok(); ++i) change.lost.push_back(reader.i32());
+  change.departed = read_departed(reader);
   change.added = read_cards(reader);
   if (!reader.finished() || change.step < 0) return std::nullopt;
   return change;
@@ -208,13 +234,16 @@ std::optional<RosterChange> decode_roster_change(std::span<const std::byte> body
 
 std::optional<RosterMessage> changed(const RosterMessage& before, const RosterChange& change) {
   if (change.base != before.generation) return std::nullopt;
-  RosterMessage after{change.centre,     before.timeout,
-                      change.generation, before.survives,
-                      change.too_few,    0,
-                      change.step,       {}};
-  auto lost = change.lost.begin();
+  RosterMessage after = before;
+  after.centre = change.centre;
+  after.generation = change.generation;
+  after.too_few = change.too_few;
+  after.step = change.step;
+  after.departed = change.departed;
+  after.roster.clear();
+  auto lost = change.departed.begin();
   for (const Card& card : before.roster) {
-    if (lost != change.lost.end() && *lost == card.rank) {
+    if (lost != change.departed.end() && lost->rank == card.rank) {
       ++lost;
     } else {
       after.roster.push_back(card);
@@ -223,7 +252,7 @@ std::optional<RosterMessage> changed(const RosterMessage& before, const RosterCh
   after.roster.insert(after.roster.end(), change.added.begin(), change.added.end());
   after.newcomers = static_cast<std::uint32_t>(change.added.size());
   const int count = static_cast<int>(after.roster.size());
-  if (lost != change.lost.end() || count == 0 || count > kMaxWorldSize) return std::nullopt;
+  if (lost != change.departed.end() || count == 0 || count > kMaxWorldSize) return std::nullopt;
   if (change.centre.rank < -1 || change.centre.rank >= count) return std::nullopt;
   for (int rank = 0; rank < count; ++rank) {
     after.roster[index_of(rank)].rank = rank;

@@ -88,6 +88,23 @@ struct CentreCard {
 // "rank 0 (node1, pid 12)" or "the coordinator (node1, pid 12)"
 std::string name_of(const CentreCard& centre);
 
+// A member of the generation before that is not in the next one, and why.
+struct Departure {
+  enum class Kind : std::uint8_t {
+    kDied,      // its process ended
+    kFailed,    // by its own fault, as it said, or as its launcher saw
+    kExpelled,  // it was silent, stuck or out of reach
+    kLeft,      // in good order
+  };
+  int rank = 0;  // in the generation before
+  Kind kind{};
+  std::string name;
+  std::string why;  // cut at kMaxWhy
+
+  bool operator==(const Departure&) const = default;
+};
+inline constexpr std::uint32_t kMaxWhy = 512;
+
 // The answer to all ranks once they are there: a generation begins.
 struct RosterMessage {
   CentreCard centre;
@@ -97,6 +114,7 @@ struct RosterMessage {
   bool too_few = false;         // to go on: they are to save their work and wait for others
   std::uint32_t newcomers = 0;  // these are the last ranks
   std::int64_t step = 0;        // the most steps that a member has done
+  std::vector<Departure> departed = {};  // ascending
   Roster roster;
 
   bool operator==(const RosterMessage&) const = default;
@@ -109,8 +127,8 @@ struct RosterChange {
   GenerationName generation = {};
   bool too_few = false;
   std::int64_t step = 0;
-  std::vector<int> lost;  // ranks of the roster before, ascending
-  Roster added;           // they get the ranks behind those that are left
+  std::vector<Departure> departed;  // ascending
+  Roster added;                     // they get the ranks behind those that are left
 
   bool operator==(const RosterChange&) const = default;
 };

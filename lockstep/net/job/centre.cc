@@ -51,7 +51,7 @@ Centre::Centre(CentreOptions options, Inheritance inherited, Time now)
   roster_ = std::move(inherited.roster);
   start_regrouping(now);
   for (const int rank : inherited.lost) {
-    take_away(rank, MemberEvent::Kind::kLost, "went with the centre before, or before it");
+    take_away(rank, Departure::Kind::kDied, "it went with the centre before, or before it");
   }
 }
 
@@ -92,10 +92,12 @@ void Centre::closed(LinkId link, Time now) {
     health_->closed(rank, now);
     place(rank).link.reset();
   } else if (rank >= 0 && !place(rank).gone) {
+    place(rank).link.reset();
+    forget(peer);
     lose(Error(ErrorCode::kPeerLost,
                fmt::format("{} died: its connection closed", name_of(place(rank).card)), rank),
          now);
-    return;  // it is forgotten
+    return;
   } else if (phase_ == Phase::kGathering && peer->second.join) {
     gathering_.forget(peer->second.join->card);
   }
@@ -231,6 +233,7 @@ void Centre::hear(int rank, const Message& message, Time now) {
         if (phase_ == Phase::kForming && rank >= fresh && is_loss(told.error)) {
           told.error = Error(told.error.code(), std::string(told.error.message()), rank);
         }
+        place(rank).failed = told.error.rank() == rank || told.error.rank() < 0;
         return health_->report(rank, told, now);
       }
       break;
@@ -242,7 +245,6 @@ void Centre::hear(int rank, const Message& message, Time now) {
           return health_->heartbeat(rank, std::move(heard->progress), now);
         }
         place(rank).left = true;
-        events_.push_back({MemberEvent::Kind::kLeft, place(rank).card});
         return health_->goodbye(rank, std::move(heard->progress), now);
       }
       break;
@@ -262,7 +264,7 @@ void Centre::hear(int rank, const Message& message, Time now) {
 // A member of a generation that has ended, before the next one.
 void Centre::hear_between(int rank, const Message& message, Time now) {
   if (message.kind == MessageKind::kGoodbye) {
-    take_away(rank, MemberEvent::Kind::kLeft, "");
+    take_away(rank, Departure::Kind::kLeft, "");
     return form_if_complete(now);
   }
   if (message.kind != MessageKind::kReport) return;
@@ -336,20 +338,34 @@ void Centre::lose(const Error& why, Time now) {
       send(*at.link, MessageKind::kEnd, encode(GenerationEnd{tag(), seen}));
     }
   }
-  take_away(why.rank(), MemberEvent::Kind::kLost, std::string(why.message()));
+  const Place& lost = place(why.rank());
+  auto kind = Departure::Kind::kExpelled;
+  if (!lost.link) kind = Departure::Kind::kDied;
+  if (lost.failed) kind = Departure::Kind::kFailed;
+  take_away(why.rank(), kind, std::string(why.message()));
   form_if_complete(now);
 }
 
-void Centre::take_away(int rank, MemberEvent::Kind kind, const std::string& why) {
+void Centre::take_away(int rank, Departure::Kind kind, const std::string& why) {
   Place& at = place(rank);
   if (at.gone) return;
   at.gone = true;
-  if (!at.left) events_.push_back({kind, at.card, why});  // else it is known
-  at.left = at.left || kind == MemberEvent::Kind::kLeft;
+  if (at.left) kind = Departure::Kind::kLeft;
+  at.left = kind == Departure::Kind::kLeft;
+  if (at.departure.name.empty()) at.departure = {rank, kind, name_of(at.card), why};
+  events_.push_back({at.card, at.departure});
   if (!at.link) return;
   sendings_.push_back({*at.link, nullptr, true});
   forget(peers_.find(*at.link));
   at.link.reset();
+}
+
+void Centre::process_ended(std::int32_t pid, const std::string& how, bool own_fault) {
+  for (Place& at : places_) {
+    if (at.card.pid != pid || at.left) continue;
+    const auto kind = own_fault ? Departure::Kind::kFailed : Departure::Kind::kDied;
+    at.departure = {at.card.rank, kind, name_of(at.card), how};
+  }
 }
 
 void Centre::end_generation(const Error& why, Time now) {
@@ -363,7 +379,7 @@ void Centre::end_generation(const Error& why, Time now) {
 void Centre::start_regrouping(Time now) {
   if (in_generation()) {  // who has closed its connection will not answer
     for (Place& at : places_) {
-      if (!at.link) take_away(at.card.rank, MemberEvent::Kind::kLost, "its connection closed");
+      if (!at.link) take_away(at.card.rank, Departure::Kind::kDied, "its connection closed");
     }
   }
   phase_ = Phase::kRegrouping;
@@ -456,12 +472,12 @@ void Centre::form(const std::vector<LinkId>& newcomers, bool too_few, Time now) 
                       .generation = {generation_.number + 1, options_.make_id()},
                       .too_few = too_few,
                       .step = step_,
-                      .lost = {},
+                      .departed = {},
                       .added = {}};
   std::vector<Place> next;
   for (const Place& at : places_) {
     if (at.gone) {
-      change.lost.push_back(at.card.rank);
+      change.departed.push_back(at.departure);
     } else {
       next.push_back({.card = at.card, .link = at.link});
     }
@@ -481,7 +497,7 @@ void Centre::form(const std::vector<LinkId>& newcomers, bool too_few, Time now) 
     card.world_size = static_cast<int>(places_.size());
     if (options_.member == card.id) change.centre.rank = card.rank;
     peers_.at(*places_[i].link).rank = card.rank;
-    if (i >= survivors) events_.push_back({MemberEvent::Kind::kJoined, card});
+    if (i >= survivors) events_.push_back({card});
     names.push_back(name_of(card));
     roster.push_back(card);
   }
@@ -494,6 +510,7 @@ void Centre::form(const std::vector<LinkId>& newcomers, bool too_few, Time now) 
                           .too_few = too_few,
                           .newcomers = static_cast<std::uint32_t>(newcomers.size()),
                           .step = step_,
+                          .departed = change.departed,
                           .roster = std::move(roster)};
   if (const auto error = check_reachable(roster_->roster)) return end_job(*error);
   phase_ = Phase::kForming;

@@ -41,11 +41,10 @@ struct Inheritance {
   std::vector<int> lost;  // its ranks that are known to be gone
 };
 
-// What has become of a member.
+// What has become of a member: it has joined, or gone.
 struct MemberEvent {
-  enum class Kind : std::uint8_t { kLost, kLeft, kJoined } kind{};
   Card card;  // its rank is that of the generation that it was in, or is in now
-  std::string why = {};
+  std::optional<Departure> departure = {};
 };
 
 // The centre of a job: lets the members in and forms generations of them. It hears their
@@ -77,6 +76,9 @@ class Centre {
   void closed(LinkId link, Time now);
   // A failure that this process itself has found, which is no rank.
   void report(const Error& seen, Time now);
+  // How the process of a member has ended, as its launcher saw. Says more than that its connection
+  // has closed.
+  void process_ended(std::int32_t pid, const std::string& how, bool own_fault);
   // Wants something of all ranks, for as long as the job lives: rank 0 passes it on.
   void wish(const Wish& wish);
   // To be called at wake_at() at the latest, after all events that happened before.
@@ -121,7 +123,9 @@ class Centre {
     Card card;
     std::optional<LinkId> link = {};
     bool gone = false;
-    bool left = false;  // in good order; then it is gone, too
+    bool left = false;         // in good order; then it is gone, too
+    bool failed = false;       // by its own fault, as it said
+    Departure departure = {};  // once it is gone, or its process is known to have ended
     // While the next generation is under way:
     bool answered = false;  // it has joined again
     bool waits = false;     // for more workers
@@ -143,7 +147,7 @@ class Centre {
   void end_job(const Error& verdict);
   // A member is lost: the generation ends, or the job does.
   void lose(const Error& why, Time now);
-  void take_away(int rank, MemberEvent::Kind kind, const std::string& why);
+  void take_away(int rank, Departure::Kind kind, const std::string& why);
   void end_generation(const Error& why, Time now);
   void start_regrouping(Time now);
   void expect_again(const Join& join, Time now);

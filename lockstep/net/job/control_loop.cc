@@ -84,6 +84,10 @@ void ControlLoop::wish(const Wish& wish) {
   order([&](Orders& orders) { orders.wish = wish; });
 }
 
+void ControlLoop::process_ended(std::int32_t pid, std::string how, bool own_fault) {
+  order([&](Orders& orders) { orders.ended.push_back({pid, std::move(how), own_fault}); });
+}
+
 ControlNews ControlLoop::wait_for_news(const std::function<bool(const ControlNews&)>& enough,
                                        Deadline deadline) {
   std::unique_lock lock(mutex_);
@@ -211,6 +215,9 @@ bool ControlLoop::take_orders(Time now) {
   if (orders.description && member_) member_->describe(std::move(*orders.description));
   if (orders.ready && member_) member_->ready();
   if (orders.wish && centre_) centre_->wish(*orders.wish);
+  for (const ProcessEnded& end : orders.ended) {
+    if (centre_) centre_->process_ended(end.pid, end.how, end.own_fault);
+  }
   // Without the lock: a report asks for progress, whose source may have locks of its own.
   for (const Error& error : orders.reports) {
     if (member_) {

@@ -64,6 +64,8 @@ class ControlLoop {
   void describe(Description description);
   // To all ranks of the job whose centre this process has.
   void wish(const Wish& wish);
+  // As Centre::process_ended.
+  void process_ended(std::int32_t pid, std::string how, bool own_fault);
 
   // Waits until `enough`, or until the deadline. Returns what is known then.
   ControlNews wait_for_news(const std::function<bool(const ControlNews&)>& enough,
@@ -92,6 +94,11 @@ class ControlLoop {
     Link link;
     bool sending = false;  // the poller tells when more can be sent
   };
+  struct ProcessEnded {
+    std::int32_t pid;
+    std::string how;
+    bool own_fault;
+  };
   struct JoinAgain {
     std::shared_ptr<Watch> watch;
     Standing standing;
@@ -106,6 +113,7 @@ class ControlLoop {
     bool ready = false;
     std::optional<Description> description;
     std::optional<Wish> wish;
+    std::vector<ProcessEnded> ended;
     std::vector<Error> reports;
     bool stop = false;
   };

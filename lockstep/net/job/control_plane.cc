@@ -192,6 +192,10 @@ std::optional<RosterMessage> ControlPlane::centre_roster() const { return loop_-
 std::vector<MemberEvent> ControlPlane::take_events() { return loop_->take_events(); }
 std::int64_t ControlPlane::centre_step() const { return loop_->centre_step(); }
 
+void ControlPlane::process_ended(std::int32_t pid, std::string how, bool own_fault) {
+  if (loop_) loop_->process_ended(pid, std::move(how), own_fault);
+}
+
 bool ControlPlane::all_left() const { return loop_ && loop_->all_left(); }
 
 void ControlPlane::wait_until_all_left(Deadline deadline) {

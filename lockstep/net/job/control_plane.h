@@ -79,6 +79,10 @@ class ControlPlane final : public Supervisor {
   std::optional<RosterMessage> centre_roster() const;
   std::vector<MemberEvent> take_events();
   std::int64_t centre_step() const;
+  // A process of a member, started by this one, has ended.
+  void process_ended(std::int32_t pid, std::string how, bool own_fault);
+  // The newest generation's, as this member knows it.
+  const std::optional<RosterMessage>& roster() const { return roster_; }
 
   // Whether all members of the job that formed here have gone.
   bool all_left() const;
