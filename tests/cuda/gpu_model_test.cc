@@ -164,6 +164,95 @@ TEST(GpuModel, MergesAccumulatorsAndStagesThem) {
   EXPECT_EQ(model->finish_lanes().front().sum.tokens, 0);
 }
 
+// Graphs that were made before have addresses in them: nothing of them is used afterwards.
+TEST(GpuModel, TakesOtherAccumulatorsAndMoments) {
+  LOCKSTEP_NEEDS_GPU();
+  const ModelConfig config = small_model();
+  const TestBatch left(config, 2, 1);
+  const TestBatch right(config, 2, 2);
+  const std::size_t size = ParameterLayout(config).size();
+  const std::vector<AccumulatorMerge> merges = {{0, 1}};
+  // Four steps, so that there are graphs; returns the sum of the last one.
+  const auto train = [&](GpuModel& model, std::int64_t first_step) {
+    std::vector<float> staged(size);
+    model.stage(0, staged);
+    GpuDelivery delivery{.accumulators = {0}, .copied = [](Range) {}, .reduce = {}};
+    for (std::int64_t step = first_step; step < first_step + 4; ++step) {
+      model.gradient(left.batch(), 0, {});
+      model.gradient(right.batch(), 1, merges, &delivery);
+      model.finish_lanes();
+      model.update({.tokens = 100, .clip = 1, .learning_rate = 1e-2, .step = step});
+      EXPECT_TRUE(model.finish_update().done);
+    }
+    model.unstage();
+    return staged;
+  };
+  const auto state = [&](const GpuModel& model, Range shard) {
+    std::vector<std::vector<float>> values = {std::vector<float>(size),
+                                              std::vector<float>(shard.size()),
+                                              std::vector<float>(shard.size())};
+    model.get_parameters(values[0]);
+    model.get_moments(values[1], values[2]);
+    return values;
+  };
+  const auto model = make_gpu_model(gpu_options(config, Precision::kBf16, 2, 2));
+  model->set_parameters(test_parameters(config));
+  train(*model, 0);
+  const auto before = state(*model, {0, size});
+  const std::size_t bytes = model->bytes();
+
+  model->resize(5, {0, size});
+  EXPECT_EQ(model->bytes(), bytes + 3 * size * sizeof(float));
+  EXPECT_EQ(state(*model, {0, size}), before);
+  model->resize(3, {4096, size});
+  auto changed = state(*model, {4096, size});
+  EXPECT_EQ(changed[0], before[0]);
+  for (const float moment : changed[1]) ASSERT_EQ(moment, 0);
+  for (const float moment : changed[2]) ASSERT_EQ(moment, 0);
+
+  // As a model that was made like that.
+  GpuModelOptions options = gpu_options(config, Precision::kBf16, 2, 3);
+  options.shard = {4096, size};
+  const auto made = make_gpu_model(options);
+  made->set_parameters(before[0]);
+  const std::span<const float> first = std::span(before[1]).subspan(4096);
+  const std::span<const float> second = std::span(before[2]).subspan(4096);
+  made->set_moments(first, second);
+  model->set_moments(first, second);
+  EXPECT_EQ(train(*model, 4), train(*made, 4));
+  EXPECT_EQ(state(*model, {4096, size}), state(*made, {4096, size}));
+  EXPECT_EQ(model->bytes(), made->bytes());
+
+  model->resize(0, {0, 0});
+  std::vector<float> parameters(size);
+  model->get_parameters(parameters);
+  EXPECT_EQ(parameters, state(*made, {4096, size})[0]);
+}
+
+// Memory of the host is free when it is given up, and what was uploaded is there.
+TEST(GpuModel, GivesUpHostMemoryInTheMiddleOfAStep) {
+  LOCKSTEP_NEEDS_GPU();
+  const ModelConfig config = small_model();
+  const TestBatch data(config, 2, 1);
+  const auto model = make_gpu_model(gpu_options(config, Precision::kF32, 2, 2));
+  model->set_parameters(test_parameters(config));
+  const Gradient expected = on_gpu(*model, data.batch());
+  const std::size_t size = expected.values.size();
+  for (int turn = 0; turn < 3; ++turn) {
+    auto host = std::make_unique<std::vector<float>>(size, 0.5F + static_cast<float>(turn));
+    model->stage(0, *host);
+    model->gradient(data.batch(), 1, {});  // nobody asks for its result
+    model->upload(0, {0, size});
+    model->unstage();
+    host.reset();
+    std::vector<float> uploaded(size);
+    model->get_accumulator(0, uploaded);
+    for (const float value : uploaded) ASSERT_EQ(value, 0.5F + static_cast<float>(turn));
+    EXPECT_TRUE(model->finish_lanes().empty());
+    EXPECT_EQ(on_gpu(*model, data.batch()).values, expected.values);
+  }
+}
+
 // Several lanes are enqueued before one is waited for, and what reduces on the device comes between
 // the gradient and the update.
 TEST(GpuModel, LanesAreEnqueuedAndReducedOnTheDevice) {

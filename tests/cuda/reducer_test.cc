@@ -246,6 +246,37 @@ TEST(CudaReducer, GivesEachRankItsShardAndGathersThem) {
   }
 }
 
+// Groups of one, two and three; some shards are empty.
+TEST(CudaReducer, GivesBuddiesEachOthersShards) {
+  LOCKSTEP_NEEDS_GPU();
+  const std::vector<std::vector<Range>> groups = {
+      {{0, 2}}, {{0, 3}}, {{0, 2}, {2, 5}}, {{0, 1}, {1, 3}, {3, 6}, {6, 8}}};
+  for (const std::vector<Range>& of : groups) {
+    constexpr std::size_t kCount = 1500;
+    const int world_size = static_cast<int>(of.back().end);
+    Case test{.world_size = world_size, .count = kCount, .options = {}, .ranges = {}};
+    test.options.owners = even_owners(13, world_size);
+    test.options.shards = odd_shards(kCount, world_size);
+    for (const Range group : of) {
+      for (std::size_t rank = group.begin; rank < group.end; ++rank) {
+        test.options.buddies.push_back(group);
+      }
+    }
+    test.ranges = {{700, 1500}, {0, 301}, {301, 700}};  // together all
+    const Ran ran = run(test);
+    const std::vector<float> sum = tree_of(ran.leaves);
+    const auto begin_of = [&](std::size_t rank) {
+      const auto first = test.options.shards.begin();
+      return std::accumulate(first, first + static_cast<std::ptrdiff_t>(rank), std::size_t{0});
+    };
+    for (std::size_t rank = 0; rank < ran.after.size(); ++rank) {
+      const Range group = test.options.buddies[rank];
+      expect_sum(test, ran, rank, {begin_of(group.begin), begin_of(group.end)}, sum);
+      expect_rest(test, ran, rank);
+    }
+  }
+}
+
 TEST(CudaReducer, NativelyAddsOwnPartialsFirst) {
   LOCKSTEP_NEEDS_GPU();
   for (const int world_size : {1, 2, 3, 5}) {
@@ -282,6 +313,13 @@ TEST(CudaReducer, RefusesWhatDoesNotFit) {
   EXPECT_THAT(refusal({.owners = {0, 1}, .shards = {1}}), HasSubstr("1 shards for 2 ranks"));
   EXPECT_THAT(refusal({.owners = {0, 1}, .shards = {1, 2}, .elements = 4}),
               HasSubstr("the shards have 3 elements, the vector 4"));
+  EXPECT_THAT(refusal({.owners = {0, 1}, .buddies = {{0, 2}, {0, 2}}}),
+              HasSubstr("2 ranks have buddies, but 0 have shards"));
+  for (const std::vector<Range>& buddies :
+       {std::vector<Range>{{0, 2}, {1, 2}}, {{0, 1}, {0, 1}}, {{0, 1}, {1, 3}}}) {
+    EXPECT_THAT(refusal({.owners = {0, 1}, .shards = {1, 2}, .buddies = buddies}),
+                HasSubstr("do not have it as theirs"));
+  }
   EXPECT_THAT(refusal({.owners = dealt_owners(5000, 2)}), HasSubstr("5000 partial sums"));
 
   const auto reducer = make({.owners = {0, 1}, .elements = 8});
