@@ -40,6 +40,7 @@ class GpuReplica final : public Replica {
     model_->resize(accumulators_, options.shard);
     shard_ = options.shard;
     kind_ = options.exchange;
+    exchanging_ = false;
     communicator_ = &communicator;
     model_->set_patience(
         std::max<std::chrono::nanoseconds>(communicator.patience(), kLeastPatience));
@@ -94,6 +95,7 @@ class GpuReplica final : public Replica {
   std::vector<LaneResult> finish_lanes() override {
     std::vector<LaneResult> results = model_->finish_lanes();
     check();
+    exchanging_ = false;
     return results;
   }
   std::span<float> partial(std::size_t index) override { return partials_[index].as<float>(); }
@@ -116,7 +118,10 @@ class GpuReplica final : public Replica {
   void block_squares(Range range, std::span<double> sums) override {
     model_->block_squares(range, sums);
   }
-  void update(const UpdateRequest& request) override { model_->update(request); }
+  void update(const UpdateRequest& request) override {
+    LOCKSTEP_CHECK(!exchanging_);
+    model_->update(request);
+  }
   UpdateResult finish_update() override { return model_->finish_update(); }
   void complete_parameters(const std::function<void(std::span<float> parameters)>& fill) override {
     if (host_parameters_.size() == 0) {
@@ -193,6 +198,7 @@ class GpuReplica final : public Replica {
   const GpuDelivery* delivery_for(const RangeReady& ready) {
     if (!ready || kind_ == Exchange::kNone) return nullptr;
     if (kind_ == Exchange::kHost) delivery_.copied = ready;
+    exchanging_ = kind_ == Exchange::kDevice && communicator_->world_size() > 1;
     return &delivery_;
   }
 
@@ -207,6 +213,7 @@ class GpuReplica final : public Replica {
   FloatBuffer host_parameters_;  // allocated when first needed
   std::unique_ptr<GpuModel> model_;
   GpuDelivery delivery_;
+  bool exchanging_ = false;  // with other GPUs, since finish_lanes()
 };
 
 }  // namespace

@@ -65,7 +65,8 @@ class Replica {
   virtual void gradient(const Batch& batch, std::size_t index, const RangeReady& ready) = 0;
   // The same with a gradient of zeros, for a lane that is left out.
   virtual void skip(std::size_t index, const RangeReady& ready) = 0;
-  // Waits for the lanes that were begun since the last call; their results in that order.
+  // Waits for the lanes that were begun since the last call; their results in that order. With
+  // Exchange::kDevice it also waits for the exchange, and throws if that was not done.
   virtual std::vector<LaneResult> finish_lanes() = 0;
   // A partial on the host, to be sent. The sum over all lanes replaces partial(0).
   virtual std::span<float> partial(std::size_t index) = 0;
@@ -80,8 +81,9 @@ class Replica {
   // The squares of the norm blocks of that sum. `range` begins at a block.
   virtual void block_squares(Range range, std::span<double> sums) = 0;
   // AdamW on shard() with that sum; on a GPU, perhaps after the call has returned. Nothing is
-  // changed when the loss of a lane since the last finish_lanes() is not finite. While detached:
-  // with the sum that detach() has kept, and a norm in the request.
+  // changed when the loss of a lane since the last finish_lanes() is not finite. With other ranks
+  // and Exchange::kDevice, finish_lanes() comes first: it knows whether the exchange was done.
+  // While detached: with the sum that detach() has kept, and a norm in the request.
   virtual void update(const UpdateRequest& request) = 0;
   virtual UpdateResult finish_update() = 0;
   // Calls `fill` with the flat parameters, of which only shard() is up to date; it sets the others.
