@@ -6,6 +6,7 @@
 #include <algorithm>
 #include <cerrno>
 #include <filesystem>
+#include <functional>
 #include <initializer_list>
 #include <utility>
 #include <variant>
@@ -15,7 +16,9 @@
 #include "lockstep/base/log.h"
 #include "lockstep/data/shard_builder.h"
 #include "lockstep/files/atomic_file.h"
+#include "lockstep/files/json.h"
 #include "lockstep/files/lease.h"
+#include "lockstep/train/agreement.h"
 #include "lockstep/train/checkpoint/folders.h"
 #include "lockstep/train/run_checkpoints.h"
 
@@ -96,14 +99,14 @@ ResumePoint look_into(const std::string& out, FolderUse use) {
   return point;
 }
 
-// Rank 0's text, on all ranks.
-std::string broadcast_text(Communicator& communicator, const std::string& own) {
+// The root's text, on all ranks.
+std::string broadcast_text(Communicator& communicator, const std::string& own, int root = 0) {
   auto size = static_cast<std::int64_t>(own.size());
   const CallOptions patient = {.deadline = Deadline::after(kDiskPatience)};
-  communicator.broadcast(std::span(&size, 1), 0, patient);
+  communicator.broadcast(std::span(&size, 1), root, patient);
   std::vector<std::uint8_t> bytes(static_cast<std::size_t>(size));
-  if (communicator.rank() == 0) std::ranges::copy(own, bytes.begin());
-  communicator.broadcast(std::span(bytes), 0, patient);
+  if (communicator.rank() == root) std::ranges::copy(own, bytes.begin());
+  communicator.broadcast(std::span(bytes), root, patient);
   return {bytes.begin(), bytes.end()};
 }
 
@@ -133,7 +136,7 @@ void require_same_run(const RunState& saved, const RunState& now) {
   }
 }
 
-void restore_moments(Trainer& trainer, const TrainingState* state) {
+void restore_moments(Trainer& trainer, const TrainingState* state, int root) {
   Communicator& communicator = trainer.communicator();
   Replica& replica = trainer.replica();
   const auto restored = [&](FloatBuffer TrainingState::*moment) {
@@ -143,11 +146,11 @@ void restore_moments(Trainer& trainer, const TrainingState* state) {
     if (trainer.options().reducer.shard) {
       const Range own = trainer.reducer().shard();
       communicator.scatter(all, held.span().subspan(own.begin - replica.shard().begin, own.size()),
-                           0, shard_sizes(trainer.layout().size(), communicator.world_size()));
+                           root, shard_sizes(trainer.layout().size(), communicator.world_size()));
       trainer.reducer().complete_held(held.span());
     } else {
       std::ranges::copy(all, held.data());
-      communicator.broadcast(held.span(), 0);
+      communicator.broadcast(held.span(), root);
     }
     return held;
   };
@@ -157,16 +160,16 @@ void restore_moments(Trainer& trainer, const TrainingState* state) {
 }
 
 // Residuals belong to the lanes of a rank: with another number of workers they mean nothing.
-void restore_residual(Trainer& trainer, const TrainingState* state) {
+void restore_residual(Trainer& trainer, const TrainingState* state, int root) {
   const std::span<float> own = trainer.reducer().residual();
   if (own.empty()) return;
   Communicator& communicator = trainer.communicator();
   std::span<const float> all;
   if (state != nullptr) all = state->residuals.span();
   std::int64_t fits = all.size() == own.size() * index_of(communicator.world_size());
-  communicator.broadcast(std::span(&fits, 1), 0);
+  communicator.broadcast(std::span(&fits, 1), root);
   if (fits != 0) {
-    communicator.scatter(all, own, 0);
+    communicator.scatter(all, own, root);
   } else if (communicator.rank() == 0) {
     log(LogLevel::kWarning,
         "the residuals of bf16 gradients restart at zero: they were of another number of workers");
@@ -200,14 +203,54 @@ ResumePoint find_resume_point(Communicator& communicator, const std::string& out
   return point;
 }
 
+ResumePoint find_newest_checkpoint(Communicator& communicator, const std::string& out) {
+  std::vector<std::int64_t> own;
+  if (!out.empty()) own = list_checkpoints(out);
+  struct Place {
+    std::int64_t step;
+    int rank;
+  };
+  std::vector<Place> places;
+  int rank = 0;
+  for (const std::string& text : gather_texts(communicator, to_text(Json(own)))) {
+    for (const Json& step : parse_json(text)) places.push_back({step, rank});
+    ++rank;
+  }
+  std::ranges::stable_sort(places, std::ranges::greater(), &Place::step);
+  for (const Place& place : places) {
+    ResumePoint point;
+    point.root = place.rank;
+    std::string text = "n";
+    if (communicator.rank() == place.rank) {
+      const std::string path = checkpoint_path(out, place.step);
+      try {
+        point.state = load_checkpoint(path);
+        text = "s" + to_json(point.state->run);
+      } catch (const Error& error) {
+        log(LogLevel::kWarning, "{} cannot be read: {}", path, error.message());
+      }
+    }
+    text = broadcast_text(communicator, text, place.rank);
+    if (text[0] != 's') continue;
+    point.run = std::get<RunState>(parse_run_state(text.substr(1)));
+    return point;
+  }
+  return {};
+}
+
 void restore(Trainer& trainer, ResumePoint& point) {
   require_same_run(*point.run, run_state_of(trainer));
   trainer.set_steps_done(point.run->step);
   trainer.set_validation(point.run->validation);
   const TrainingState* state = point.state ? &*point.state : nullptr;
   if (state != nullptr) trainer.replica().set_parameters(state->parameters.span());
-  restore_moments(trainer, state);
-  restore_residual(trainer, state);
+  if (point.root != 0) {  // start() takes them from rank 0
+    trainer.replica().complete_parameters([&](std::span<float> parameters) {
+      trainer.communicator().broadcast(parameters, point.root);
+    });
+  }
+  restore_moments(trainer, state, point.root);
+  restore_residual(trainer, state, point.root);
   point.state.reset();  // its memory is needed elsewhere
 }
 

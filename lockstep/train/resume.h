@@ -12,12 +12,13 @@
 
 namespace lockstep {
 
-// From where a run goes on. Only rank 0 reads files; the others hear of them from rank 0, so that
-// no disk need be shared. All calls are collective.
+// From where a run goes on. Only one rank reads files; the others hear of them from it, so that no
+// disk need be shared. All calls are collective.
 struct ResumePoint {
   std::optional<RunState> run;  // as it was saved, on all ranks; none: the run is a new one
   std::shared_ptr<const Tokenizer> tokenizer;  // that of the checkpoint, on all ranks; may be none
-  // On rank 0.
+  int root = 0;                                // the rank that has read the files
+  // There.
   std::optional<FolderLock> lock;      // of the run's folder; none without a folder
   std::optional<TrainingState> state;  // until restore() has taken it
   std::vector<std::int64_t> damaged;   // steps of later checkpoints, which could not be read
@@ -35,8 +36,12 @@ enum class FolderUse {
 // no checkpoint is intact.
 ResumePoint find_resume_point(Communicator& communicator, const std::string& out, FolderUse use);
 
-// Before Trainer::start(), when point.run is there: sets the steps, on rank 0 the weights, and on
-// every rank its moments and residuals. Takes point.state. Throws Error{kInvalidArgument} on all
+// When level() has found no whole state: the newest intact checkpoint that any rank sees in `out`;
+// point.run is not there when there is none. Takes no lock: the run has it.
+ResumePoint find_newest_checkpoint(Communicator& communicator, const std::string& out);
+
+// Before Trainer::start(), when point.run is there: sets the steps, the weights, and on every rank
+// its moments and residuals. Takes point.state. Throws Error{kInvalidArgument} on all
 // ranks when the trainer's run is not the one that was saved; warns when it is, but its result
 // changes.
 void restore(Trainer& trainer, ResumePoint& point);

@@ -2,6 +2,9 @@
 
 #include <gnu/libc-version.h>
 
+#include <algorithm>
+#include <array>
+#include <filesystem>
 #include <utility>
 
 #include "lockstep/base/error.h"
@@ -113,16 +116,51 @@ RunState run_state_of(const Trainer& trainer) {
 
 RunCheckpoints::RunCheckpoints(Trainer& trainer, const CheckpointPolicy& policy,
                                std::shared_ptr<const Tokenizer> tokenizer)
-    : trainer_(trainer), policy_(policy), latest_step_(trainer.steps_done()) {
-  if (trainer.communicator().rank() != 0) return;
-  writer_.emplace(state_to_fill(trainer, policy, std::move(tokenizer)),
+    : trainer_(trainer),
+      policy_(policy),
+      tokenizer_(std::move(tokenizer)),
+      latest_step_(trainer.steps_done()) {
+  if (trainer.attached() && trainer.communicator().rank() == 0) make_writer();
+}
+
+void RunCheckpoints::make_writer() {
+  writer_.emplace(state_to_fill(trainer_, policy_, tokenizer_),
                   [this](const TrainingState& state) { return save_and_prune(policy_, state); });
+}
+
+bool RunCheckpoints::writes() const {
+  return writer_ && trainer_.attached() && trainer_.communicator().rank() == 0;
+}
+
+void RunCheckpoints::regroup() {
+  Communicator& communicator = trainer_.communicator();
+  if (writer_) writer_->cancel();
+  const std::array<std::int64_t, 3> own = {due_step_, copied_step_, latest_step_};
+  std::vector<std::int64_t> all(own.size() * index_of(communicator.world_size()));
+  communicator.all_gather(std::span<const std::int64_t>(own), std::span(all));
+  std::int64_t due = 0;
+  std::int64_t copied = 0;
+  std::int64_t latest = latest_step_;
+  for (std::size_t i = 0; i < all.size(); i += own.size()) {
+    due = std::max(due, all[i]);
+    copied = std::max(copied, all[i + 1]);
+    latest = std::min(latest, all[i + 2]);
+  }
+  std::int64_t lost = 0;
+  if (communicator.rank() == 0) {
+    if (!writer_) make_writer();
+    lost = due > copied && !std::filesystem::exists(checkpoint_path(policy_.out, due)) ? 1 : 0;
+  }
+  communicator.broadcast(std::span(&lost, 1), 0, {.deadline = Deadline::after(kDiskPatience)});
+  lost_ = lost != 0;
+  due_step_ = due;
+  latest_step_ = lost_ ? -1 : due > 0 ? due : latest;
 }
 
 // Rank 0 alone knows whether it is still writing.
 bool RunCheckpoints::agree_to_save(std::int64_t step, bool wait) {
   std::int64_t agreed = -1;
-  if (writer_ && writer_->request_save(step, wait, Deadline::after(kDiskPatience))) {
+  if (writes() && writer_->request_save(step, wait, Deadline::after(kDiskPatience))) {
     agreed = step;
   }
   trainer_.communicator().broadcast(std::span(&agreed, 1), 0,
@@ -135,18 +173,25 @@ void RunCheckpoints::after_step(const SaveReasons& reasons) {
   const std::int64_t step = trainer_.steps_done();
   const bool last = policy_.regular() && step >= policy_.last_step;
   const bool best = policy_.regular() && reasons.best;
-  const bool due = reasons.stopping || reasons.requested || best || last ||
+  const bool due = reasons.stopping || reasons.requested || best || last || lost_ ||
                    should_save_checkpoint(step, policy_.save_every, policy_.last_step);
   if (step == latest_step_ || policy_.out.empty() || !due) return;
+  const std::int64_t before = std::exchange(due_step_, step);
   latest_step_ = step;
   latest_save_ = std::chrono::steady_clock::now();
-  if (!agree_to_save(step, reasons.stopping || best || last || policy_.wait)) return;
+  trainer_.at("save", step);
+  if (!agree_to_save(step, reasons.stopping || best || last || lost_ || policy_.wait)) {
+    due_step_ = before;
+    return;
+  }
   trainer_.verify();  // throws on all ranks before anything is written
-  if (writer_) {
+  if (writes()) {
     writer_->write([&](TrainingState& snapshot) { take_snapshot(snapshot); });
+    copied_step_ = step;
   } else {
     collect_state(trainer_, nullptr);
   }
+  lost_ = false;
 }
 
 void RunCheckpoints::take_snapshot(TrainingState& snapshot) {
@@ -160,8 +205,12 @@ void RunCheckpoints::finish(bool stopping) {
   if (writer_) writer_->finish(Deadline::after(kDiskPatience));
 }
 
+void RunCheckpoints::wait() {
+  if (writer_) writer_->wait(Deadline::after(kDiskPatience));
+}
+
 bool RunCheckpoints::interval_passed() const {
-  return writer_ && policy_.interval.count() > 0 &&
+  return writes() && policy_.interval.count() > 0 &&
          std::chrono::steady_clock::now() - latest_save_ >= policy_.interval;
 }
 

@@ -53,14 +53,20 @@ RunState run_state_of(const Trainer& trainer);
 
 // Saves the checkpoints of a run. The ranks agree on the step and compare the hashes of their
 // weights before anything is written. Shards of the moments are gathered on rank 0, which alone
-// writes, while all train on: the disk need not be shared. All calls are collective.
+// writes, while all train on: the disk need not be shared. All calls are collective. It outlives
+// generations, as the trainer does.
 class RunCheckpoints {
  public:
   // On rank 0 memory for a copy of the state is allocated now if checkpoints are regular. The
-  // trainer must outlive this.
+  // trainer must outlive this. It may be detached; then regroup() comes next.
   RunCheckpoints(Trainer& trainer, const CheckpointPolicy& policy,
                  std::shared_ptr<const Tokenizer> tokenizer);
 
+  // In a new generation, after level(). Who is rank 0 now writes. A checkpoint that was due when
+  // the last generation ended, and that nobody has a copy of and rank 0 does not see on disk, is
+  // saved by the next after_step(), whatever step that is. What is being written is left alone,
+  // also on a rank that is not 0 any more.
+  void regroup();
   // After every step. Saves if a checkpoint is due. It is skipped, with a warning, while the one
   // before is still being written; the last one and that of the best validation wait. Throws
   // Error{kReplicaMismatch} on all ranks when their weights differ.
@@ -69,6 +75,10 @@ class RunCheckpoints {
   // files are on disk. `stopping` as above. Throws Error{kIo} there when that failed.
   void finish(bool stopping);
 
+  // Not collective, also while detached: waits until what this rank is writing is on disk, or cannot
+  // be written.
+  void wait();
+
   // On rank 0: the interval has passed since the last save. The rank then requests one of all.
   bool interval_passed() const;
 
@@ -76,14 +86,20 @@ class RunCheckpoints {
   CheckpointPhase phase() const { return writer_ ? writer_->phase() : CheckpointPhase::kTraining; }
 
  private:
+  bool writes() const;
+  void make_writer();
   bool agree_to_save(std::int64_t step, bool wait);
   void take_snapshot(TrainingState& snapshot);
 
   Trainer& trainer_;
   const CheckpointPolicy policy_;
   std::chrono::steady_clock::time_point latest_save_ = std::chrono::steady_clock::now();
+  const std::shared_ptr<const Tokenizer> tokenizer_;
   std::int64_t latest_step_;                // for which a save was due, or from which we resumed
-  std::optional<CheckpointWriter> writer_;  // on rank 0
+  std::int64_t due_step_ = 0;               // the last that was due; 0: none
+  std::int64_t copied_step_ = 0;            // the last whose state is with the writer; 0: none
+  bool lost_ = false;                       // a save was lost with its generation: one is due
+  std::optional<CheckpointWriter> writer_;  // where this rank is 0, or was
 };
 
 }  // namespace lockstep

@@ -14,6 +14,10 @@
 
 #include "lockstep/base/error.h"
 #include "lockstep/base/index.h"
+#include "lockstep/train/checkpoint/folders.h"
+#include "lockstep/train/resume.h"
+#include "lockstep/train/run_checkpoints.h"
+#include "tests/support/temporary_folder.h"
 #include "tests/support/trainers.h"
 
 namespace lockstep::levelling_test {
@@ -125,6 +129,7 @@ struct Seen {
   std::vector<std::int64_t> reported;
   ValidationRecord record;
   std::vector<Levelled> levelled;
+  std::int64_t began = 0;  // after so many steps, when the state was lost last
   bool died = false;
 };
 
@@ -136,16 +141,22 @@ using Detached = std::function<void(Worker&)>;
 
 class Worker {
  public:
-  Worker(int member, TrainerOptions options, Centre& centre, const Hook& hook)
+  // Without `out` it saves nothing.
+  Worker(int member, TrainerOptions options, Centre& centre, const Hook& hook,
+         const std::string& out)
       : member(member),
         centre_(centre),
         options_(with_hook(std::move(options), hook)),
         replica_(make_cpu_replica(replica_options(options_, 0, 1), pool_)),
-        trainer(options_, short_samples(60), short_samples(9), *replica_) {}
+        trainer(options_, short_samples(60), short_samples(9), *replica_),
+        out_(out),
+        checkpoints_(trainer, {.out = out, .save_every = 2, .keep_last = 0, .last_step = kSteps},
+                     nullptr) {}
 
   Trainer& of() { return trainer; }
   Replica& replica() { return *replica_; }
   Communicator& communicator() { return *communicator_; }
+  Centre& centre() { return centre_; }
   int generation() const { return static_cast<int>(seen.levelled.size()); }
 
   void live(const std::function<Requests(Worker&)>& requests, const Detached& detached) {
@@ -161,7 +172,6 @@ class Worker {
         return;
       } catch (const Error& error) {
         communicator_->abort(error.what());
-        if (doomed) return die();
       }
       trainer.detach();
       communicator_.reset();
@@ -172,7 +182,6 @@ class Worker {
   const int member;
   Seen seen;
   std::vector<int> roster;
-  bool doomed = false;  // dies with the generation, if not before
 
  private:
   TrainerOptions with_hook(TrainerOptions options, const Hook& hook) {
@@ -186,18 +195,27 @@ class Worker {
   bool train(const std::function<Requests(Worker&)>& requests) {
     seen.levelled.push_back(level(trainer, *communicator_));
     if (seen.levelled.back().lost) {
-      if (communicator_->rank() == 0) initialise(*replica_, options_.seed, pool_);
+      checkpoints_.wait();
+      ResumePoint point = find_newest_checkpoint(*communicator_, out_);
+      if (point.run) {
+        restore(trainer, point);
+      } else if (communicator_->rank() == 0) {
+        initialise(*replica_, options_.seed, pool_);
+      }
       trainer.start();
+      seen.began = trainer.steps_done();
       seen.reported.clear();
     }
+    checkpoints_.regroup();
     const auto report = [&](const StepReport& done) {
       seen.reported.push_back(done.step);
       seen.losses[done.step] = done.loss;
       if (done.validation_loss) seen.validation[done.step] = *done.validation_loss;
     };
     const auto save = [&](const StepReport& done) {
-      trainer.at("save", done.step);
+      if (out_.empty()) trainer.at("save", done.step);
       communicator_->barrier();
+      checkpoints_.after_step({.stopping = done.stop != 0, .requested = done.save});
     };
     const RunEnd end =
         trainer.run([&] { return requests ? requests(*this) : Requests{}; }, report, save);
@@ -207,6 +225,7 @@ class Worker {
       centre_.gone(member);
       return false;
     }
+    checkpoints_.finish(end == RunEnd::kStopped);
     seen.hash = trainer.verify();
     seen.record = trainer.validation();
     communicator_->barrier();
@@ -229,6 +248,10 @@ class Worker {
 
  public:
   Trainer trainer;
+
+ private:
+  const std::string out_;
+  RunCheckpoints checkpoints_;
 };
 
 struct Script {
@@ -237,6 +260,7 @@ struct Script {
   Hook hook = {};
   Detached detached = {};
   std::function<Requests(Worker&)> requests = {};
+  std::string out = {};
 };
 
 std::vector<Seen> play(const TrainerOptions& options, const Script& script) {
@@ -260,7 +284,7 @@ std::vector<Seen> play(const TrainerOptions& options, const Script& script) {
         throw;
       }
     };
-    workers.push_back(std::make_unique<Worker>(member, options, centre, hook));
+    workers.push_back(std::make_unique<Worker>(member, options, centre, hook, script.out));
   }
   std::vector<std::thread> threads;
   for (auto& worker : workers) {
@@ -307,11 +331,14 @@ void expect_as_alone(const std::vector<Seen>& all, int living) {
 constexpr std::array kPlaces = {"data",   "forward",    "bucket", "tail", "norm", "update",
                                 "gather", "validation", "verify", "save", "end"};
 
-// The victims die at this place of this step, whatever generation it is.
-Hook dies(std::set<int> victims, std::string place, std::int64_t step) {
+// The victims die at this place of this step, when all of them are there.
+Hook dies(const std::set<int>& victims, const std::string& place, std::int64_t step,
+          const std::function<bool()>& may_die = {}) {
+  auto there = std::make_shared<std::atomic<std::size_t>>(0);
   return [=](Worker& worker, std::string_view at, std::int64_t now) {
     if (!victims.contains(worker.member) || at != place || now != step) return;
-    worker.doomed = true;
+    ++*there;
+    while (*there < victims.size() || (may_die && !may_die())) std::this_thread::yield();
     throw Death();
   };
 }
@@ -340,6 +367,355 @@ TEST(Levelling, ALossAtEveryPlaceChangesNoBit) {
       }
     }
   }
+}
+
+// Who holds the same shards must not die together; others may.
+TEST(Levelling, TwoLossesAtOnceThatAreNoBuddies) {
+  for (const auto& [workers, victims] :
+       {std::pair(4, std::set{0, 2}), {4, {1, 3}}, {5, {0, 4}}, {5, {2, 3}}}) {
+    for (const std::string place : {"tail", "update", "gather"}) {
+      SCOPED_TRACE(fmt::format("{} workers, {} and {} die at {}", workers, *victims.begin(),
+                               *victims.rbegin(), place));
+      const auto seen =
+          play(tiny_training(true), {.workers = workers, .hook = dies(victims, place, 2)});
+      expect_as_alone(seen, workers - 2);
+      for (const Seen& each : seen) {
+        if (!each.died) EXPECT_FALSE(each.levelled.at(1).lost);
+      }
+    }
+  }
+}
+
+TEST(Levelling, LostBuddiesTakeTheStateWithThem) {
+  for (const auto& [workers, victims] :
+       {std::pair(3, std::set{0, 1}), {4, {0, 1}}, {4, {2, 3}}, {5, {2, 3, 4}}}) {
+    const std::set<int> dying = victims;
+    for (const bool shard : {true, false}) {
+      for (const bool saved : {true, false}) {
+        if (!shard && saved) continue;
+        SCOPED_TRACE(fmt::format("{} workers, sharded {}, saved {}", workers, shard, saved));
+        TemporaryFolder out;
+        Script script = {.workers = workers};
+        if (saved) script.out = out.path();
+        script.hook =
+            dies(dying, "tail", 4, [&] { return !saved || !list_checkpoints(out.path()).empty(); });
+        const auto seen = play(tiny_training(shard), script);
+        expect_as_alone(seen, workers - static_cast<int>(dying.size()));
+        for (const Seen& each : seen) {
+          if (each.died) continue;
+          const bool lost = shard && workers > 3;  // of three one is left, and has it all
+          EXPECT_EQ(each.levelled.at(1).lost, lost);
+          EXPECT_EQ(each.began, lost && saved ? 2 : 0);
+        }
+        if (saved) EXPECT_THAT(list_checkpoints(out.path()), ElementsAre(4, 2));
+      }
+    }
+  }
+}
+
+// A newcomer is let in after step 1 or 2, as the centre would ask for it through rank 0.
+std::function<Requests(Worker&)> lets_in(int newcomer) {
+  return [=](Worker& worker) {
+    Requests wanted;
+    if (worker.member == 0 && worker.generation() == 1 && worker.trainer.steps_done() == 1) {
+      worker.centre().expect(newcomer);
+      wanted.regroup = true;
+    }
+    return wanted;
+  };
+}
+
+TEST(Levelling, ANewcomerGetsTheStateBetweenTwoSteps) {
+  for (const bool shard : {false, true}) {
+    for (const int workers : {1, 2, 4}) {
+      SCOPED_TRACE(fmt::format("{} workers, sharded {}", workers, shard));
+      const auto seen =
+          play(tiny_training(shard),
+               {.workers = workers, .newcomers = {workers}, .requests = lets_in(workers)});
+      expect_as_alone(seen, workers + 1);
+      const Levelled& levelled = seen.back().levelled.at(0);
+      EXPECT_FALSE(levelled.lost);
+      EXPECT_EQ(levelled.step, 2);
+      EXPECT_EQ(levelled.donor, 0);
+      EXPECT_THAT(levelled.newcomers, ElementsAre(workers));
+      const std::size_t size = ParameterLayout(tiny_training(shard).model).size();
+      const ReducerOptions& reducer = tiny_training(shard).reducer;
+      EXPECT_EQ(levelled.received_bytes.back(),
+                4 * (size + 2 * held_range(reducer, size, workers, workers + 1).size()));
+      EXPECT_THAT(seen.back().reported, ElementsAre(3, 4));
+      EXPECT_EQ(seen[0].reported.size(), 4u);
+      EXPECT_EQ(seen[0].levelled.size(), 2u);
+    }
+  }
+}
+
+// The donor, the newcomer or another dies while the state travels: the others level again.
+TEST(Levelling, ALossDuringTheTransfer) {
+  for (const bool shard : {false, true}) {
+    for (const int victim : {0, 1, 2, 3}) {
+      SCOPED_TRACE(fmt::format("sharded {}, worker {} dies", shard, victim));
+      const auto seen = play(tiny_training(shard), {.workers = 3,
+                                                    .newcomers = {3},
+                                                    .hook = dies({victim}, "transfer", 3),
+                                                    .requests = lets_in(3)});
+      expect_as_alone(seen, 3);
+      for (const Seen& each : seen) {
+        if (each.died) continue;
+        EXPECT_EQ(each.levelled.back().step, 2);
+        EXPECT_FALSE(each.levelled.back().lost);
+      }
+    }
+  }
+}
+
+TEST(Levelling, WhoLeavesTakesNothingAlong) {
+  for (const bool shard : {false, true}) {
+    for (const std::set<int>& leavers : {std::set{0}, {3}, {0, 1}, {1, 2}, {0, 1, 2}}) {
+      const auto requests = [&](Worker& worker) {
+        const bool asks = leavers.contains(worker.member) && worker.trainer.steps_done() >= 1;
+        return Requests{.leave = asks ? 2 : 0};
+      };
+      const auto seen = play(tiny_training(shard), {.workers = 4, .requests = requests});
+      expect_as_alone(seen, 4 - static_cast<int>(leavers.size()));
+      // Of buddies one goes at a time.
+      const bool twice = shard && leavers.contains(0) && leavers.contains(1);
+      EXPECT_EQ(seen[3].levelled.size(), leavers.contains(3) ? 1u : twice ? 3u : 2u);
+      for (const Levelled& levelled : seen[3].levelled) {
+        if (levelled.step > 0) EXPECT_FALSE(levelled.lost);
+      }
+    }
+  }
+}
+
+TEST(Levelling, ARequestIsRepeatedUntilItsStepIsDone) {
+  TemporaryFolder out;
+  int polls = 0;
+  Script script = {.workers = 3, .hook = dies({2}, "tail", 3), .out = out.path()};
+  script.requests = [&](Worker& worker) {
+    const bool asks = worker.member == 1 && worker.trainer.steps_done() == 2;
+    return Requests{.save = asks && polls++ == 0};
+  };
+  expect_as_alone(play(tiny_training(false), script), 2);
+  EXPECT_EQ(polls, 2);  // the second time for the step that is computed again
+  EXPECT_THAT(list_checkpoints(out.path()), ElementsAre(4, 3, 2));
+}
+
+Error lost_connection() { return {ErrorCode::kPeerLost, "a worker has gone"}; }
+
+// Without shards: some ranks have done the step, one has only its tail, or not even that.
+TEST(Levelling, WhoIsAStepBehindIsBroughtForward) {
+  for (const std::string place : {"update", "tail"}) {
+    Script script = {.workers = 3};
+    script.hook = [&](Worker& worker, std::string_view at, std::int64_t step) {
+      if (worker.generation() > 1 || worker.generation() == 0) return;
+      if (worker.member == 2 && at == place && step == 2) throw lost_connection();
+    };
+    std::atomic<int> behind{0};
+    script.detached = [&](Worker& worker) {
+      if (worker.trainer.steps_done() == 1) ++behind;
+    };
+    const auto seen = play(tiny_training(false), script);
+    expect_as_alone(seen, 3);
+    EXPECT_EQ(seen[0].levelled.at(1).step, place == "update" ? 2 : 1);
+    EXPECT_EQ(behind, place == "update" ? 1 : 3);
+    EXPECT_EQ(seen[0].levelled.at(1).donor, place == "update" ? 0 : -1);
+    EXPECT_THAT(seen[0].levelled.at(1).newcomers, IsEmpty());
+  }
+}
+
+// With shards a step is done once one survivor knows its norm. What a rank knows when its
+// generation ends is a matter of moments: here ranks forget what they could as well not have known.
+enum class Knows { kSums, kNorm, kUpdated };
+
+// What comes from others when the exchange of parameters ends early may be anything.
+void tear(Replica& replica, Range whole) {
+  replica.complete_parameters([&](std::span<float> values) {
+    for (std::size_t i = 0; i < values.size(); ++i) {
+      if (i < whole.begin || i >= whole.end) values[i] = std::numeric_limits<float>::quiet_NaN();
+    }
+  });
+}
+
+void forget(Worker& worker, Knows knows) {
+  TrainerStanding& standing = worker.trainer.standing();
+  EXPECT_EQ(standing.step, 1);
+  ASSERT_TRUE(standing.open);
+  EXPECT_TRUE(standing.open->decided);
+  EXPECT_EQ(standing.open->updated, knows == Knows::kUpdated);
+  if (knows == Knows::kSums) {
+    standing.open->decided = false;
+    standing.open->norm = 0;
+  }
+  if (knows == Knows::kUpdated) tear(worker.replica(), standing.open->held);
+}
+
+// It has done the step, and makes as if the parameters of others had not come.
+void undo(Worker& worker) {
+  TrainerStanding& standing = worker.trainer.standing();
+  EXPECT_EQ(standing.step, 2);
+  OpenStep open;
+  open.report = standing.last->report;
+  open.held = worker.replica().shard();
+  open.decided = true;
+  open.begun = true;
+  open.updated = true;
+  standing.open = open;
+  standing.step = 1;
+  standing.last.reset();
+  tear(worker.replica(), open.held);
+}
+
+// All four come to their places in step 2, then the first generation ends. `dead` dies.
+std::vector<Seen> end_in_step_two(int dead,
+                                  const std::function<std::string_view(int member)>& place_of,
+                                  const std::function<void(Worker&)>& detached) {
+  Script script = {.workers = 4};
+  std::atomic<int> there{0};
+  script.hook = [&](Worker& worker, std::string_view at, std::int64_t step) {
+    if (worker.generation() != 1 || step != 2 || at != place_of(worker.member)) return;
+    ++there;
+    while (there < 4) std::this_thread::yield();
+    if (worker.member == dead) throw Death();
+    throw lost_connection();
+  };
+  script.detached = [&](Worker& worker) {
+    if (worker.generation() == 1) detached(worker);
+  };
+  return play(tiny_training(true), script);
+}
+
+TEST(Levelling, AStepIsDoneOnceSomebodyKnowsItsNorm) {
+  using enum Knows;
+  const std::vector<std::vector<Knows>> all = {
+      {kSums, kSums, kSums, kSums},       {kSums, kNorm, kSums, kSums},
+      {kUpdated, kSums, kSums, kNorm},    {kSums, kSums, kSums, kUpdated},
+      {kNorm, kNorm, kNorm, kNorm},       {kUpdated, kUpdated, kUpdated, kUpdated},
+      {kUpdated, kNorm, kUpdated, kSums},
+  };
+  for (const int dead : {-1, 0, 2}) {
+    for (const std::vector<Knows>& know : all) {
+      const auto seen = end_in_step_two(
+          dead,
+          [&](int member) { return know[index_of(member)] == kUpdated ? "gather" : "update"; },
+          [&](Worker& worker) { forget(worker, know[index_of(worker.member)]); });
+      expect_as_alone(seen, dead < 0 ? 4 : 3);
+      bool decided = false;
+      for (int member = 0; member < 4; ++member) {
+        decided = decided || (member != dead && know[index_of(member)] != kSums);
+      }
+      EXPECT_EQ(seen[3].levelled.at(1).step, decided ? 2 : 1);
+      EXPECT_FALSE(seen[3].levelled.at(1).lost);
+    }
+  }
+}
+
+TEST(Levelling, WhoMissedTheParametersGetsThem) {
+  for (const int dead : {-1, 1}) {
+    for (const std::set<int>& torn : {std::set{0}, {2}, {0, 3}, {0, 2, 3}}) {
+      const auto seen = end_in_step_two(
+          dead, [](int) { return "verify"; },
+          [&](Worker& worker) {
+            if (torn.contains(worker.member)) undo(worker);
+          });
+      expect_as_alone(seen, dead < 0 ? 4 : 3);
+      EXPECT_EQ(seen[3].levelled.at(1).step, 2);
+    }
+  }
+}
+
+// A checkpoint that was due is written, whoever dies while it is being saved.
+TEST(Levelling, ASaveThatWasLostIsMade) {
+  TemporaryFolder expected;
+  play(tiny_training(false), {.workers = 1, .out = expected.path()});
+  ASSERT_THAT(list_checkpoints(expected.path()), ElementsAre(4, 2));
+  for (const bool shard : {false, true}) {
+    for (const int victim : {0, 2}) {
+      for (const std::string place : {"save", "verify"}) {
+        SCOPED_TRACE(fmt::format("sharded {}, worker {} dies at {}", shard, victim, place));
+        TemporaryFolder out;
+        TrainerOptions options = tiny_training(shard);
+        if (place == "verify") options.verify_every = 0;  // that of the save is left
+        const auto seen =
+            play(options, {.workers = 3, .hook = dies({victim}, place, 2), .out = out.path()});
+        expect_as_alone(seen, 2);
+        EXPECT_THAT(list_checkpoints(out.path()), ElementsAre(4, 2));
+        for (const std::int64_t step : {2, 4}) {
+          const TrainingState saved = load_checkpoint(checkpoint_path(out.path(), step));
+          const TrainingState right = load_checkpoint(checkpoint_path(expected.path(), step));
+          EXPECT_TRUE(std::ranges::equal(saved.parameters.span(), right.parameters.span()));
+          EXPECT_TRUE(std::ranges::equal(saved.first_moment.span(), right.first_moment.span()));
+          EXPECT_TRUE(std::ranges::equal(saved.second_moment.span(), right.second_moment.span()));
+        }
+      }
+    }
+  }
+}
+
+LevelStanding at_step(std::int64_t step, Range moments) {
+  LevelStanding standing;
+  standing.has_state = true;
+  standing.step = step;
+  standing.moments = {{moments, step}};
+  return standing;
+}
+
+TEST(LevelPlan, NobodyGoesBack) {
+  const Range all = {0, 100};
+  const std::vector<LevelStanding> ranks = {at_step(4, all), {}, at_step(5, all), at_step(5, all)};
+  const LevelPlan plan = plan_levelling(ranks, 100, {});
+  EXPECT_FALSE(plan.lost);
+  EXPECT_EQ(plan.step, 5);
+  EXPECT_EQ(plan.teller, 2);
+  EXPECT_FALSE(plan.closed);
+  EXPECT_THAT(plan.parameters, ElementsAre(StateTransfer{2, 0, all}, StateTransfer{2, 1, all}));
+  EXPECT_EQ(plan.moments, plan.parameters);
+  EXPECT_TRUE(plan_levelling(std::vector<LevelStanding>(3), 100, {}).lost);
+}
+
+TEST(LevelPlan, ShardsGoToTheirNewHolders) {
+  ReducerOptions reducer;
+  reducer.shard = true;
+  constexpr std::size_t kSize = 4 * 4096;
+  // Of four ranks, whose pairs have half each, 1 and 3 are left.
+  std::vector<LevelStanding> ranks = {at_step(7, {0, kSize / 2}), at_step(7, {kSize / 2, kSize})};
+  for (LevelStanding& rank : ranks) rank.closed = true;
+  LevelPlan plan = plan_levelling(ranks, kSize, reducer);
+  EXPECT_FALSE(plan.lost);
+  EXPECT_TRUE(plan.closed);
+  EXPECT_THAT(plan.parameters, IsEmpty());
+  EXPECT_THAT(
+      plan.moments,
+      ElementsAre(StateTransfer{0, 0, {0, kSize / 2}}, StateTransfer{1, 0, {kSize / 2, kSize}},
+                  StateTransfer{0, 1, {0, kSize / 2}}, StateTransfer{1, 1, {kSize / 2, kSize}}));
+  ranks[1].moments.clear();
+  EXPECT_TRUE(plan_levelling(ranks, kSize, reducer).lost);
+}
+
+TEST(Requests, WhatAllRanksDoIsAFunctionOfWhatTheyRequest) {
+  const auto decided = [](std::vector<Requests> by_rank, bool shard = false, bool buddy = true) {
+    ReducerOptions reducer;
+    reducer.shard = shard;
+    reducer.buddy = buddy;
+    StepReport report;
+    decide_requests(by_rank, reducer, report);
+    return report;
+  };
+  EXPECT_FALSE(decided({{}, {}}).regroup);
+  EXPECT_TRUE(decided({{}, {.regroup = true}}).regroup);
+  EXPECT_TRUE(decided({{}, {.save = true}}).save);
+  EXPECT_EQ(decided({{.stop = 2}, {.stop = 15}}).stop, 15);
+  const Requests asked{.leave = 1};
+  const Requests goes{.leave = 2};
+  EXPECT_THAT(decided({{}, asked}).leaving, IsEmpty());
+  EXPECT_THAT(decided({{}, goes, asked}).leaving, ElementsAre(1));
+  EXPECT_FALSE(decided({{}, goes, asked}).save);
+  EXPECT_THAT(decided({goes, goes, {}, goes}).leaving, ElementsAre(0, 1, 3));
+  EXPECT_THAT(decided({goes, goes, {}, goes}, true).leaving, ElementsAre(0, 3));
+  EXPECT_THAT(decided({goes, goes, {}, goes}, true, false).leaving, ElementsAre(0, 1, 3));
+  EXPECT_TRUE(decided({goes, {}}, true, false).save);
+  const StepReport all = decided({asked, goes, asked});
+  EXPECT_THAT(all.leaving, IsEmpty());
+  EXPECT_EQ(all.stop, 15);
 }
 
 }  // namespace

@@ -72,6 +72,13 @@ void CheckpointWriter::write(const Snapshot& snapshot) {
   set_phase(CheckpointPhase::kWriting);
 }
 
+void CheckpointWriter::cancel() {
+  const std::lock_guard lock(mutex_);
+  if (phase_ != CheckpointPhase::kSaveRequested && phase_ != CheckpointPhase::kWeightsSynced)
+    return;
+  phase_ = CheckpointPhase::kTraining;
+}
+
 void CheckpointWriter::finish(Deadline deadline) {
   wait(deadline);
   log_outcome();

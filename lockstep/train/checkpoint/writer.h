@@ -49,10 +49,14 @@ class CheckpointWriter {
   // After request_save(), once all ranks have the same weights: calls `snapshot`, then returns
   // while the copy is being written.
   void write(const Snapshot& snapshot);
+  // After request_save(), or when the snapshot has failed: nothing will be written. Nothing when no
+  // save is at that point.
+  void cancel();
   // Logs how the last save went, once it has ended.
   void log_outcome();
-  // Waits for the save under way. Throws Error{kIo} when the last save has failed, Error{kTimeout}
-  // at the deadline.
+  // Waits for the save under way. Throws Error{kTimeout} at the deadline.
+  void wait(Deadline deadline);
+  // The same, but throws Error{kIo} when the last save has failed.
   void finish(Deadline deadline);
 
   CheckpointPhase phase() const;
@@ -65,7 +69,6 @@ class CheckpointWriter {
   };
 
   void set_phase(CheckpointPhase phase);
-  void wait(Deadline deadline);
   Outcome save() const;
   void work();
 
