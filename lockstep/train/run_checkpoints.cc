@@ -34,12 +34,12 @@ TrainingState state_to_fill(const Trainer& trainer, const CheckpointPolicy& poli
 }
 
 std::uint64_t save_and_prune(const CheckpointPolicy& policy, const TrainingState& state) {
-  const std::uint64_t bytes = save_checkpoint(policy.out, state);
+  const std::uint64_t bytes = save_checkpoint(policy.out, state, policy.guard);
   if (policy.saved) policy.saved(checkpoint_path(policy.out, state.run.step));
   try {
     std::vector<std::int64_t> spared = policy.damaged;
     spared.push_back(state.run.validation.best_step);
-    delete_old_checkpoints(policy.out, state.run.step, policy.keep_last, spared);
+    delete_old_checkpoints(policy.out, state.run.step, policy.keep_last, spared, policy.guard);
   } catch (const Error& error) {  // one too many does no harm
     log(LogLevel::kWarning, "an old checkpoint stays: {}", error.message());
   }

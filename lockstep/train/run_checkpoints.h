@@ -8,6 +8,7 @@
 #include <string>
 #include <vector>
 
+#include "lockstep/files/atomic_file.h"
 #include "lockstep/train/checkpoint/writer.h"
 #include "lockstep/train/trainer.h"
 
@@ -34,6 +35,7 @@ struct CheckpointPolicy {
   std::vector<std::int64_t> damaged = {};  // steps of checkpoints that could not be read
   // Told the path of every checkpoint that is on disk, on the writer's thread.
   std::function<void(const std::string& path)> saved = {};
+  WriteGuard guard = {};  // of `out`
 
   bool regular() const { return save_every > 0 || interval.count() > 0; }
 };
@@ -75,8 +77,8 @@ class RunCheckpoints {
   // files are on disk. `stopping` as above. Throws Error{kIo} there when that failed.
   void finish(bool stopping);
 
-  // Not collective, also while detached: waits until what this rank is writing is on disk, or cannot
-  // be written.
+  // Not collective, also while detached: waits until what this rank is writing is on disk, or
+  // cannot be written.
   void wait();
 
   // On rank 0: the interval has passed since the last save. The rank then requests one of all.

@@ -150,8 +150,10 @@ class Worker {
         replica_(make_cpu_replica(replica_options(options_, 0, 1), pool_)),
         trainer(options_, short_samples(60), short_samples(9), *replica_),
         out_(out),
-        checkpoints_(trainer, {.out = out, .save_every = 2, .keep_last = 0, .last_step = kSteps},
-                     nullptr) {}
+        checkpoints_(
+            trainer,
+            {.out = out, .save_every = 2, .keep_last = 0, .wait = true, .last_step = kSteps},
+            nullptr) {}
 
   Trainer& of() { return trainer; }
   Replica& replica() { return *replica_; }
