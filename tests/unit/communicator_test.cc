@@ -3,6 +3,12 @@
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
+#include <algorithm>
+#include <atomic>
+#include <thread>
+
+#include "lockstep/comm/collectives/plan_engine.h"
+#include "lockstep/comm/transport/local_group.h"
 #include "tests/support/groups.h"
 #include "tests/support/ranks.h"
 
@@ -34,6 +40,45 @@ TEST(Communicator, AReportedFailureEndsTheJobUnlessItHasFailedBefore) {
         error_of([&] { group[0].barrier(); })}) {
     EXPECT_EQ(error.code(), ErrorCode::kIo);
     EXPECT_THAT(error.what(), HasSubstr("the card is broken"));
+  }
+}
+
+// Ranks that are threads store their results in each other's memory, which a rank frees, or uses
+// for something else, as soon as it has thrown.
+TEST(Communicator, NobodyTouchesTheMemoryOfAThreadThatHasLeftAFailedCollective) {
+  constexpr int kRanks = 4;
+  constexpr std::size_t kCount = 1 << 17;
+  constexpr float kMine = -1;
+  for (int turn = 0; turn < 12; ++turn) {
+    auto transports = make_local_group(kRanks);
+    std::vector<std::unique_ptr<Communicator>> group;
+    for (auto& transport : transports) {
+      group.push_back(std::make_unique<Communicator>(
+          std::make_unique<PlanEngine>(std::move(transport)), std::chrono::seconds(20)));
+    }
+    std::vector<std::vector<float>> data(kRanks, std::vector<float>(kCount, 1));
+    std::atomic<int> done = 0;
+    std::thread other([&] {  // in the middle of one
+      while (done < 4 * kRanks + turn % kRanks) std::this_thread::yield();
+      group[0]->abort("enough");
+    });
+    const auto errors = test::run_ranks(kRanks, [&](int rank) {
+      const auto index = static_cast<std::size_t>(rank);
+      try {
+        for (;; ++done) group[index]->all_reduce(std::span(data[index]), ReduceOp::kMax);
+      } catch (const Error&) {
+        std::ranges::fill(data[index], kMine);
+        throw;
+      }
+    });
+    other.join();
+    for (const auto& error : errors) {
+      ASSERT_TRUE(error);
+      EXPECT_EQ(error->code(), ErrorCode::kAborted);
+    }
+    for (const std::vector<float>& own : data) {
+      EXPECT_EQ(std::ranges::count(own, kMine), static_cast<std::ptrdiff_t>(kCount));
+    }
   }
 }
 

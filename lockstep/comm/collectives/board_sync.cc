@@ -84,6 +84,24 @@ BoardSync::BoardSync(Transport& transport, SharedSpace& space, bool oversubscrib
   register_for_barriers();
 }
 
+// No fence here either: await_leaving() makes this processor execute one, so that either we see
+// that the job has failed or it sees us inside.
+void BoardSync::enter() {
+  own_.inside.store(1, std::memory_order_relaxed);
+  std::atomic_signal_fence(std::memory_order_seq_cst);
+}
+
+void BoardSync::leave() { own_.inside.store(0, std::memory_order_release); }
+
+void BoardSync::await_leaving() {
+  fence_all();
+  const Deadline deadline = Deadline::after(10s);
+  for (int rank = 0; rank < world_size_; ++rank) {
+    const std::atomic<std::uint32_t>& inside = space_.board(rank).inside;
+    while (inside.load(std::memory_order_acquire) != 0 && !deadline.expired()) sched_yield();
+  }
+}
+
 void BoardSync::begin(const MeshFrame& stamp, Deadline deadline) {
   latch_.check();
   if (boards_.empty()) [[unlikely]] {

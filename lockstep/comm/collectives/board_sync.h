@@ -17,6 +17,13 @@ class BoardSync {
  public:
   BoardSync(Transport& transport, SharedSpace& space, bool oversubscribed);
 
+  // Around a collective, from before begin() to its end, well or not.
+  void enter();
+  void leave();
+  // After leave(), when the job has failed: waits until no other rank is in a collective. All are
+  // running, and nobody enters another one. Gives up after ten seconds.
+  void await_leaving();
+
   // Enters the next collective; afterwards entry(rank) of this rank is the one to fill.
   void begin(const MeshFrame& stamp, Deadline deadline);
   Board& board(int rank) const { return *boards_[index_of(rank)]; }

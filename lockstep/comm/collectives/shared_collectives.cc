@@ -4,6 +4,7 @@
 #include <limits>
 
 #include "lockstep/base/check.h"
+#include "lockstep/base/error.h"
 #include "lockstep/base/index.h"
 #include "lockstep/comm/kernels/kernels.h"
 
@@ -46,7 +47,21 @@ bool SharedCollectives::supports(const Call& call, int world_size) {
   return fits(call.owners.size()) || fits(TreeInputs::nodes(call.owners, world_size).most_partials);
 }
 
+// A rank that throws may free its memory at once.
 Outcome SharedCollectives::run(const Call& call, const MeshFrame& stamp, Deadline deadline) {
+  sync_.enter();
+  try {
+    const Outcome outcome = carry_out(call, stamp, deadline);
+    sync_.leave();
+    return outcome;
+  } catch (const Error&) {
+    sync_.leave();
+    if (space_.shares_heap()) sync_.await_leaving();
+    throw;
+  }
+}
+
+Outcome SharedCollectives::carry_out(const Call& call, const MeshFrame& stamp, Deadline deadline) {
   sync_.begin(stamp, deadline);
   describe_task(call);
   first_non_finite_ = kNone;

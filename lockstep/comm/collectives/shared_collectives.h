@@ -46,6 +46,7 @@ class SharedCollectives {
     bool gathers(int rank) const { return gather && (gather_to < 0 || gather_to == rank); }
   };
 
+  Outcome carry_out(const Call& call, const MeshFrame& stamp, Deadline deadline);
   void describe_task(const Call& call);
   void cut_chunks(const Call& call);
   bool show_windows();

@@ -99,6 +99,7 @@ class LocalSpace final : public SharedSpace {
     return reinterpret_cast<std::byte*>(published);
   }
   Buffer allocate(std::size_t bytes) override { return Buffer::heap(bytes); }
+  bool shares_heap() const override { return true; }
 
  private:
   std::vector<std::unique_ptr<Board>> boards_;

@@ -35,6 +35,9 @@ struct Board {
   alignas(64) std::atomic<std::uint32_t> sleepers;  // others asleep on `bell`
   std::atomic<std::uint32_t> bell;                  // a futex
 
+  // Whether the owner is in a collective, and so may touch the memory that others have shown.
+  alignas(64) std::atomic<std::uint32_t> inside;
+
   alignas(64) std::byte stage_in[2][kStageBytes];
   alignas(64) std::byte stage_out[2][kStageBytes];
 };
@@ -51,6 +54,10 @@ class SharedSpace {
   virtual std::optional<std::uint64_t> publish(const std::byte* data, std::size_t bytes) const = 0;
   virtual std::byte* locate(int rank, std::uint64_t published) const = 0;
   virtual Buffer allocate(std::size_t bytes) = 0;
+  // Whether memory that a rank has freed may soon be somebody's else, while others still know its
+  // address: the ranks are threads. Then nobody leaves a collective that has failed before all
+  // others are out of it. Processes map the memory of their peers, and may be stopped: they leave.
+  virtual bool shares_heap() const { return false; }
 };
 
 }  // namespace lockstep
