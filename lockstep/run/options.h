@@ -66,7 +66,8 @@ struct TrainOptions {
 
   // The workers.
   std::optional<int> workers;
-  JoinOptions job;  // their places aside
+  int local_rank = 0;  // of a worker that joins a job: its number among those of its launcher
+  JoinOptions job;     // their places aside
   // A job that others may join: where it listens, HOST:PORT, and how many workers it begins with.
   std::string listen;
   std::optional<int> expect;

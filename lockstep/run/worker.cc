@@ -5,332 +5,47 @@
 #include <algorithm>
 #include <chrono>
 #include <cstdint>
-#include <filesystem>
 #include <map>
+#include <memory>
 #include <optional>
 #include <span>
+#include <utility>
 
 #include "lockstep/base/cores.h"
 #include "lockstep/base/error.h"
 #include "lockstep/base/host.h"
 #include "lockstep/base/index.h"
 #include "lockstep/base/log.h"
-#include "lockstep/base/utf8.h"
 #include "lockstep/files/atomic_file.h"
-#include "lockstep/model/cpu/decoder.h"
 #include "lockstep/model/gpu_model.h"
-#include "lockstep/model/weights_hash.h"
-#include "lockstep/report/metrics.h"
+#include "lockstep/run/description.h"
 #include "lockstep/run/fault.h"
 #include "lockstep/run/memory.h"
+#include "lockstep/run/narrator.h"
+#include "lockstep/run/output_hold.h"
 #include "lockstep/run/plan.h"
 #include "lockstep/run/signals.h"
 #include "lockstep/train/checkpoint/folders.h"
+#include "lockstep/train/killing_lanes.h"
+#include "lockstep/train/levelling.h"
 #include "lockstep/train/resume.h"
 #include "lockstep/train/run_checkpoints.h"
-#include "lockstep/train/sampler.h"
 
 namespace lockstep {
 namespace {
 
-// "1 step", "2 steps"
-std::string counted(std::int64_t count, const char* what) {
-  return fmt::format("{} {}{}", count, what, count == 1 ? "" : "s");
-}
+using Clock = std::chrono::steady_clock;
 
-void announce(const TrainPlan& plan, Trainer& trainer, int threads) {
-  const ModelConfig& model = plan.how.model;
-  log(LogLevel::kInfo, "data: {}, {} tokens of {}, {} samples of {}", plan.data.name,
-      short_number(static_cast<double>(tokens_in(plan.data.training))), plan.data.vocab,
-      trainer.lanes().samples, model.context);
-  log(LogLevel::kInfo,
-      "model: {} parameters (hidden {}, {} layers, {} heads, {} kv heads, intermediate {}), {} of "
-      "state",
-      short_number(static_cast<double>(trainer.layout().size())), model.hidden, model.layers,
-      model.heads, model.kv_heads, model.intermediate,
-      short_number(static_cast<double>(trainer.replica().state_bytes())) + "B");
-  log(LogLevel::kInfo, "run: {} steps of {} tokens in {} lanes, {} passes over the data, {}, {}",
-      plan.how.schedule.steps, plan.how.global_batch * static_cast<std::uint64_t>(model.context),
-      trainer.lanes().lanes(),
-      fmt::format("{:.1f}",
-                  trainer.lanes().epochs(static_cast<std::uint64_t>(plan.how.schedule.steps))),
-      to_string(plan.how.precision), plan.gpu ? gpu_name() : counted(threads, "thread"));
-}
+constexpr int kHaltCode = 3;  // of a run that halts at a lane
 
-// What --init decides that nobody has asked for.
-void announce_start(const TrainOptions& options, const TrainPlan& plan) {
-  if (options.init.empty()) return;
-  const bool own_tokenizer = plan.data.tokenizer && plan.data.tokenizer == plan.init->tokenizer;
-  const std::string rate =
-      fmt::format("; --lr {:.2g}, a tenth of what fresh weights get", plan.how.schedule.peak);
-  log(LogLevel::kInfo, "start: the weights{} of {}{}", own_tokenizer ? " and the tokenizer" : "",
-      options.init, options.learning_rate ? "" : rate);
-}
-
-void announce_workers(Trainer& trainer) {
-  const int workers = trainer.communicator().world_size();
-  if (workers == 1) return;
-  const ReducerOptions& how = trainer.options().reducer;
-  const auto buckets = static_cast<std::int64_t>(trainer.reducer().buckets());
-  const bool exact = how.reduction == Reduction::kTree && how.wire == DataType::kF32;
-  log(LogLevel::kInfo, "workers: {}{}, {}", workers,
-      how.on_device ? "" : fmt::format(", {} of gradients", counted(buckets, "bucket")),
-      exact ? "the same bits for any number of workers"
-            : "order-free: replicas are identical, another number of workers gives other bits");
-  if (trainer.reducer().traffic() > 1) {
-    log(LogLevel::kInfo,
-        "workers: {:.2f} times the gradient travels per worker, because {} lanes do not divide "
-        "evenly; a power of two of lanes per worker avoids it",
-        trainer.reducer().traffic(), trainer.lanes().lanes());
-  }
-}
-
-void tell_result(const DataSource& data, std::optional<double> validation_loss) {
-  if (!validation_loss) return;
-  std::string line = fmt::format("validation loss {:.4f} nats per token", *validation_loss);
-  if (const auto bits = bits_per_byte(*validation_loss, data.bytes_per_token)) {
-    line += fmt::format(", {:.4f} bits per byte", *bits);
-    if (data.entropy_per_byte > 0) {
-      line += fmt::format(" (the source itself has {:.4f})", data.entropy_per_byte);
-    }
-  }
-  log_line(LogLevel::kInfo, line);
-}
-
-SaveEvery save_every(const TrainOptions& options) {
-  if (options.out.empty()) return {};
-  return options.save_every.value_or(kDefaultSaveEvery);
-}
-
-// What will be left, told before the time is spent.
-void announce_folder(const TrainOptions& options, const Trainer& trainer) {
-  if (options.out.empty()) {
-    log(LogLevel::kWarning, "there is no --out DIR: the model will not be kept");
-    return;
-  }
-  const SaveEvery every = save_every(options);
-  if (every == SaveEvery{}) {
-    log(LogLevel::kInfo, "checkpoints: only when the run is stopped (--save-every 0)");
-    return;
-  }
-  const auto bytes = static_cast<double>(trainer.layout().size() * 3 * sizeof(float));
-  log(LogLevel::kInfo, "checkpoints: every {}, {}B each, written behind training; {} stay in {}",
-      every.steps > 0 ? counted(every.steps, "step") : to_string(every), short_number(bytes),
-      options.keep_last > 0 ? fmt::format("the last {} and the best", options.keep_last) : "all",
-      options.out);
-}
-
-constexpr auto kBetweenLaneNotes = std::chrono::seconds(30);
-
-// What people and files are told of the steps; on rank 0.
-class Narrator {
- public:
-  Narrator(const TrainOptions& options, const TrainPlan& plan, std::int64_t steps_done)
-      : data_(plan.data),
-        log_(options.log.value_or(default_log_style()), plan.how.schedule.steps,
-             plan.data.bytes_per_token) {
-    if (!options.out.empty()) metrics_.emplace(options.out + "/" + kMetricsFile, steps_done);
-  }
-
-  void step(const StepReport& report) {
-    log_.step(report);
-    if (report.save && !metrics_) log_.note("nothing is saved: there is no --out");
-    if (metrics_) metrics_->write_step(report.step, metrics_line(report, data_.bytes_per_token));
-    if (report.validation_loss) validation_loss_ = report.validation_loss;
-    if (!report.next_lanes.empty()) tell_lanes(report);
-    if (report.straggler) {
-      log_.note(
-          fmt::format("rank {} takes {:.0f} % longer to compute than the median of the others",
-                      report.straggler->rank, 100 * report.straggler->slower));
-    }
-  }
-  std::optional<double> validation_loss() const { return validation_loss_; }
-
- private:
-  // At most once in a while; metrics.jsonl has every move.
-  void tell_lanes(const StepReport& report) {
-    const auto now = std::chrono::steady_clock::now();
-    if (told_lanes_.empty()) told_lanes_ = report.lanes;
-    if (told_at_ && now - *told_at_ < kBetweenLaneNotes) return;
-    const std::string text = describe_lanes(told_lanes_, report.next_lanes);
-    if (text.empty()) return;  // back where they were
-    log_line(LogLevel::kInfo, text);
-    told_lanes_ = report.next_lanes;
-    told_at_ = now;
-  }
-
-  const DataSource& data_;
-  TrainingLog log_;
-  std::vector<std::uint32_t> told_lanes_;  // by rank, as people were told last
-  std::optional<std::chrono::steady_clock::time_point> told_at_;
-  std::optional<MetricsFile> metrics_;
-  std::optional<double> validation_loss_;
-};
-
-// What the model writes now, on one line.
-std::string sample_text(Trainer& trainer, const Tokenizer& tokenizer, ThreadPool& pool) {
-  constexpr std::int64_t kSampleTokens = 48;
-  FloatBuffer parameters(trainer.layout().size());
-  trainer.replica().get_parameters(parameters.span());
-  Decoder decoder(trainer.layout(), parameters.span(), Precision::kF32, pool);
-  std::vector<std::int32_t> prompt;
-  if (tokenizer.end_of_document()) {
-    prompt.push_back(*tokenizer.end_of_document());  // a document begins
-  } else {
-    tokenizer.encode("The", prompt);
-  }
-  std::vector<std::int32_t> tokens;
-  const SamplerOptions how = {.seed = static_cast<std::uint64_t>(trainer.steps_done()),
-                              .vocab = tokenizer.vocab()};
-  generate_tokens(decoder, trainer.options().model.context, prompt, how, kSampleTokens,
-                  tokenizer.end_of_document(), [&](std::int32_t token) {
-                    tokens.push_back(token);
-                    return true;
-                  });
-  std::string text = repair_utf8(tokenizer.decode(tokens));
-  std::ranges::replace_if(
-      text, [](char c) { return static_cast<unsigned char>(c) < ' '; }, ' ');
-  return text;
-}
-
-// Returns the signal that stopped it, if one did.
-int run_steps(Trainer& trainer, const TrainOptions& options, const TrainPlan& plan,
-              RunCheckpoints& checkpoints, ThreadPool& pool) {
-  std::optional<Narrator> narrator;
-  if (trainer.communicator().rank() == 0) narrator.emplace(options, plan, trainer.steps_done());
-  int stopped = 0;
-  const auto requests = [&] {
-    Requests wanted = requests_of_signals();
-    wanted.save = wanted.save || checkpoints.interval_passed();
-    return wanted;
-  };
-  trainer.run(requests, [&](const StepReport& report) {
-    if (narrator) narrator->step(report);
-    if (narrator && plan.data.tokenizer && options.sample_every > 0 &&
-        report.step % options.sample_every == 0) {
-      log(LogLevel::kInfo, "sample after step {}: {}", report.step,
-          sample_text(trainer, *plan.data.tokenizer, pool));
-    }
-    stopped = report.stop;
-    checkpoints.after_step({.stopping = stopped != 0 || report.ends_early,
-                            .requested = report.save,
-                            .best = report.best});
-  });
-  if (!narrator) return stopped;
-  const auto validation_loss = narrator->validation_loss();
-  narrator.reset();
-  tell_result(plan.data, validation_loss);
-  return stopped;
-}
-
-void save(const TrainOptions& options, const TrainPlan& plan, Trainer& trainer) {
-  if (options.out.empty() || trainer.communicator().rank() != 0) return;
-  FloatBuffer parameters(trainer.layout().size());
-  trainer.replica().get_parameters(parameters.span());
-  save_model(options.out, trainer.layout(), parameters.span(), plan.data.tokenizer.get(),
-             trainer.steps_done());
-}
-
-CheckpointPolicy checkpoint_policy(const TrainOptions& options, const TrainPlan& plan,
-                                   const ResumePoint& resume) {
-  return {.out = options.out,
-          .save_every = save_every(options).steps,
-          .interval = save_every(options).interval,
-          .keep_last = options.keep_last,
-          .wait = options.save_wait,
-          .last_step = plan.how.schedule.steps,
-          .damaged = resume.damaged,
-          .saved = note_checkpoint};
-}
-
-void write_halt(const TrainOptions& options, Trainer& trainer) {
-  if (trainer.communicator().rank() != 0 || !trainer.halt_report() || options.out.empty()) return;
-  const std::string path = options.out + "/" + kHaltFile;
-  AtomicFile file(path);
-  file.write(to_json(*trainer.halt_report()) + "\n");
-  file.commit();
-  log(LogLevel::kInfo,
-      "{} says which lane it was: --replay {} computes it once more, --skip-lanes {} leaves it out",
-      path, path, path);
-}
-
-// How the run ended, what it leaves, and what to do with it.
-void tell_end(const TrainOptions& options, const TrainPlan& plan, const Trainer& trainer,
-              int stopped, double seconds) {
-  const std::int64_t steps = trainer.steps_done();
-  const std::string of_all = fmt::format("step {} of {}", steps, plan.how.schedule.steps);
-  std::string how = "done: " + counted(steps, "step");
-  if (stopped != 0) {
-    how = fmt::format("stopped by signal {} after {}", stopped, of_all);
-  } else if (steps < plan.how.schedule.steps) {
-    how = fmt::format("ended early after {}: {} without a better one", of_all,
-                      counted(trainer.validation().since_best, "validation"));
-  }
-  log(LogLevel::kInfo, "{}, in {}", how, short_duration(seconds));
-  if (options.out.empty()) {
-    log(LogLevel::kWarning, "the model is not kept: there was no --out DIR");
-    return;
-  }
-  const ValidationRecord& record = trainer.validation();
-  const std::string best = checkpoint_path(options.out, record.best_step);
-  if (record.best_step > 0 && record.best_step < steps) {
-    log(LogLevel::kInfo, "the best validation loss was {:.4f}, after step {}{}", record.best_loss,
-        record.best_step, std::filesystem::exists(best) ? ": " + best : "");
-  }
-  std::string next = fmt::format("lockstep generate {} --prompt \"Once\"", options.out);
-  if (!plan.data.tokenizer) next = "lockstep verify " + options.out;
-  if (stopped != 0) next = "lockstep train --resume " + options.out;
-  log(LogLevel::kInfo, "the model is in {}; next: {}", options.out, next);
-}
-
-// All steps, and what follows them on all workers. Returns the exit code.
-int run_and_save(Trainer& trainer, const TrainOptions& options, const TrainPlan& plan,
-                 RunCheckpoints& checkpoints, ThreadPool& pool) {
-  Communicator& communicator = trainer.communicator();
-  const auto begin = std::chrono::steady_clock::now();
-  const int stopped = run_steps(trainer, options, plan, checkpoints, pool);
-  const std::string hash = trainer.verify();
-  checkpoints.finish(stopped != 0);
-  save(options, plan, trainer);
-  const std::chrono::duration<double> took = std::chrono::steady_clock::now() - begin;
-  if (communicator.rank() == 0) {
-    tell_end(options, plan, trainer, stopped, took.count());
-    if (communicator.world_size() > 1) {
-      log(LogLevel::kInfo, "the weights of all {} workers are the same", communicator.world_size());
-    }
-    fmt::print("weights {}\n", hash);
-    std::fflush(stdout);
-  }
-  communicator.barrier(
-      {.deadline = Deadline::after(kDiskPatience)});  // nobody goes while rank 0 still writes
-  return stopped == 0 ? 0 : 128 + stopped;
-}
-
-// All as it was before the step. If that fails, why the run is halted still counts more.
-void save_halted(Trainer& trainer, const TrainOptions& options, const TrainPlan& plan,
-                 RunCheckpoints& checkpoints) {
-  try {
-    checkpoints.finish(true);
-    save(options, plan, trainer);
-    write_halt(options, trainer);
-  } catch (const std::exception& failed) {
-    log(LogLevel::kError, "the state before the halt is not saved: {}", failed.what());
-  }
-}
-
-// Nobody goes while rank 0 still writes: who goes ends the others.
-void part_after_halt(Communicator& communicator, const Error& cause) {
-  try {
-    communicator.barrier({.deadline = Deadline::after(kDiskPatience)});
-  } catch (const Error&) {  // somebody has gone all the same
-  }
-  communicator.abort(cause.what());  // for a gradient server, which knows nothing of it yet
+double seconds_since(Clock::time_point begin) {
+  return std::chrono::duration<double>(Clock::now() - begin).count();
 }
 
 // What of the host this worker uses.
 struct Share {
-  int threads;  // of the cores that it may use, with those who may use the same
-  int device;   // a GPU, the workers of a host taking turns
+  int threads = 1;  // of the cores that it may use, with those who may use the same
+  int device = 0;   // a GPU, the workers of a host taking turns
 };
 Share choose_share(int threads, Communicator& communicator) {
   const std::string host = this_host().boot_id + " ";
@@ -344,58 +59,13 @@ Share choose_share(int threads, Communicator& communicator) {
           static_cast<int>(same_host)};
 }
 
-// So that --resume needs no other option.
-void remember(const TrainOptions& options) {
-  if (options.out.empty() || options.remembered.empty()) return;
-  AtomicFile file(options.out + "/" + kRunFile);
-  file.write(options.remembered);
-  file.commit();
+// Of a worker that comes later: its launcher has given it its cores, and its number on the host.
+Share newcomers_share(const TrainOptions& options) {
+  return {options.threads > 0 ? options.threads : available_cores(), options.local_rank};
 }
 
 std::string data_hash(const TrainPlan& plan) {
   return to_hex(plan.training.fingerprint()) + to_hex(plan.validation.fingerprint());
-}
-
-// Why this worker fails, and not only that it has gone. What all find out alike needs no telling.
-void tell_others(Communicator& communicator, const Error& error) {
-  switch (error.code()) {
-    case ErrorCode::kInvalidArgument:
-    case ErrorCode::kNonFinite:
-    case ErrorCode::kReplicaMismatch: return;
-    default: communicator.abort(error.what());  // nothing, if the job has failed already
-  }
-}
-
-// What the run would take. The steps that are measured are thrown away.
-int dry_run(const TrainOptions& options, const TrainPlan& plan, Trainer& trainer) {
-  constexpr std::int64_t kMeasured = 3;
-  double fastest = 0;
-  const std::int64_t steps = plan.how.schedule.steps;
-  for (std::int64_t i = 0; i < std::min(kMeasured, steps); ++i) {
-    const double seconds = trainer.step().seconds;
-    fastest = i == 0 ? seconds : std::min(fastest, seconds);
-  }
-  Communicator& communicator = trainer.communicator();
-  if (communicator.rank() == 0) {
-    const bool saves = save_every(options) != SaveEvery{};
-    const auto bytes_of = [&](int rank) {
-      const std::size_t bytes =
-          cpu_bytes_needed(plan.how, rank, communicator.world_size(), saves && rank == 0);
-      return short_number(static_cast<double>(bytes)) + "B";
-    };
-    if (plan.gpu) {
-      log(LogLevel::kInfo, "memory: {}B of state on every GPU, and activations",
-          short_number(static_cast<double>(trainer.replica().state_bytes())));
-    } else {
-      log(LogLevel::kInfo, "memory: about {} for rank 0{}", bytes_of(0),
-          communicator.world_size() > 1 ? ", " + bytes_of(1) + " for every other" : "");
-    }
-    log(LogLevel::kInfo, "time: about {} for {}, {:.3f} s each here and now",
-        short_duration(fastest * static_cast<double>(steps)), counted(steps, "step"), fastest);
-    log(LogLevel::kInfo, "this was a dry run: nothing was written");
-  }
-  communicator.barrier();  // who goes earlier would end the others
-  return 0;
 }
 
 // Before any memory is taken: whether all workers of a host fit it. All ranks decide alike.
@@ -419,66 +89,529 @@ void check_memory(const TrainOptions& options, const TrainPlan& plan, Communicat
   }
 }
 
-int work(const TrainOptions& options, Job& job) {
-  Communicator& communicator = job.communicator();
-  const int rank = communicator.rank();
-  ResumePoint resume;
-  if (!options.dry_run) resume = find_resume_point(communicator, options.out, options.folder);
-  TrainPlan plan = make_train_plan(options, resume);
-  const Share share = choose_share(options.threads, communicator);
-  ThreadPool pool(share.threads);
-  choose_exchange(options.exchange, plan.gpu, share.device, communicator, plan.how.reducer);
-  check_memory(options, plan, communicator);
-  ReplicaOptions for_replica = replica_options(plan.how, rank, communicator.world_size());
+// What all workers find out alike needs no telling.
+bool all_know(ErrorCode code) {
+  return code == ErrorCode::kInvalidArgument || code == ErrorCode::kNonFinite ||
+         code == ErrorCode::kReplicaMismatch;
+}
+
+// Files are the same for all workers: what one cannot write another cannot either.
+bool ends_the_job(ErrorCode code) { return code == ErrorCode::kIo; }
+
+// One worker of a run, from the plan to the model: the parts that outlive generations, and the way
+// from one generation to the next. One thread.
+class Worker {
+ public:
+  Worker(const TrainOptions& options, Job& job)
+      : options_(options),
+        job_(job),
+        hold_(options.dry_run ? "" : options.out,
+              options.job.name + (options.job.attempt.empty() ? "" : "/" + options.job.attempt),
+              options.job.timeout) {}
+
+  // Returns the exit code.
+  int run();
+
+ private:
+  void prepare();
+  void prepare_as_newcomer();
+  void make_trainer(const Share& share);
+  void begin();
+  void describe();
+
+  // What all do in a generation, up to the end of the run. Nothing: the generation ends in order.
+  std::optional<int> run_generation();
+  RunEnd run_steps();
+  Requests requests();
+  void save_step(const StepReport& report);
+  int finish();
+  bool leaves() const;
+  int leave();
+
+  // Into the next generation, with the same state as all others.
+  void regroup();
+  void level_with_others(Regroup how, Clock::time_point since);
+  void start_from_checkpoint();
+  void tell_events(const Levelled& levelled, Regroup how, double seconds);
+  void note_failures();
+  std::optional<HaltReport> agree_on_killing_lanes();
+  void become_narrator(bool takes_over);
+  void save_and_wait();
+
+  int dry_run();
+  void save_model();
+  void remember();
+  void write_halt(const HaltReport& report);
+  void save_halted();
+  void part_after_halt(const Error& cause);
+  CheckpointPolicy checkpoint_policy();
+  bool survives(const Error& error) const { return !options_.fail_fast && job_.survives(error); }
+  bool is_first() const { return job_.rank() == 0; }
+
+  TrainOptions options_;
+  Job& job_;
+  OutputHold hold_;
+  ResumePoint resume_;
+  std::optional<TrainPlan> plan_;
+  std::optional<ThreadPool> pool_;
+  std::unique_ptr<Replica> replica_;
+  std::optional<Trainer> trainer_;
+  std::optional<RunCheckpoints> checkpoints_;
+  std::optional<Narrator> narrator_;  // on rank 0
+
+  // How the generation under way came to its end, if it has.
+  std::optional<Regroup> next_;
+  Clock::time_point ended_{};
+  std::vector<std::vector<std::uint32_t>> lanes_;  // by rank, of the last generation
+  std::uint32_t generation_ = 0;                   // the last one
+  KillingLanes killing_;
+  RunEvents events_;
+  Clock::time_point began_{};
+  int stopped_ = 0;
+  bool told_end_ = false;
+  std::int64_t lost_at_ = 0;  // steps that were done when the last generation ended
+};
+
+CheckpointPolicy Worker::checkpoint_policy() {
+  return {.out = options_.out,
+          .save_every = save_every(options_).steps,
+          .interval = save_every(options_).interval,
+          .keep_last = options_.keep_last,
+          .wait = options_.save_wait,
+          .last_step = plan_->how.schedule.steps,
+          .damaged = resume_.damaged,
+          .saved = note_checkpoint,
+          .guard = hold_.guard()};
+}
+
+void Worker::make_trainer(const Share& share) {
+  pool_.emplace(share.threads);
+  ReplicaOptions for_replica = replica_options(plan_->how, 0, 1);
   for_replica.device = share.device;
-  const auto replica = plan.gpu ? make_gpu_replica(for_replica, communicator)
-                                : make_cpu_replica(for_replica, communicator, pool);
-  plan.how.at = planned_fault(rank, *replica);
-  Trainer trainer(plan.how, plan.training, plan.validation, *replica, communicator);
-  if (resume.run) {
-    restore(trainer, resume);
-  } else if (rank == 0 && plan.init) {
-    replica->set_parameters(plan.init->parameters.span());
-  } else if (rank == 0) {
-    initialise(*replica, options.seed, pool);
+  if (job_.newcomer()) {
+    replica_ = plan_->gpu ? make_gpu_replica(for_replica) : make_cpu_replica(for_replica, *pool_);
+  } else {
+    Communicator& communicator = job_.communicator();
+    for_replica = replica_options(plan_->how, job_.rank(), job_.world_size());
+    for_replica.device = share.device;
+    replica_ = plan_->gpu ? make_gpu_replica(for_replica, communicator)
+                          : make_cpu_replica(for_replica, communicator, *pool_);
   }
-  if (rank == 0) {
-    announce(plan, trainer, pool.threads());
-    announce_start(options, plan);
-    announce_workers(trainer);
-    if (!options.dry_run) {
-      announce_folder(options, trainer);
-      remember(options);
+  plan_->how.at = planned_fault(job_.newcomer() ? -1 : job_.rank(), *replica_);
+  if (job_.newcomer()) {
+    trainer_.emplace(plan_->how, plan_->training, plan_->validation, *replica_);
+  } else {
+    trainer_.emplace(plan_->how, plan_->training, plan_->validation, *replica_,
+                     job_.communicator());
+  }
+}
+
+void Worker::prepare() {
+  Communicator& communicator = job_.communicator();
+  if (!options_.dry_run) {
+    resume_ =
+        find_resume_point(communicator, options_.out, options_.folder, [this] { hold_.take(); });
+  }
+  plan_.emplace(make_train_plan(options_, resume_));
+  const Share share = choose_share(options_.threads, communicator);
+  choose_exchange(options_.exchange, plan_->gpu, share.device, communicator, plan_->how.reducer);
+  check_memory(options_, *plan_, communicator);
+  make_trainer(share);
+}
+
+// All that is not local to this worker comes from the job.
+void Worker::prepare_as_newcomer() {
+  const auto told = decode_run_description(job_.description());
+  if (!told) {
+    throw Error(ErrorCode::kUnexpectedMessage, "the job describes itself in a way unknown here");
+  }
+  resume_.run = told->run;
+  resume_.tokenizer = told->tokenizer;
+  plan_.emplace(make_train_plan(options_, resume_));
+  plan_->how.reducer.on_device = told->on_device;
+  if (data_hash(*plan_) != told->data) {
+    throw Error(ErrorCode::kInvalidArgument,
+                fmt::format("{} is other data than the job trains on", plan_->data.name));
+  }
+  make_trainer(newcomers_share(options_));
+  const Differences differences = compare(told->run, run_state_of(*trainer_));
+  if (!differences.forbidden.empty()) {
+    throw Error(ErrorCode::kInvalidArgument,
+                fmt::format("this worker would not do what the job does: {}",
+                            fmt::join(differences.forbidden, "; ")));
+  }
+}
+
+// So that newcomers need no other option.
+void Worker::describe() {
+  RunDescription description{.options = options_.remembered,
+                             .out = options_.out,
+                             .data = data_hash(*plan_),
+                             .on_device = plan_->how.reducer.on_device,
+                             .run = run_state_of(*trainer_),
+                             .tokenizer = plan_->data.tokenizer};
+  job_.describe(encode(description), static_cast<int>(trainer_->lanes().lanes()));
+}
+
+void Worker::begin() {
+  if (resume_.run) {
+    restore(*trainer_, resume_);
+  } else if (is_first() && plan_->init) {
+    replica_->set_parameters(plan_->init->parameters.span());
+  } else if (is_first()) {
+    initialise(*replica_, options_.seed, *pool_);
+  }
+  if (is_first()) {
+    announce(options_, *plan_, *trainer_, pool_->threads());
+    if (!options_.dry_run) {
+      announce_folder(options_, *trainer_);
+      remember();
     }
   }
-  plan.init.reset();
-  trainer.start({{"data hash", data_hash(plan)},
-                 {"save every", to_string(save_every(options))},
-                 {"out", options.out.empty() ? "none" : "a folder"},
-                 {"device", plan.gpu ? gpu_name() : "cpu"}});
-  if (options.dry_run) return dry_run(options, plan, trainer);
-  RunCheckpoints checkpoints(trainer, checkpoint_policy(options, plan, resume),
-                             plan.data.tokenizer);
-  try {
-    return run_and_save(trainer, options, plan, checkpoints, pool);
-  } catch (const Error& error) {
-    if (error.code() == ErrorCode::kNonFinite) save_halted(trainer, options, plan, checkpoints);
-    if (trainer.halt_report()) part_after_halt(communicator, error);
-    tell_others(communicator, error);  // before what is under way is given up
-    throw;
+  plan_->init.reset();
+  trainer_->start({{"data hash", data_hash(*plan_)},
+                   {"save every", to_string(save_every(options_))},
+                   {"out", options_.out.empty() ? "none" : "a folder"},
+                   {"device", plan_->gpu ? gpu_name() : "cpu"}});
+}
+
+int Worker::run() {
+  if (job_.newcomer()) {
+    prepare_as_newcomer();
+    checkpoints_.emplace(*trainer_, checkpoint_policy(), plan_->data.tokenizer);
+    next_ = Regroup::kInOrder;
+  } else {
+    prepare();
+    begin();
+    if (options_.dry_run) return dry_run();
+    describe();
+    checkpoints_.emplace(*trainer_, checkpoint_policy(), plan_->data.tokenizer);
+    if (is_first()) become_narrator(false);
   }
+  began_ = ended_ = Clock::now();
+  for (;;) {
+    try {
+      if (next_) regroup();
+      if (const auto report = agree_on_killing_lanes()) {
+        write_halt(*report);
+        log(LogLevel::kError, "{}", to_string(*report));
+        job_.leave();
+        return kHaltCode;
+      }
+      if (job_.too_few()) {
+        save_and_wait();
+      } else if (const auto code = run_generation()) {
+        return *code;
+      }
+    } catch (const Error& error) {
+      if (error.code() == ErrorCode::kNonFinite) save_halted();
+      if (trainer_->halt_report()) part_after_halt(error);
+      if (!survives(error)) throw;
+      next_ = Regroup::kAfterLoss;
+      ended_ = Clock::now();
+      trainer_->detach();
+    }
+  }
+}
+
+std::optional<int> Worker::run_generation() {
+  if (run_steps() != RunEnd::kRegroup) return finish();
+  if (leaves()) return leave();
+  next_ = Regroup::kInOrder;
+  ended_ = Clock::now();
+  return std::nullopt;
+}
+
+Requests Worker::requests() {
+  Requests wanted = requests_of_signals();
+  const JobWishes wishes = job_.wishes();
+  if (wanted.stop == 0) wanted.stop = wishes.stop;
+  wanted.save = wanted.save || wishes.save || checkpoints_->interval_passed();
+  wanted.regroup = wishes.regroup;
+  return wanted;
+}
+
+RunEnd Worker::run_steps() {
+  const auto report = [&](const StepReport& done) {
+    killing_.done(done.step);
+    if (narrator_) narrator_->step(done);
+    if (narrator_ && plan_->data.tokenizer && options_.sample_every > 0 &&
+        done.step % options_.sample_every == 0) {
+      log(LogLevel::kInfo, "sample after step {}: {}", done.step,
+          sample_text(*trainer_, *plan_->data.tokenizer, *pool_));
+    }
+    stopped_ = done.stop;
+  };
+  return trainer_->run([&] { return requests(); }, report,
+                       [&](const StepReport& done) { save_step(done); });
+}
+
+void Worker::save_step(const StepReport& report) {
+  checkpoints_->after_step({.stopping = report.stop != 0 || report.ends_early,
+                            .requested = report.save,
+                            .best = report.best});
+}
+
+// All that follows the last step.
+int Worker::finish() {
+  Communicator& communicator = job_.communicator();
+  trainer_->at("end", trainer_->steps_done());
+  const std::string hash = trainer_->verify();
+  checkpoints_->finish(stopped_ != 0);
+  if (is_first() && !std::exchange(told_end_, true)) {
+    save_model();
+    if (narrator_) narrator_->result();
+    tell_end(options_, *plan_, *trainer_, stopped_, seconds_since(began_));
+    for (const std::string& line : events_.summary()) log(LogLevel::kInfo, "{}", line);
+    if (communicator.world_size() > 1) {
+      log(LogLevel::kInfo, "the weights of all {} workers are the same", communicator.world_size());
+    }
+    fmt::print("weights {}\n", hash);
+    std::fflush(stdout);
+  }
+  // Nobody goes while rank 0 still writes.
+  communicator.barrier({.deadline = Deadline::after(kDiskPatience)});
+  return stopped_ == 0 ? 0 : 128 + stopped_;
+}
+
+bool Worker::leaves() const {
+  const StepReport* last = trainer_->last_report();
+  return last != nullptr && std::ranges::find(last->leaving, job_.rank()) != last->leaving.end();
+}
+
+int Worker::leave() {
+  checkpoints_->wait();
+  job_.leave();
+  log(LogLevel::kInfo, "this worker leaves after step {}; the others go on",
+      trainer_->steps_done());
+  return 0;
+}
+
+void Worker::regroup() {
+  const Regroup how = *next_;
+  const Clock::time_point since = ended_;
+  if (!job_.newcomer()) {
+    generation_ = job_.generation();
+    lanes_.assign(index_of(job_.world_size()), {});
+    for (std::size_t lane = 0; lane < trainer_->owners().size(); ++lane) {
+      lanes_[index_of(trainer_->owners()[lane])].push_back(static_cast<std::uint32_t>(lane));
+    }
+  }
+  trainer_->detach();
+  lost_at_ = trainer_->steps_done();
+  job_.regroup(lost_at_, how);
+  next_ = Regroup::kAfterLoss;  // until all stand at the same step
+  level_with_others(how, since);
+  next_.reset();
+}
+
+void Worker::level_with_others(Regroup how, Clock::time_point since) {
+  const Levelled levelled = level(*trainer_, job_.communicator());
+  if (levelled.lost) start_from_checkpoint();
+  checkpoints_->regroup();
+  describe();  // for a centre that is new
+  if (is_first()) {
+    hold_.take_over(job_.generation());
+    if (!narrator_) become_narrator(true);
+  }
+  note_failures();
+  if (levelled.residuals_lost && is_first()) {
+    log(LogLevel::kWarning,
+        "the rounding errors of bf16 gradients start at zero again: the result will be another");
+  }
+  tell_events(levelled, how, seconds_since(since));
+}
+
+// No whole state is left: the newest checkpoint, or the first step.
+void Worker::start_from_checkpoint() {
+  resume_ = find_resume_point(job_.communicator(), options_.out,
+                              options_.out.empty() ? FolderUse::kNew : FolderUse::kGoOn, [] {});
+  if (resume_.run) {
+    restore(*trainer_, resume_);
+  } else if (is_first()) {
+    if (options_.init.empty()) {
+      initialise(*replica_, options_.seed, *pool_);
+    } else {
+      replica_->set_parameters(load_model(options_.init).parameters.span());
+    }
+  }
+  trainer_->start({});
+}
+
+void Worker::note_failures() {
+  for (const Job::Departure& gone : job_.departed()) {
+    const bool known = gone.rank >= 0 && index_of(gone.rank) < lanes_.size();
+    if (gone.kind != Job::Departure::Kind::kFailed || !known) continue;
+    killing_.lost(trainer_->steps_done() + 1, generation_, lanes_[index_of(gone.rank)], gone.why);
+  }
+}
+
+// Newcomers know nothing of earlier losses, so the ranks tell each other.
+std::optional<HaltReport> Worker::agree_on_killing_lanes() {
+  const auto failed = [](const Job::Departure& gone) {
+    return gone.kind == Job::Departure::Kind::kFailed;
+  };
+  if (std::ranges::none_of(job_.departed(), failed)) return std::nullopt;
+  std::string own;
+  if (const auto finding = killing_.finding()) {
+    own = to_json(halt_report(*finding, trainer_->lanes()));
+  }
+  for (const std::string& text : gather_texts(job_.communicator(), own)) {
+    if (auto report = parse_halt_report(text)) return report;
+  }
+  return std::nullopt;
+}
+
+void Worker::become_narrator(bool takes_over) {
+  narrator_.emplace(options_, *plan_, trainer_->steps_done(), takes_over, hold_);
+}
+
+void Worker::tell_events(const Levelled& levelled, Regroup how, double seconds) {
+  const std::vector<std::uint32_t> lanes = lanes_by_rank(trainer_->owners(), job_.world_size());
+  std::map<RunEvent::Kind, RunEvent> events;
+  const auto event_of = [&](RunEvent::Kind kind) -> RunEvent& {
+    RunEvent& event = events[kind];
+    event.kind = kind;
+    event.step = trainer_->steps_done() + 1;
+    event.lanes = lanes;
+    event.seconds = seconds;
+    return event;
+  };
+  for (const Job::Departure& gone : job_.departed()) {
+    auto kind = RunEvent::Kind::kLost;
+    if (gone.kind == Job::Departure::Kind::kExpelled) kind = RunEvent::Kind::kExpelled;
+    if (gone.kind == Job::Departure::Kind::kLeft) kind = RunEvent::Kind::kLeft;
+    RunEvent& event = event_of(kind);
+    event.who.push_back(gone.name);
+    if (event.how.empty()) event.how = gone.why;
+    event.again = how == Regroup::kAfterLoss && !levelled.lost;
+  }
+  for (int rank = job_.world_size() - job_.newcomers(); rank < job_.world_size(); ++rank) {
+    event_of(RunEvent::Kind::kJoined).who.push_back(job_.communicator().name_of(rank));
+  }
+  if (levelled.lost) {
+    RunEvent& event = event_of(RunEvent::Kind::kWentBack);
+    event.step = std::max(event.step, lost_at_ + 1);
+    event.back_to = trainer_->steps_done();
+  }
+  for (const auto& [kind, event] : events) {
+    events_.add(event);
+    if (narrator_) narrator_->event(event);
+  }
+}
+
+// Fewer workers are left than the job is to have: their work is safe while they wait for others.
+void Worker::save_and_wait() {
+  if (is_first()) {
+    log(LogLevel::kWarning, "{} of the {} workers that --min-workers asks for are left: {}",
+        job_.world_size(), options_.min_workers,
+        options_.out.empty() ? "waiting for others" : "saving, then waiting for others");
+  }
+  checkpoints_->after_step({.requested = true});
+  checkpoints_->wait();
+  next_ = Regroup::kTooFew;
+  ended_ = Clock::now();
+}
+
+// What the run would take. The steps that are measured are thrown away.
+int Worker::dry_run() {
+  constexpr std::int64_t kMeasured = 3;
+  double fastest = 0;
+  const std::int64_t steps = plan_->how.schedule.steps;
+  for (std::int64_t i = 0; i < std::min(kMeasured, steps); ++i) {
+    const double seconds = trainer_->step().seconds;
+    fastest = i == 0 ? seconds : std::min(fastest, seconds);
+  }
+  Communicator& communicator = job_.communicator();
+  if (is_first()) {
+    const bool saves = save_every(options_) != SaveEvery{};
+    const auto bytes_of = [&](int rank) {
+      const std::size_t bytes =
+          cpu_bytes_needed(plan_->how, rank, communicator.world_size(), saves && rank == 0);
+      return short_number(static_cast<double>(bytes)) + "B";
+    };
+    if (plan_->gpu) {
+      log(LogLevel::kInfo, "memory: {}B of state on every GPU, and activations",
+          short_number(static_cast<double>(replica_->state_bytes())));
+    } else {
+      log(LogLevel::kInfo, "memory: about {} for rank 0{}", bytes_of(0),
+          communicator.world_size() > 1 ? ", " + bytes_of(1) + " for every other" : "");
+    }
+    log(LogLevel::kInfo, "time: about {} for {}, {:.3f} s each here and now",
+        short_duration(fastest * static_cast<double>(steps)), counted(steps, "step"), fastest);
+    log(LogLevel::kInfo, "this was a dry run: nothing was written");
+  }
+  communicator.barrier();  // who goes earlier would end the others
+  return 0;
+}
+
+void Worker::save_model() {
+  if (options_.out.empty()) return;
+  FloatBuffer parameters(trainer_->layout().size());
+  replica_->get_parameters(parameters.span());
+  lockstep::save_model(options_.out, trainer_->layout(), parameters.span(),
+                       plan_->data.tokenizer.get(), trainer_->steps_done(), hold_.guard());
+}
+
+// So that --resume needs no other option.
+void Worker::remember() {
+  if (options_.out.empty() || options_.remembered.empty()) return;
+  AtomicFile file(options_.out + "/" + kRunFile, hold_.guard());
+  file.write(options_.remembered);
+  file.commit();
+}
+
+void Worker::write_halt(const HaltReport& report) {
+  if (!is_first() || options_.out.empty()) return;
+  const std::string path = options_.out + "/" + kHaltFile;
+  AtomicFile file(path, hold_.guard());
+  file.write(to_json(report) + "\n");
+  file.commit();
+  log(LogLevel::kInfo,
+      "{} says which lane it was: --replay {} computes it once more, --skip-lanes {} leaves it out",
+      path, path, path);
+}
+
+// All as it was before the step. If that fails, why the run is halted still counts more.
+void Worker::save_halted() {
+  if (!checkpoints_) return;
+  try {
+    checkpoints_->finish(true);
+    if (is_first()) save_model();
+    if (trainer_->halt_report()) write_halt(*trainer_->halt_report());
+  } catch (const std::exception& failed) {
+    log(LogLevel::kError, "the state before the halt is not saved: {}", failed.what());
+  }
+}
+
+// Nobody goes while rank 0 still writes: who goes ends the others.
+void Worker::part_after_halt(const Error& cause) {
+  Communicator& communicator = job_.communicator();
+  try {
+    communicator.barrier({.deadline = Deadline::after(kDiskPatience)});
+  } catch (const Error&) {  // somebody has gone all the same
+  }
+  communicator.abort(cause.what());  // for a gradient server, which knows nothing of it yet
 }
 
 }  // namespace
 
 int train_worker(const TrainOptions& options, Job& job) {
+  const auto worker = std::make_unique<Worker>(options, job);
   try {
-    return work(options, job);
+    return worker->run();
   } catch (const Error& error) {
-    tell_others(job.communicator(), error);
+    // Why this worker fails, and not only that it has gone; nothing, if that is known already.
+    if (!all_know(error.code()) && !job.newcomer()) {
+      if (ends_the_job(error.code())) {
+        job.communicator().abort(error.what());
+      } else {
+        job.give_up(error.what());
+      }
+    }
     throw;
   } catch (const std::exception& error) {
-    job.communicator().abort(error.what());
+    if (!job.newcomer()) job.give_up(error.what());
     throw;
   }
 }

@@ -75,16 +75,17 @@ void remove_earlier_run(const std::string& out) {
 }
 
 // On rank 0.
-ResumePoint look_into(const std::string& out, FolderUse use) {
+ResumePoint look_into(const std::string& out, FolderUse use, const std::function<void()>& hold) {
   ResumePoint point;
   if (out.empty()) {
     if (use == FolderUse::kResume) refuse_folder("--resume needs --out");
     return point;
   }
-  point.lock.emplace(out);
+  if (use != FolderUse::kGoOn) point.lock.emplace(out);
+  if (hold) hold();
   if (use == FolderUse::kNew) require_free(out);
   if (use == FolderUse::kOverwrite) remove_earlier_run(out);
-  if (use != FolderUse::kResume) return point;
+  if (use == FolderUse::kNew || use == FolderUse::kOverwrite) return point;
   auto newest = load_newest_checkpoint(out);
   remove_temporaries(out);
   if (!newest) {
@@ -178,13 +179,14 @@ void restore_residual(Trainer& trainer, const TrainingState* state, int root) {
 
 }  // namespace
 
-ResumePoint find_resume_point(Communicator& communicator, const std::string& out, FolderUse use) {
+ResumePoint find_resume_point(Communicator& communicator, const std::string& out, FolderUse use,
+                              const std::function<void()>& hold) {
   // One letter and what belongs to it: no checkpoint, a run's state, an error of usage or of files.
   ResumePoint point;
   std::string text = "n";
   if (communicator.rank() == 0) {
     try {
-      point = look_into(out, use);
+      point = look_into(out, use, hold);
       if (point.run) text = "s" + to_json(*point.run);
     } catch (const Error& error) {
       text = error.code() == ErrorCode::kInvalidArgument ? 'u' : 'f';

@@ -1,6 +1,7 @@
 #pragma once
 
 #include <cstdint>
+#include <functional>
 #include <memory>
 #include <optional>
 #include <string>
@@ -29,12 +30,14 @@ enum class FolderUse {
   kNew,        // refuses a folder that has a model, checkpoints or anything that is not ours
   kResume,     // goes on from the newest intact checkpoint; a new run when there are none at all
   kOverwrite,  // a new run: removes our files of an earlier one, and nothing else
+  kGoOn,       // the run itself, which has lost its state: as kResume, without a lock
 };
 
 // Locks the folder `out` and looks into it, before anything is written. Throws on all ranks what
 // rank 0 finds wrong: Error{kInvalidArgument} when the folder is refused or in use, Error{kIo} when
-// no checkpoint is intact.
-ResumePoint find_resume_point(Communicator& communicator, const std::string& out, FolderUse use);
+// no checkpoint is intact. Rank 0 calls `hold` when it has the lock, before it looks.
+ResumePoint find_resume_point(Communicator& communicator, const std::string& out, FolderUse use,
+                              const std::function<void()>& hold = {});
 
 // When level() has found no whole state: the newest intact checkpoint that any rank sees in `out`;
 // point.run is not there when there is none. Takes no lock: the run has it.

@@ -124,7 +124,8 @@ void Centre::join(Peers::iterator peer, const Message& message, Time now) {
   }
   const Card& card = join->card;
   const bool first = !peer->second.join;
-  if (proved && (proved->id != card.id || (first && proved->rank != card.rank))) {
+  const bool returns = join->last.number > 0;  // then its handshake says no rank
+  if (proved && (proved->id != card.id || (!returns && first && proved->rank != card.rank))) {
     return dismiss(link, Error(ErrorCode::kAuthentication,
                                "the card names another process than the handshake", card.rank));
   }
@@ -133,7 +134,6 @@ void Centre::join(Peers::iterator peer, const Message& message, Time now) {
   peer->second.join = *join;
   step_ = std::max(step_, join->step);
   patience_ = std::max<Clock::duration>(patience_, join->patience);
-  const bool returns = join->last.number > 0;
   // A new process at the address of a centre that is gone, whose members have waited for it.
   if (phase_ == Phase::kGathering && returns) expect_again(*join, now);
   if (phase_ == Phase::kGathering) return gather(peer, *join, now);

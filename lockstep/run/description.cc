@@ -1,0 +1,55 @@
+#include "lockstep/run/description.h"
+
+#include <utility>
+#include <variant>
+
+#include "lockstep/wire/bytes.h"
+
+namespace lockstep {
+namespace {
+
+constexpr std::uint32_t kFormat = 1;
+constexpr std::uint32_t kMaxText = std::uint32_t{16} << 20;  // of each
+
+}  // namespace
+
+std::vector<std::byte> encode(const RunDescription& description) {
+  ByteWriter writer;
+  writer.u32(kFormat);
+  writer.u8(description.on_device ? 1 : 0);
+  for (const std::string& text :
+       {description.options, description.out, description.data, to_json(description.run)}) {
+    writer.string(text, kMaxText);
+  }
+  const Tokenizer* tokenizer = description.tokenizer.get();
+  writer.u8(static_cast<std::uint8_t>(tokenizer != nullptr ? tokenizer->kind()
+                                                           : TokenizerKind::kUnknown));
+  std::vector<TokenizerFile> files;
+  if (tokenizer != nullptr) files = tokenizer->files();
+  files.resize(2);
+  for (const TokenizerFile& file : files) writer.string(file.bytes, kMaxText);
+  return std::move(writer).take();
+}
+
+std::optional<RunDescription> decode_run_description(std::span<const std::byte> bytes) {
+  ByteReader reader(bytes);
+  RunDescription description;
+  const std::uint32_t format = reader.u32();
+  description.on_device = reader.u8() == 1;
+  for (std::string* text : {&description.options, &description.out, &description.data}) {
+    *text = reader.string(kMaxText);
+  }
+  const auto run = parse_run_state(reader.string(kMaxText));
+  const auto kind = static_cast<TokenizerKind>(reader.u8());
+  std::string model(reader.string(kMaxText));
+  std::string config(reader.string(kMaxText));
+  if (!reader.finished() || format != kFormat || !std::holds_alternative<RunState>(run)) {
+    return std::nullopt;
+  }
+  description.run = std::get<RunState>(run);
+  description.tokenizer =
+      tokenizer_of_files(kind, std::move(model), std::move(config), "the job's tokenizer");
+  return description;
+}
+
+}  // namespace lockstep

@@ -1,0 +1,29 @@
+#pragma once
+
+#include <cstddef>
+#include <memory>
+#include <optional>
+#include <span>
+#include <string>
+#include <vector>
+
+#include "lockstep/data/tokenizer.h"
+#include "lockstep/train/checkpoint/run_state.h"
+
+namespace lockstep {
+
+// What a worker that comes later is told of a training run: all that is not local to it. Pure.
+struct RunDescription {
+  std::string options;     // of the command, as run.json has them
+  std::string out;         // the folder, as the first workers call it; may be empty
+  std::string data;        // the data's hash
+  bool on_device = false;  // ReducerOptions::on_device
+  RunState run;            // its settings; the step is that of the start
+  std::shared_ptr<const Tokenizer> tokenizer;  // may be none
+};
+
+std::vector<std::byte> encode(const RunDescription& description);
+// Nothing for bytes that are no description. Throws Error{kIo} for a tokenizer that is broken.
+std::optional<RunDescription> decode_run_description(std::span<const std::byte> bytes);
+
+}  // namespace lockstep

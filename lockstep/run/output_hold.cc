@@ -1,0 +1,68 @@
+#include "lockstep/run/output_hold.h"
+
+#include <algorithm>
+#include <filesystem>
+#include <utility>
+
+#include "lockstep/base/deadline.h"
+#include "lockstep/base/error.h"
+#include "lockstep/net/job/handshake.h"
+
+namespace lockstep {
+namespace {
+
+// A takeover needs a whole term in which the lease stands still, and a little more.
+constexpr int kPatience = 3;
+constexpr std::chrono::seconds kShortestTerm{1};
+
+}  // namespace
+
+OutputHold::OutputHold(std::string folder, std::string job, std::chrono::nanoseconds term)
+    : folder_(std::move(folder)),
+      job_(std::move(job)),
+      member_(to_string(random_member_id())),
+      term_(std::max<std::chrono::nanoseconds>(term, kShortestTerm)) {}
+
+Lease::Options OutputHold::options(std::uint32_t generation) const {
+  return {.folder = folder_,
+          .job = job_,
+          .generation = std::to_string(generation),
+          .member = member_,
+          .term = term_};
+}
+
+void OutputHold::take() {
+  if (folder_.empty()) return;
+  const std::lock_guard lock(mutex_);
+  if (!lease_) lease_.emplace(options(1));
+  lease_->take(Deadline::after(kPatience * term_));
+}
+
+void OutputHold::take_over(std::uint32_t generation) {
+  if (folder_.empty()) return;
+  const std::lock_guard lock(mutex_);
+  if (lease_) return lease_->set_generation(std::to_string(generation));
+  std::error_code error;  // what is wrong shows when something is written
+  std::filesystem::create_directories(folder_, error);
+  lease_.emplace(options(generation));
+}
+
+bool OutputHold::held() {
+  const std::lock_guard lock(mutex_);
+  return lease_ && lease_->held();
+}
+
+void OutputHold::require(const std::string& path) {
+  {
+    const std::lock_guard lock(mutex_);
+    if (!lease_) throw Error(ErrorCode::kIo, "writing " + path + ": another process holds the run");
+  }
+  lease_->wait(Deadline::after(kPatience * term_));
+  lease_->require("writing " + path);
+}
+
+WriteGuard OutputHold::guard() {
+  return {[this](const std::string& path) { require(path); }, member_};
+}
+
+}  // namespace lockstep
