@@ -140,7 +140,7 @@ int run_rank(Communicator& communicator, const AllReduceBenchFlags& options) {
 }
 
 int run_local_ranks(const AllReduceBenchFlags& options) {
-  return run_threads(options.ranks, options.job.timeout, [&](Job& job) {
+  return run_threads(options.ranks, options.job.timeout, /*survive=*/false, [&](Job& job) {
     try {
       return run_rank(job.communicator(), options);
     } catch (const std::exception& error) {

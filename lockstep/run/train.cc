@@ -60,16 +60,19 @@ int telling_saved(const TrainOptions& options, bool tells, Work&& work) {
 int run_as_threads(const TrainOptions& options, int workers) {
   listen_to_signals(true);
   return telling_saved(options, true, [&] {
-    return run_threads(workers, options.job.timeout,
+    return run_threads(workers, options.job.timeout, !options.fail_fast,
                        [&](Job& job) { return train_worker(options, job); });
   });
 }
 
 // This process as one worker.
-int run_worker(const TrainOptions& options, const JoinOptions& place) {
+int run_worker(const TrainOptions& options, JoinOptions place) {
   listen_to_signals(!is_launched());
+  place.survive = !options.fail_fast && !options.dry_run;
+  place.min_workers = options.min_workers;
+  place.patience = options.worker_patience;
   Job job = join(place);
-  return telling_saved(options, job.rank() == 0 && !is_launched(),
+  return telling_saved(options, !job.newcomer() && job.rank() == 0 && !is_launched(),
                        [&] { return train_worker(options, job); });
 }
 

@@ -234,6 +234,7 @@ void Worker::prepare_as_newcomer() {
                 fmt::format("{} is other data than the job trains on", plan_->data.name));
   }
   make_trainer(newcomers_share(options_));
+  job_.describe(job_.description(), static_cast<int>(trainer_->lanes().lanes()));
   const Differences differences = compare(told->run, run_state_of(*trainer_));
   if (!differences.forbidden.empty()) {
     throw Error(ErrorCode::kInvalidArgument,
@@ -244,12 +245,12 @@ void Worker::prepare_as_newcomer() {
 
 // So that newcomers need no other option.
 void Worker::describe() {
-  RunDescription description{.options = options_.remembered,
-                             .out = options_.out,
-                             .data = data_hash(*plan_),
-                             .on_device = plan_->how.reducer.on_device,
-                             .run = run_state_of(*trainer_),
-                             .tokenizer = plan_->data.tokenizer};
+  const RunDescription description{.options = options_.remembered,
+                                   .out = options_.out,
+                                   .data = data_hash(*plan_),
+                                   .on_device = plan_->how.reducer.on_device,
+                                   .run = run_state_of(*trainer_),
+                                   .tokenizer = plan_->data.tokenizer};
   job_.describe(encode(description), static_cast<int>(trainer_->lanes().lanes()));
 }
 
@@ -409,7 +410,6 @@ void Worker::level_with_others(Regroup how, Clock::time_point since) {
   const Levelled levelled = level(*trainer_, job_.communicator());
   if (levelled.lost) start_from_checkpoint();
   checkpoints_->regroup();
-  describe();  // for a centre that is new
   if (is_first()) {
     hold_.take_over(job_.generation());
     if (!narrator_) become_narrator(true);
