@@ -25,12 +25,15 @@
 #include "lockstep/base/cores.h"
 #include "lockstep/base/deadline.h"
 #include "lockstep/base/descriptor.h"
+#include "lockstep/base/host.h"
 #include "lockstep/base/index.h"
 #include "lockstep/base/log.h"
 #include "lockstep/base/signal_count.h"
 #include "lockstep/launch/rank_environment.h"
 #include "lockstep/launch/rank_lines.h"
+#include "lockstep/launch/restart_policy.h"
 #include "lockstep/net/job/blame.h"
+#include "lockstep/net/job/control_plane.h"
 #include "lockstep/net/socket/socket.h"
 
 extern char** environ;
@@ -69,14 +72,24 @@ class BlockedSignals {
 constexpr const char* kLaunchedVariable = "LOCKSTEP_LAUNCHED_RANK";
 constexpr std::string_view kErrorPrefix = "error: ";
 // What a launcher tells its ranks, and these not theirs.
-constexpr std::string_view kOfALauncher[] = {kMasterHostVariable, kMasterPortVariable,
-                                             kListenerVariable,   kHostedVariable,
-                                             kAttemptVariable,    kSecretVariable};
+constexpr std::string_view kOfALauncher[] = {
+    kRankVariable,       kWorldSizeVariable,  kLocalRankVariable, kLaunchedVariable,
+    kMasterHostVariable, kMasterPortVariable, kListenerVariable,  kHostedVariable,
+    kAttemptVariable,    kSecretVariable,     kNewcomerVariable};
 constexpr int kCompanion = -1;  // among the parts of the job; the others are ranks
 constexpr std::string_view kClearLine = "\r\x1b[K";
+// How often the job is asked what has become of its members.
+constexpr std::chrono::milliseconds kBetweenLooks{100};
+// Ends that all ranks of a job come to alike: no loss, whatever survives those.
+constexpr int kExitUsageOfAll = 2;
+constexpr int kExitHaltOfAll = 3;
 
 struct Child {
-  int rank = 0;
+  int place = 0;                  // among the ranks that we start
+  int rank = 0;                   // in the newest generation that it was in; -1: in none yet
+  std::uint32_t generation = 0;   // that one
+  std::int64_t joined_after = 0;  // steps that were done when it came to be in one
+  std::optional<Deadline> lost;   // to the job: it ends by itself until then, or is killed
   pid_t pid = -1;
   bool running = true;
   int status = 0;       // as waitpid gives it
@@ -92,21 +105,32 @@ std::vector<char*> pointers_to(std::vector<std::string>& strings) {
   return pointers;
 }
 
-std::vector<std::string> environment_for(int rank, const LaunchOptions& options,
-                                         const std::string& attempt, std::uint16_t port,
-                                         int secret) {
-  std::vector<std::string> variables = {fmt::format("{}={}", kRankVariable, rank),
-                                        fmt::format("{}={}", kWorldSizeVariable, options.ranks),
-                                        fmt::format("{}={}", kLocalRankVariable, rank),
-                                        fmt::format("{}={}", kLaunchedVariable, rank)};
-  variables.insert(variables.end(), options.environment.begin(), options.environment.end());
-  if (options.job && options.ranks > 1) {
-    variables.push_back(fmt::format("{}=127.0.0.1", kMasterHostVariable));
-    variables.push_back(fmt::format("{}={}", kMasterPortVariable, port));
-    variables.push_back(fmt::format("{}=1", kHostedVariable));
-    variables.push_back(fmt::format("{}={}", kAttemptVariable, attempt));
+// What a rank is told by its environment. A newcomer gets its rank from the job.
+struct Place {
+  int place = 0;
+  bool newcomer = false;
+  std::string attempt;
+  std::uint16_t port = 0;  // of the rendezvous; 0: there is none here
+  int secret = -1;
+};
+
+std::vector<std::string> environment_for(const Place& place, const LaunchOptions& options) {
+  std::vector<std::string> variables = {fmt::format("{}={}", kLaunchedVariable, place.place)};
+  if (place.newcomer) {
+    variables.push_back(fmt::format("{}=1", kNewcomerVariable));
+  } else {
+    variables.push_back(fmt::format("{}={}", kRankVariable, place.place));
+    variables.push_back(fmt::format("{}={}", kWorldSizeVariable, options.ranks));
+    variables.push_back(fmt::format("{}={}", kLocalRankVariable, place.place));
   }
-  if (secret >= 0) variables.push_back(fmt::format("{}={}", kSecretVariable, secret));
+  variables.insert(variables.end(), options.environment.begin(), options.environment.end());
+  if (place.port != 0) {
+    variables.push_back(fmt::format("{}=127.0.0.1", kMasterHostVariable));
+    variables.push_back(fmt::format("{}={}", kMasterPortVariable, place.port));
+    variables.push_back(fmt::format("{}=1", kHostedVariable));
+    variables.push_back(fmt::format("{}={}", kAttemptVariable, place.attempt));
+  }
+  if (place.secret >= 0) variables.push_back(fmt::format("{}={}", kSecretVariable, place.secret));
   for (char** variable = environ; *variable != nullptr; ++variable) {
     const std::string_view text(*variable);
     const std::string_view name = text.substr(0, text.find('='));
@@ -136,7 +160,7 @@ cpu_set_t cores_for(int rank, int ranks) {
 }
 
 // Between fork and exec: system calls only.
-[[noreturn]] void become_rank(int rank, pid_t parent, const cpu_set_t& cores,
+[[noreturn]] void become_rank(bool reads, pid_t parent, const cpu_set_t& cores,
                               const sigset_t& signals, int messages, int secret,
                               char* const* arguments, char* const* environment) {
   ::prctl(PR_SET_PDEATHSIG, SIGKILL);
@@ -146,7 +170,7 @@ cpu_set_t cores_for(int rank, int ranks) {
   ::sigprocmask(SIG_SETMASK, &signals, nullptr);
   ::dup2(messages, STDERR_FILENO);
   if (secret >= 0) ::fcntl(secret, F_SETFD, 0);
-  if (rank > 0) {
+  if (!reads) {
     const int nothing = ::open("/dev/null", O_RDONLY);
     ::dup2(nothing, STDIN_FILENO);
     ::close(nothing);
@@ -165,12 +189,16 @@ class Launcher {
   Launcher& operator=(const Launcher&) = delete;
 
   int run() {
-    start();
+    serve_job();
+    for (int place = 0; place < options_.ranks; ++place) start(place, false);
     while (running() > 0) {
       wait();
+      if (options_.survive) look_after_job();
       if (stop_at_ && stop_at_->expired()) end_the_rest();
     }
     for (Child& child : children_) forward(child);
+    const bool survived = options_.survive && !blame_.culprit() && ended_well();
+    if (options_.survive && !survived && !blame_.culprit() && stopped_by_ == 0) blame_last();
     std::optional<Error> beside;
     if (options_.finish_companion) {
       beside = options_.finish_companion(!blame_.culprit() && stopped_by_ == 0);
@@ -183,42 +211,118 @@ class Launcher {
   }
 
  private:
-  void start() {
-    std::uint16_t port = 0;
-    if (options_.job && options_.ranks > 1) {
-      Socket listener = listen_tcp(SocketAddress::loopback_v4());
-      port = listener.local_address().port();
-      HostOptions job = *options_.job;
-      job.title = "the launcher";
-      job.world_size = options_.ranks;
-      job.job = job_name(job.job, attempt_);
-      control_ = host_job(job, {std::move(listener), {Purpose::kRendezvous}});
+  // This process becomes the centre of the job.
+  void serve_job() {
+    secret_ = secret_file(options_.secret);
+    if (!options_.job || options_.ranks == 1) return;
+    Socket listener = listen_tcp(SocketAddress::loopback_v4());
+    port_ = listener.local_address().port();
+    HostOptions job = *options_.job;
+    job.title = "the launcher";
+    job.world_size = options_.ranks;
+    job.job = job_name(job.job, attempt_);
+    control_ = host_job(job, {std::move(listener), {Purpose::kRendezvous}});
+  }
+
+  void start(int place, bool newcomer) {
+    std::array<int, 2> pipe{};
+    if (::pipe2(pipe.data(), O_CLOEXEC) != 0) throw_io("pipe", errno);
+    Child child;
+    child.place = place;
+    child.rank = newcomer ? -1 : place;
+    child.messages = Descriptor(pipe[0]);
+    if (options_.prefix_lines) {
+      child.lines = RankLines(newcomer ? "[newcomer] " : fmt::format("[rank {}] ", place));
     }
-    const Descriptor secret = secret_file(options_.secret);
+    const Descriptor write_end(pipe[1]);
+    ::fcntl(pipe[0], F_SETFL, O_NONBLOCK);
+    std::vector<std::string> environment =
+        environment_for({place, newcomer, attempt_, port_, secret_.get()}, options_);
     std::vector<std::string> arguments = options_.arguments;
     arguments.insert(arguments.begin(), "lockstep");
+    const std::vector<char*> argv = pointers_to(arguments);
+    const std::vector<char*> envp = pointers_to(environment);
+    const cpu_set_t cores = cores_for(place, options_.ranks);
+    const bool reads = place == 0 && !newcomer;
     const pid_t parent = ::getpid();
-    for (int rank = 0; rank < options_.ranks; ++rank) {
-      std::array<int, 2> pipe{};
-      if (::pipe2(pipe.data(), O_CLOEXEC) != 0) throw_io("pipe", errno);
-      Child child;
-      child.rank = rank;
-      child.messages = Descriptor(pipe[0]);
-      if (options_.prefix_lines) child.lines = RankLines(fmt::format("[rank {}] ", rank));
-      const Descriptor write_end(pipe[1]);
-      ::fcntl(pipe[0], F_SETFL, O_NONBLOCK);
-      std::vector<std::string> environment =
-          environment_for(rank, options_, attempt_, port, secret.get());
-      const std::vector<char*> argv = pointers_to(arguments);
-      const std::vector<char*> envp = pointers_to(environment);
-      const cpu_set_t cores = cores_for(rank, options_.ranks);
-      child.pid = ::fork();
-      if (child.pid < 0) throw_io("fork", errno);
-      if (child.pid == 0) {
-        become_rank(rank, parent, cores, signals_.before(), write_end.get(), secret.get(),
-                    argv.data(), envp.data());
+    child.pid = ::fork();
+    if (child.pid < 0) throw_io("fork", errno);
+    if (child.pid == 0) {
+      become_rank(reads, parent, cores, signals_.before(), write_end.get(), secret_.get(),
+                  argv.data(), envp.data());
+    }
+    restart_.started(place, std::chrono::steady_clock::now());
+    children_.push_back(std::move(child));
+  }
+
+  ControlPlane* centre() const { return options_.centre ? options_.centre : control_.get(); }
+  bool formed() const { return generation_ > 0; }
+
+  // What has become of the ranks as the job sees it, and what follows.
+  void look_after_job() {
+    if (centre() == nullptr) return;
+    for (const MemberEvent& event : centre()->take_events()) {
+      Child* child = child_of(event.card);
+      if (child == nullptr) continue;
+      if (event.kind == MemberEvent::Kind::kJoined) child->joined_after = centre()->centre_step();
+      // It may have something to say yet; but one that is stopped never ends by itself.
+      if (event.kind == MemberEvent::Kind::kLost) child->lost = Deadline::after(options_.grace);
+    }
+    if (const auto roster = centre()->centre_roster()) learn_ranks(*roster);
+    for (const Child& child : children_) {
+      if (child.running && child.lost && child.lost->expired()) ::kill(child.pid, SIGKILL);
+      const bool worked = child.generation > 0 && centre()->centre_step() > child.joined_after;
+      if (worked) restart_.took_part(child.place);
+    }
+    if (centre()->latch().tripped()) restart_.stop();
+    for (const auto& due : restart_.take_due(std::chrono::steady_clock::now())) {
+      if (!due.given_up) {
+        start(due.place, true);
+        continue;
       }
-      children_.push_back(std::move(child));
+      log(LogLevel::kWarning,
+          "a worker was started {} times without finishing a step, and is not started again",
+          RestartPolicy::kStartsWithoutStep);
+    }
+  }
+
+  void learn_ranks(const RosterMessage& roster) {
+    if (roster.generation.number == generation_) return;
+    generation_ = roster.generation.number;
+    for (const Card& card : roster.roster) {
+      Child* child = child_of(card);
+      if (child == nullptr) continue;
+      child->rank = card.rank;
+      child->generation = generation_;
+      if (options_.prefix_lines) child->lines.set_prefix(fmt::format("[rank {}] ", card.rank));
+    }
+  }
+
+  Child* child_of(const Card& card) {
+    const auto found = std::ranges::find_if(
+        children_, [&](const Child& child) { return child.pid == card.pid && child.running; });
+    return found == children_.end() || card.host.boot_id != host_.boot_id ? nullptr : &*found;
+  }
+
+  // Whether the ranks that were left at the end came to it in order.
+  bool ended_well() const {
+    if (centre() == nullptr) return false;
+    try {
+      centre()->wait_until_all_left(Deadline::after(options_.grace));
+      return centre()->all_left();
+    } catch (const Error&) {
+      return false;
+    }
+  }
+
+  // All are gone, and the job has not come to its end: those of the last generation tell why.
+  void blame_last() {
+    std::uint32_t last = 0;
+    for (const Child& child : children_) last = std::max(last, child.generation);
+    for (std::size_t i = 0; i < children_.size(); ++i) {
+      if (children_[i].generation == last && children_[i].status != 0) {
+        blame_.add(static_cast<int>(i), evidence_of_end(children_[i]));
+      }
     }
   }
 
@@ -232,7 +336,12 @@ class Launcher {
   void wait() {
     std::vector<pollfd> polled = {{signals_.fd(), POLLIN, 0}};
     for (const Child& child : children_) polled.push_back({child.messages.get(), POLLIN, 0});
-    ::poll(polled.data(), polled.size(), stop_at_ ? stop_at_->poll_timeout() : -1);
+    int patience = stop_at_ ? stop_at_->poll_timeout() : -1;
+    if (options_.survive) {
+      const auto look = static_cast<int>(kBetweenLooks.count());
+      patience = patience < 0 ? look : std::min(patience, look);
+    }
+    ::poll(polled.data(), polled.size(), patience);
     for (Child& child : children_) forward(child);
     while (const auto signal = signals_.next()) {
       if (signal->ssi_signo == SIGCHLD) continue;
@@ -255,8 +364,13 @@ class Launcher {
         return send_to_running(SIGKILL);
     }
     stopped_by_ = signal;
-    // A terminal has sent it to the ranks already.
-    if (!from_terminal) send_to_running(signal);
+    restart_.stop();
+    if (options_.survive && centre() != nullptr) {
+      // A signal to one rank alone would have it leave.
+      centre()->wish({.stop = static_cast<std::uint32_t>(signal)});
+    } else if (!from_terminal) {  // a terminal has sent it to the ranks already
+      send_to_running(signal);
+    }
     if (!stop_at_) stop_at_ = Deadline::after(options_.stop_grace);
     if (options_.stop_grace > options_.grace && running() > 0) {
       log(LogLevel::kInfo, "stopping; once more to end at once");
@@ -283,29 +397,61 @@ class Launcher {
     if (text.empty()) return;
     // Another rank's bar would share the line; it is drawn again soon.
     const bool bar = std::ranges::any_of(children_, [&](const Child& other) {
-      return other.rank != child.rank && other.lines.bar_is_open();
+      return other.pid != child.pid && other.lines.bar_is_open();
     });
     if (bar) text.insert(0, kClearLine);
     [[maybe_unused]] const ssize_t written = ::write(STDERR_FILENO, text.data(), text.size());
   }
 
   void reap(int flags) {
-    for (Child& child : children_) {
+    for (std::size_t i = 0; i < children_.size(); ++i) {
+      Child& child = children_[i];
       if (!child.running || ::waitpid(child.pid, &child.status, flags) != child.pid) continue;
       child.running = false;
       if (child.status == 0 || cut_short_) continue;
       const bool as_told = stopped_by_ != 0 && ended_as_told(child);
+      if (options_.survive && formed() && !ended_for_all(child)) {
+        if (!as_told) forward_loss(child);
+        continue;
+      }
       if (as_told && !was_killed(child)) continue;
       if (as_told) {
         if (blame_.evidence() >= Evidence::kKilled) continue;
         // It could not stop in order, and so the others cannot either.
         cut_short_ = true;
         blame_ = {};
-      } else if (!blame_.add(child.rank, evidence_of_end(child))) {
+      } else if (!blame_.add(static_cast<int>(i), evidence_of_end(child))) {
         continue;
       }
+      restart_.stop();
       hurry();
     }
+  }
+
+  // A rank is lost, and the others go on.
+  void forward_loss(Child& child) {
+    forward(child);  // its last words
+    const bool again =
+        restart_.ended(child.place, ProcessEnd::of(child.status), std::chrono::steady_clock::now());
+    const double pause = std::chrono::duration<double>(restart_.pause_of(child.place)).count();
+    log(LogLevel::kWarning, "{}{}", describe_end(child),
+        again ? fmt::format("; a worker is started in its place in {:.1f} s", pause) : "");
+  }
+
+  static std::string describe_end(const Child& child) {
+    const std::string who = child.rank < 0 ? fmt::format("a newcomer (pid {})", child.pid)
+                                           : fmt::format("rank {} (pid {})", child.rank, child.pid);
+    if (was_killed(child)) {
+      const int signal = WTERMSIG(child.status);
+      return fmt::format("{} was killed by signal {} ({})", who, signal, strsignal(signal));
+    }
+    return fmt::format("{} failed, with exit code {}", who, WEXITSTATUS(child.status));
+  }
+
+  static bool ended_for_all(const Child& child) {
+    if (was_killed(child)) return false;
+    const int code = WEXITSTATUS(child.status);
+    return code == kExitUsageOfAll || code == kExitHaltOfAll;
   }
 
   static bool was_killed(const Child& child) { return WIFSIGNALED(child.status); }
@@ -372,15 +518,13 @@ class Launcher {
     if (culprit && *culprit != kCompanion) {
       const Child& child = children_[index_of(*culprit)];
       if (was_killed(child)) {
-        const int signal = WTERMSIG(child.status);
-        log(LogLevel::kError, "rank {} (pid {}) was killed by signal {} ({})", child.rank,
-            child.pid, signal, strsignal(signal));
+        log(LogLevel::kError, "{}", describe_end(child));
         return 1;
       }
       if (blame_.evidence() == Evidence::kEcho) {
         // It tells of another rank, which could not say anything itself.
-        if (control_ && control_->latch().tripped()) {
-          log(LogLevel::kError, "{}", control_->latch().error()->what());
+        if (centre() != nullptr && centre()->latch().tripped()) {
+          log(LogLevel::kError, "{}", centre()->latch().error()->what());
           return exit_code();
         }
         std::string_view told = child.lines.last_line();
@@ -401,8 +545,13 @@ class Launcher {
   const LaunchOptions options_;
   const BlockedSignals signals_;
   const std::string attempt_ = to_string(random_member_id());
+  const HostIdentity host_ = this_host();
   std::unique_ptr<ControlPlane> control_;  // of the job whose centre we are
-  std::vector<Child> children_;
+  Descriptor secret_;
+  std::uint16_t port_ = 0;        // of the rendezvous
+  std::vector<Child> children_;   // all that were ever started
+  std::uint32_t generation_ = 0;  // the newest
+  RestartPolicy restart_;
   Blame blame_;
   std::optional<Deadline> stop_at_;  // set once somebody failed or we were told to stop
   SignalCount stop_signals_;

@@ -20,6 +20,11 @@ struct LaunchOptions {
   // The job that the ranks form, if they form one among themselves: this process is its centre,
   // whatever is given as title and size.
   std::optional<HostOptions> job = std::nullopt;
+  // The job goes on without ranks that are lost. Those are started anew and join it, as
+  // RestartPolicy says; a rank that the job has lost is killed first. The centre of the job is that
+  // of `job`, or `centre`, which must outlive the call.
+  bool survive = false;
+  ControlPlane* centre = nullptr;
   // Handed down to the ranks by a file that only they can read; may be empty.
   std::string secret = {};
   // "[rank 2] " ahead of every line that a rank writes to stderr, progress bars aside.
@@ -43,10 +48,14 @@ struct LaunchOptions {
 // them. Rank 0 has our standard input; what the ranks print is passed on as it is. SIGINT, SIGTERM
 // and SIGHUP are passed on to the ranks; SIGUSR1 is passed on to one of them.
 //
-// Returns 0 if all succeeded. When one fails the rest are ended and reaped, the last line on stderr
-// tells which rank or companion is to blame (blame.h) and how it ended, and its exit code is
-// returned (1 if a signal killed it, or if it is the companion). After a signal to ourselves: 128 +
-// its number. No rank outlives this process, however it ends.
+// With `survive` a rank that is lost ends nobody: the last line is about the job as a whole, and
+// the ranks that are left when it ends decide. They are told to stop over their links to the
+// centre, not by signals. Until the job has formed the first loss ends it all the same.
+//
+// Otherwise: returns 0 if all succeeded. When one fails the rest are ended and reaped, the last
+// line on stderr tells which rank or companion is to blame (blame.h) and how it ended, and its exit
+// code is returned (1 if a signal killed it, or if it is the companion). After a signal to
+// ourselves: 128 + its number. No rank outlives this process, however it ends.
 int launch_ranks(const LaunchOptions& options);
 
 // Whether this process is a rank of launch_ranks().
