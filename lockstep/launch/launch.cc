@@ -89,7 +89,9 @@ struct Child {
   int rank = 0;                   // in the newest generation that it was in; -1: in none yet
   std::uint32_t generation = 0;   // that one
   std::int64_t joined_after = 0;  // steps that were done when it came to be in one
+  bool worked = false;            // it took part in a step
   std::optional<Deadline> lost;   // to the job: it ends by itself until then, or is killed
+  bool killed_by_us = false;      // for that reason
   pid_t pid = -1;
   bool running = true;
   int status = 0;       // as waitpid gives it
@@ -199,6 +201,9 @@ class Launcher {
     for (Child& child : children_) forward(child);
     const bool survived = options_.survive && !blame_.culprit() && ended_well();
     if (options_.survive && !survived && !blame_.culprit() && stopped_by_ == 0) blame_last();
+    if (const auto centre = centre_.lock(); centre && centre->latch().tripped()) {
+      verdict_ = centre->latch().error();
+    }
     std::optional<Error> beside;
     if (options_.finish_companion) {
       beside = options_.finish_companion(!blame_.culprit() && stopped_by_ == 0);
@@ -214,6 +219,7 @@ class Launcher {
   // This process becomes the centre of the job.
   void serve_job() {
     secret_ = secret_file(options_.secret);
+    centre_ = options_.centre;
     if (!options_.job || options_.ranks == 1) return;
     Socket listener = listen_tcp(SocketAddress::loopback_v4());
     port_ = listener.local_address().port();
@@ -222,6 +228,7 @@ class Launcher {
     job.world_size = options_.ranks;
     job.job = job_name(job.job, attempt_);
     control_ = host_job(job, {std::move(listener), {Purpose::kRendezvous}});
+    centre_ = control_;
   }
 
   void start(int place, bool newcomer) {
@@ -255,26 +262,33 @@ class Launcher {
     children_.push_back(std::move(child));
   }
 
-  ControlPlane* centre() const { return options_.centre ? options_.centre : control_.get(); }
   bool formed() const { return generation_ > 0; }
 
   // What has become of the ranks as the job sees it, and what follows.
   void look_after_job() {
-    if (centre() == nullptr) return;
-    for (const MemberEvent& event : centre()->take_events()) {
+    const auto centre = centre_.lock();
+    if (!centre) return;
+    for (const MemberEvent& event : centre->take_events()) {
       Child* child = child_of(event.card);
       if (child == nullptr) continue;
-      if (event.kind == MemberEvent::Kind::kJoined) child->joined_after = centre()->centre_step();
-      // It may have something to say yet; but one that is stopped never ends by itself.
-      if (event.kind == MemberEvent::Kind::kLost) child->lost = Deadline::after(options_.grace);
+      if (!event.departure) {
+        child->joined_after = centre->centre_step();
+      } else if (event.departure->kind != Departure::Kind::kLeft) {
+        // It may have something to say yet; but one that is stopped never ends by itself.
+        child->lost = Deadline::after(options_.grace);
+      }
     }
-    if (const auto roster = centre()->centre_roster()) learn_ranks(*roster);
-    for (const Child& child : children_) {
-      if (child.running && child.lost && child.lost->expired()) ::kill(child.pid, SIGKILL);
-      const bool worked = child.generation > 0 && centre()->centre_step() > child.joined_after;
-      if (worked) restart_.took_part(child.place);
+    learn_ranks();
+    for (Child& child : children_) {
+      if (child.running && child.lost && child.lost->expired()) {
+        child.killed_by_us = true;
+        ::kill(child.pid, SIGKILL);
+      }
+      if (child.worked || child.generation == 0) continue;
+      child.worked = centre->centre_step() > child.joined_after;
+      if (child.worked) restart_.took_part(child.place);
     }
-    if (centre()->latch().tripped()) restart_.stop();
+    if (centre->latch().tripped()) restart_.stop();
     for (const auto& due : restart_.take_due(std::chrono::steady_clock::now())) {
       if (!due.given_up) {
         start(due.place, true);
@@ -286,10 +300,12 @@ class Launcher {
     }
   }
 
-  void learn_ranks(const RosterMessage& roster) {
-    if (roster.generation.number == generation_) return;
-    generation_ = roster.generation.number;
-    for (const Card& card : roster.roster) {
+  void learn_ranks() {
+    const auto centre = centre_.lock();
+    const auto roster = centre ? centre->centre_roster() : std::nullopt;
+    if (!roster || roster->generation.number == generation_) return;
+    generation_ = roster->generation.number;
+    for (const Card& card : roster->roster) {
       Child* child = child_of(card);
       if (child == nullptr) continue;
       child->rank = card.rank;
@@ -306,10 +322,11 @@ class Launcher {
 
   // Whether the ranks that were left at the end came to it in order.
   bool ended_well() const {
-    if (centre() == nullptr) return false;
+    const auto centre = centre_.lock();
+    if (!centre) return formed();  // the companion tells what went wrong, if anything did
     try {
-      centre()->wait_until_all_left(Deadline::after(options_.grace));
-      return centre()->all_left();
+      centre->wait_until_all_left(Deadline::after(options_.grace));
+      return centre->all_left();
     } catch (const Error&) {
       return false;
     }
@@ -365,9 +382,9 @@ class Launcher {
     }
     stopped_by_ = signal;
     restart_.stop();
-    if (options_.survive && centre() != nullptr) {
+    if (const auto centre = centre_.lock(); options_.survive && centre) {
       // A signal to one rank alone would have it leave.
-      centre()->wish({.stop = static_cast<std::uint32_t>(signal)});
+      centre->wish({.stop = static_cast<std::uint32_t>(signal)});
     } else if (!from_terminal) {  // a terminal has sent it to the ranks already
       send_to_running(signal);
     }
@@ -404,6 +421,7 @@ class Launcher {
   }
 
   void reap(int flags) {
+    if (options_.survive) learn_ranks();
     for (std::size_t i = 0; i < children_.size(); ++i) {
       Child& child = children_[i];
       if (!child.running || ::waitpid(child.pid, &child.status, flags) != child.pid) continue;
@@ -431,8 +449,11 @@ class Launcher {
   // A rank is lost, and the others go on.
   void forward_loss(Child& child) {
     forward(child);  // its last words
-    const bool again =
-        restart_.ended(child.place, ProcessEnd::of(child.status), std::chrono::steady_clock::now());
+    const ProcessEnd end = ProcessEnd::of(child.status);
+    if (const auto centre = centre_.lock(); centre && !child.killed_by_us) {
+      centre->process_ended(child.pid, to_string(end), end.own_fault());
+    }
+    const bool again = restart_.ended(child.place, end, std::chrono::steady_clock::now());
     const double pause = std::chrono::duration<double>(restart_.pause_of(child.place)).count();
     log(LogLevel::kWarning, "{}{}", describe_end(child),
         again ? fmt::format("; a worker is started in its place in {:.1f} s", pause) : "");
@@ -441,11 +462,7 @@ class Launcher {
   static std::string describe_end(const Child& child) {
     const std::string who = child.rank < 0 ? fmt::format("a newcomer (pid {})", child.pid)
                                            : fmt::format("rank {} (pid {})", child.rank, child.pid);
-    if (was_killed(child)) {
-      const int signal = WTERMSIG(child.status);
-      return fmt::format("{} was killed by signal {} ({})", who, signal, strsignal(signal));
-    }
-    return fmt::format("{} failed, with exit code {}", who, WEXITSTATUS(child.status));
+    return fmt::format("{} {}", who, to_string(ProcessEnd::of(child.status)));
   }
 
   static bool ended_for_all(const Child& child) {
@@ -523,8 +540,8 @@ class Launcher {
       }
       if (blame_.evidence() == Evidence::kEcho) {
         // It tells of another rank, which could not say anything itself.
-        if (centre() != nullptr && centre()->latch().tripped()) {
-          log(LogLevel::kError, "{}", centre()->latch().error()->what());
+        if (verdict_) {
+          log(LogLevel::kError, "{}", verdict_->what());
           return exit_code();
         }
         std::string_view told = child.lines.last_line();
@@ -546,7 +563,9 @@ class Launcher {
   const BlockedSignals signals_;
   const std::string attempt_ = to_string(random_member_id());
   const HostIdentity host_ = this_host();
-  std::unique_ptr<ControlPlane> control_;  // of the job whose centre we are
+  std::shared_ptr<ControlPlane> control_;  // of the job whose centre we are
+  std::weak_ptr<ControlPlane> centre_;     // that one, or the companion's
+  std::optional<Error> verdict_;           // why the job has failed, as it says itself
   Descriptor secret_;
   std::uint16_t port_ = 0;        // of the rendezvous
   std::vector<Child> children_;   // all that were ever started

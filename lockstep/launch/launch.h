@@ -2,6 +2,7 @@
 
 #include <chrono>
 #include <functional>
+#include <memory>
 #include <optional>
 #include <string>
 #include <vector>
@@ -22,9 +23,9 @@ struct LaunchOptions {
   std::optional<HostOptions> job = std::nullopt;
   // The job goes on without ranks that are lost. Those are started anew and join it, as
   // RestartPolicy says; a rank that the job has lost is killed first. The centre of the job is that
-  // of `job`, or `centre`, which must outlive the call.
+  // of `job`, or `centre`, which goes when the job has ended.
   bool survive = false;
-  ControlPlane* centre = nullptr;
+  std::weak_ptr<ControlPlane> centre = {};
   // Handed down to the ranks by a file that only they can read; may be empty.
   std::string secret = {};
   // "[rank 2] " ahead of every line that a rank writes to stderr, progress bars aside.

@@ -1,9 +1,11 @@
 #include "lockstep/launch/restart_policy.h"
 
+#include <fmt/format.h>
 #include <sys/wait.h>
 
 #include <algorithm>
 #include <csignal>
+#include <cstring>
 
 namespace lockstep {
 namespace {
@@ -25,6 +27,17 @@ bool ended_in_order(const ProcessEnd& end) {
 ProcessEnd ProcessEnd::of(int status) {
   if (WIFSIGNALED(status)) return {true, WTERMSIG(status)};
   return {false, WEXITSTATUS(status)};
+}
+
+bool ProcessEnd::own_fault() const {
+  if (!killed) return number != 0;
+  return number == SIGSEGV || number == SIGBUS || number == SIGABRT || number == SIGILL ||
+         number == SIGFPE;
+}
+
+std::string to_string(const ProcessEnd& end) {
+  if (!end.killed) return fmt::format("failed, with exit code {}", end.number);
+  return fmt::format("was killed by signal {} ({})", end.number, strsignal(end.number));
 }
 
 void RestartPolicy::started(int place, Time now) {

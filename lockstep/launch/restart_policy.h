@@ -4,6 +4,7 @@
 #include <cstdint>
 #include <map>
 #include <optional>
+#include <string>
 #include <vector>
 
 namespace lockstep {
@@ -15,7 +16,12 @@ struct ProcessEnd {
 
   // From what waitpid() gives.
   static ProcessEnd of(int status);
+  // The process did it to itself: it failed, or a signal such as SIGSEGV ended it. Others are
+  // killed from outside.
+  bool own_fault() const;
 };
+// "was killed by signal 9 (Killed)", "failed, with exit code 1"
+std::string to_string(const ProcessEnd& end);
 
 // Which lost workers are started anew, and when. Pure: ends and the time go in, places to start
 // come out. A place is a worker's number among those of a launcher.

@@ -18,6 +18,7 @@ namespace {
 constinit SignalCount stop_signals;
 constinit std::atomic<bool> save_requested{false};
 constinit std::atomic<bool> telling{false};
+constinit std::atomic<bool> term_leaves{false};
 
 // Two texts in turn: a handler may be reading the one before.
 using PathText = std::array<char, 4096>;
@@ -29,13 +30,16 @@ void say(const char* text) {
   [[maybe_unused]] const ssize_t written = ::write(STDERR_FILENO, text, std::strlen(text));
 }
 
+bool leaves(int signal) { return signal == SIGTERM && term_leaves; }
+
 void on_stop(int signal) {
   const int error = errno;
   switch (stop_signals.take(signal, std::chrono::steady_clock::now())) {
     case SignalCount::Meaning::kFirst:
       if (!telling) break;
       if (::isatty(STDERR_FILENO) != 0) say("\n");  // a bar may be there
-      say("stopping after the step under way; once more to end at once\n");
+      say(leaves(signal) ? "leaving" : "stopping");
+      say(" after the step under way; once more to end at once\n");
       break;
     case SignalCount::Meaning::kSameAgain: break;
     case SignalCount::Meaning::kSecond:
@@ -55,8 +59,9 @@ void on_stop(int signal) {
 
 }  // namespace
 
-void listen_to_signals(bool tell) {
+void listen_to_signals(bool tell, TermMeaning term) {
   telling = tell;
+  term_leaves = term == TermMeaning::kLeave;
   struct sigaction action {};
   action.sa_flags = SA_RESTART;
   action.sa_handler = on_stop;
@@ -66,7 +71,23 @@ void listen_to_signals(bool tell) {
   ::sigaction(SIGUSR1, &action, nullptr);
 }
 
-Requests requests_of_signals() { return {stop_signals.first(), save_requested.exchange(false)}; }
+int leave_request(std::optional<std::chrono::steady_clock::time_point> asked,
+                  std::chrono::steady_clock::time_point now) {
+  if (!asked) return 0;
+  return now - *asked < std::chrono::seconds(1) ? 1 : 2;
+}
+
+Requests requests_of_signals() {
+  Requests wanted;
+  wanted.save = save_requested.exchange(false);
+  const int signal = stop_signals.first();
+  if (leaves(signal)) {
+    wanted.leave = leave_request(stop_signals.first_time(), std::chrono::steady_clock::now());
+  } else {
+    wanted.stop = signal;
+  }
+  return wanted;
+}
 
 void note_checkpoint(const std::string& path) {
   const int next = newest_path.load() == 0 ? 1 : 0;

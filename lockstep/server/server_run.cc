@@ -8,6 +8,7 @@ ServerRun::ServerRun(Socket listener, HostOptions job, std::size_t window)
     : address_(listener.local_address()) {
   job.patience = 10 * job.timeout;
   control_ = host_job(job, {std::move(listener), {Purpose::kRendezvous, Purpose::kServer}});
+  shared_control_ = control_;
   server_ = std::make_unique<RankServer>(
       *control_,
       RankServerOptions{.timeout = job.timeout, .window = window, .stop_fd = stop_.fd()});

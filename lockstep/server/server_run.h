@@ -23,6 +23,8 @@ class ServerRun {
 
   // Where ranks find it.
   const SocketAddress& address() const { return address_; }
+  // The centre of the job; gone once all ranks have left.
+  std::weak_ptr<ControlPlane> control() const { return shared_control_; }
 
   // Waits for its end until the deadline, then stops it. Returns what went wrong; that it had to be
   // stopped is no error.
@@ -32,8 +34,9 @@ class ServerRun {
   // Constant after construction.
   SocketAddress address_;
   const Event stop_;
-  std::unique_ptr<ControlPlane> control_;  // as server_
-  std::unique_ptr<RankServer> server_;     // used by thread_ alone once it runs
+  std::shared_ptr<ControlPlane> control_;  // as server_
+  std::weak_ptr<ControlPlane> shared_control_;
+  std::unique_ptr<RankServer> server_;  // used by thread_ alone once it runs
 
   std::mutex mutex_;
   std::condition_variable ended_;

@@ -1,7 +1,6 @@
 #include "lockstep/train/killing_lanes.h"
 
 #include <algorithm>
-#include <csignal>
 #include <iterator>
 
 namespace lockstep {
@@ -35,11 +34,6 @@ std::optional<KillingLanes::Finding> KillingLanes::finding() const {
   }
   if (common.empty()) return std::nullopt;
   return Finding{step_, std::move(common), how_};
-}
-
-bool is_own_fault(int signal) {
-  return signal == SIGSEGV || signal == SIGBUS || signal == SIGABRT || signal == SIGILL ||
-         signal == SIGFPE;
 }
 
 HaltReport halt_report(const KillingLanes::Finding& finding, const LanePlan& plan) {

@@ -45,9 +45,6 @@ class KillingLanes {
   std::string how_;
 };
 
-// Whether a worker that ended so did it to itself: SIGSEGV, SIGBUS, SIGABRT, SIGILL or SIGFPE.
-bool is_own_fault(int signal);
-
 // halt.json for a finding: --replay computes the lanes once more, --skip-lanes leaves them out.
 HaltReport halt_report(const KillingLanes::Finding& finding, const LanePlan& plan);
 

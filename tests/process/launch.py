@@ -19,7 +19,7 @@ ENVIRONMENT = {name: value for name, value in os.environ.items()
 LONG = ["--stop-grace", "60000"]
 
 
-class Launch(unittest.TestCase):
+class Case(unittest.TestCase):
     def start(self, *arguments):
         process = subprocess.Popen([PUPPET, *arguments], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
                                    env=ENVIRONMENT, preexec_fn=die_with_parent)
@@ -42,6 +42,8 @@ class Launch(unittest.TestCase):
         self.assertEqual([pid for pid in pids if not gone(pid)], [])
         return output, errors
 
+
+class Launch(Case):
     def test_lines_have_the_rank_in_front(self):
         _, errors = self.end(self.start("--prefix", "ok", "ok"), 0)
         lines = errors.splitlines()
@@ -165,6 +167,92 @@ class Launch(unittest.TestCase):
         watch = Stopwatch()
         self.end(self.start("--server", "ok", "exit:2"), 2)
         self.assertLess(watch.seconds(), 5 + SLACK)
+
+
+class Survival(Case):
+    """Ranks of a job that goes on without those that are lost."""
+
+    def step_with(self, process, workers):
+        until = time.monotonic() + PATIENCE
+        for line in process.stdout:
+            if line.endswith(f" workers {workers}\n"):
+                return int(line.split()[1])
+            if time.monotonic() > until:
+                process.kill()
+                break
+        self.fail(f"no step with {workers} workers\n" + process.stderr.read())
+
+    def children(self, process):
+        with open(f"/proc/{process.pid}/task/{process.pid}/children") as file:
+            return [int(pid) for pid in file.read().split()]
+
+    def test_a_killed_rank_comes_back(self):
+        for server in ([], ["--server"]):
+            with self.subTest(server=server):
+                process = self.start("--survive", "--prefix", *LONG, *server, "work", "work", "work")
+                self.step_with(process, 3)
+                before = self.children(process)
+                os.kill(before[0], signal.SIGKILL)
+                self.step_with(process, 2)
+                self.step_with(process, 3)
+                after = self.children(process)
+                self.assertEqual(len(set(after) - set(before)), 1)
+                process.send_signal(signal.SIGTERM)
+                _, errors = self.end(process, 143, after)
+                self.assertRegex(errors, r"rank 0 \(pid \d+\) was killed by signal 9 \(Killed\); a worker is started in its place in 0.5 s")
+                self.assertNotIn("error", errors)
+
+    def test_a_stopped_rank_is_killed_before_another_is_started(self):
+        process = self.start("--survive", *LONG, "work", "work", "work")
+        self.step_with(process, 3)
+        stopped = self.children(process)[1]
+        os.kill(stopped, signal.SIGSTOP)
+        self.step_with(process, 2)
+        self.step_with(process, 3)
+        self.assertTrue(gone(stopped))
+        process.send_signal(signal.SIGINT)
+        self.end(process, 130)
+
+    def test_a_rank_that_fails_comes_back(self):
+        process = self.start("--survive", "--prefix", *LONG, "work", "work:exit:1", "work:die")
+        self.step_with(process, 3)
+        self.step_with(process, 1)
+        self.step_with(process, 3)
+        process.send_signal(signal.SIGTERM)
+        _, errors = self.end(process, 143)
+        self.assertIn("[rank 1] the culprit", errors)
+        self.assertRegex(errors, r"rank 1 \(pid \d+\) failed, with exit code 1; a worker is started")
+
+    def test_what_all_come_to_alike_ends_all(self):
+        process = self.start("--survive", *LONG, "work", "work:exit:3")
+        self.step_with(process, 2)
+        process.stdout.read()
+        _, errors = self.end(process, 3)
+        self.assertRegex(errors.splitlines()[-1], r"rank 1 \(pid \d+\) failed first, with exit code 3: the culprit$")
+
+    def test_newcomers_that_fail_are_given_up(self):
+        process = self.start("--survive", *LONG, "come:die", "work", "work:die")
+        self.step_with(process, 2)
+        for line in process.stderr:
+            if "is not started again" in line:
+                break
+        self.step_with(process, 2)
+        process.send_signal(signal.SIGTERM)
+        self.end(process, 143)
+
+    def test_nobody_is_left(self):
+        process = self.start("--survive", *LONG, "work", "work")
+        self.step_with(process, 2)
+        for pid in self.children(process):
+            os.kill(pid, signal.SIGKILL)
+        process.stdout.read()
+        _, errors = self.end(process, 1)
+        self.assertRegex(errors.splitlines()[-1], r"rank [01] \(pid \d+\) was killed by signal 9")
+
+    def test_before_the_job_has_formed_a_loss_ends_it(self):
+        process = self.start("--survive", *LONG, "work", "exit:1")
+        _, errors = self.end(process, 1)
+        self.assertRegex(errors.splitlines()[-1], r"rank 1 \(pid \d+\) failed first, with exit code 1: the culprit$")
 
 
 if __name__ == "__main__":

@@ -1,6 +1,6 @@
 // Launches itself as ranks (lockstep/launch/launch.h), each of which does what it is told:
 //
-//   launch_puppet [--prefix] [--grace MS] [--stop-grace MS] [--server] ACTION...
+//   launch_puppet [--prefix] [--grace MS] [--stop-grace MS] [--server] [--survive] ACTION...
 //
 // One action per rank:
 //
@@ -9,19 +9,26 @@
 //   stubborn  waits and ignores signals      save      waits for a signal, then says that it saved
 //   bar       draws a progress bar           star      joins the server, sums, leaves
 //   star:die  joins the server, kills itself   last:...  the same when it is the only one left
+//   work      makes steps in a job that survives losses until it is told to stop; rank 0 tells
+//             every step and how many made it. work:exit:N, work:die: the same until step 20, which
+//             ends the worker; newcomers go on
+//   come:die  works, but newcomers kill themselves
 
 #include <fmt/format.h>
 #include <unistd.h>
 
+#include <algorithm>
 #include <csignal>
 #include <cstdio>
 #include <cstdlib>
 #include <fstream>
+#include <functional>
 #include <iterator>
 
 #include "lockstep/base/log.h"
 #include "lockstep/launch/launch.h"
 #include "lockstep/launch/rank_environment.h"
+#include "lockstep/lockstep.h"
 #include "lockstep/server/server_engine.h"
 #include "lockstep/server/server_run.h"
 
@@ -60,6 +67,7 @@ int join_the_star(const RankEnvironment& environment, bool die) {
   options.rank = environment.rank;
   options.world_size = environment.world_size;
   const auto comm = connect_star(options, join_star(options));
+  comm->barrier();
   say_ready(comm->rank());
   if (die) ::raise(SIGKILL);
   std::vector<std::int64_t> data = {comm->rank() + 1};
@@ -67,6 +75,66 @@ int join_the_star(const RankEnvironment& environment, bool die) {
   fmt::print("sum {}\n", data[0]);
   comm->barrier();
   return 0;
+}
+
+// Steps that are sums over the ranks: how far they are, and what they were asked to do.
+struct Puppet {
+  Job job;
+  std::int64_t step = 0;
+  int stop = 0;
+
+  void make_steps(std::int64_t last, const std::function<void()>& end) {
+    while (stop == 0) {
+      const JobWishes wishes = job.wishes();
+      std::vector<std::int64_t> told = {step, wishes.stop, wishes.regroup ? 1 : 0};
+      job.communicator().all_reduce(std::span(told), ReduceOp::kMax);
+      step = told[0] + 1;  // whoever came later stands where the others do
+      stop = static_cast<int>(told[1]);
+      if (job.rank() == 0) {
+        fmt::print("step {} workers {}\n", step, job.world_size());
+        std::fflush(stdout);
+      }
+      if (step == last) end();
+      if (told[2] != 0 && stop == 0) job.regroup(step, Regroup::kInOrder);
+    }
+    job.leave();
+  }
+};
+
+int work(const std::string& action, const RankEnvironment& environment) {
+  JoinOptions options;
+  options.transport = TransportKind::kTcp;
+  options.timeout = 2s;
+  options.survive = true;
+  if (const char* coordinator = std::getenv(kCoordinator)) {
+    options.transport = TransportKind::kServer;
+    options.coordinator = coordinator;
+  }
+  Puppet puppet{join(JoinOptions::from_environment(options))};
+  if (environment.newcomer() && action == "come:die") ::raise(SIGKILL);
+  const auto end = [&] {
+    if (environment.newcomer()) return;
+    if (action == "work:die") ::raise(SIGKILL);
+    if (action.starts_with("work:exit:")) {
+      fmt::print(stderr, "the culprit\n");
+      std::fflush(stderr);
+      ::_exit(std::atoi(action.c_str() + 10));
+    }
+  };
+  if (puppet.job.newcomer()) {
+    puppet.job.regroup(0, Regroup::kInOrder);
+  } else {
+    puppet.job.describe({}, 100);
+  }
+  while (true) {
+    try {
+      puppet.make_steps(20, end);
+      return 128 + puppet.stop;
+    } catch (const Error& error) {
+      if (!puppet.job.survives(error)) throw;
+      puppet.job.regroup(puppet.step, Regroup::kAfterLoss);
+    }
+  }
 }
 
 void wait_for_the_others() {
@@ -84,6 +152,7 @@ int act(std::string action, const RankEnvironment& environment) {
     wait_for_the_others();
     action.erase(0, kLast.size());
   }
+  if (action.starts_with("work") || action.starts_with("come")) return work(action, environment);
   if (action == "ok") {
     fmt::print(stderr, "hello\nhello again\n");
     return 0;
@@ -112,12 +181,17 @@ int launch(int ranks, LaunchOptions options, bool server) {
   if (server) {
     HostOptions server_options;
     server_options.world_size = ranks;
-    server_options.timeout = 20s;
+    server_options.timeout = options.survive ? 2s : 20s;
     run.emplace(listen_tcp(SocketAddress::loopback_v4()), server_options);
     options.environment = {fmt::format("{}={}", kCoordinator, to_string(run->address()))};
+    options.centre = run->control();
     options.finish_companion = [&run](bool succeeded) {
       return run->finish(Deadline::after(succeeded ? 5s : 1s));
     };
+  }
+  if (options.survive && !server) {
+    options.job.emplace();
+    options.job->timeout = 2s;
   }
   return launch_ranks(options);
 }
@@ -131,13 +205,15 @@ int main(int argc, char** argv) {
     const std::string_view flag(argv[i]);
     if (flag == "--prefix") options.prefix_lines = true;
     if (flag == "--server") server = true;
+    if (flag == "--survive") options.survive = true;
     if (flag == "--grace") options.grace = std::chrono::milliseconds(std::atoi(argv[++i]));
     if (flag == "--stop-grace")
       options.stop_grace = std::chrono::milliseconds(std::atoi(argv[++i]));
   }
   try {
     if (const auto environment = rank_environment()) {
-      return act(argv[i + environment->rank], *environment);
+      // A newcomer does what the first rank was told.
+      return act(argv[i + std::max(0, environment->rank)], *environment);
     }
     return launch(argc - i, options, server);
   } catch (const Error& error) {

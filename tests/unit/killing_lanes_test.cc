@@ -3,7 +3,6 @@
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
-#include <csignal>
 #include <vector>
 
 namespace lockstep::killing_lanes_test {
@@ -56,11 +55,6 @@ TEST(KillingLanes, AStepThatIsDoneBeginsAnew) {
   lanes.done(8);
   lanes.lost(9, 5, Lanes{0}, "x");
   EXPECT_FALSE(lanes.finding());
-}
-
-TEST(KillingLanes, AFaultOfOnesOwn) {
-  for (const int signal : {SIGSEGV, SIGBUS, SIGABRT}) EXPECT_TRUE(is_own_fault(signal));
-  for (const int signal : {SIGKILL, SIGTERM, SIGINT, SIGHUP}) EXPECT_FALSE(is_own_fault(signal));
 }
 
 TEST(KillingLanes, BecomeAReportThatCanBeReadAgain) {

@@ -114,5 +114,18 @@ TEST(ProcessEnd, IsReadFromAStatus) {
   EXPECT_EQ(ProcessEnd::of(3 << 8).number, 3);
 }
 
+TEST(ProcessEnd, TellsAFaultOfItsOwnFromOneFromOutside) {
+  for (const int signal : {SIGSEGV, SIGBUS, SIGABRT}) {
+    EXPECT_TRUE((ProcessEnd{true, signal}.own_fault()));
+  }
+  for (const int signal : {SIGKILL, SIGTERM, SIGINT, SIGHUP}) {
+    EXPECT_FALSE((ProcessEnd{true, signal}.own_fault()));
+  }
+  EXPECT_TRUE((ProcessEnd{false, 1}.own_fault()));
+  EXPECT_FALSE((ProcessEnd{false, 0}.own_fault()));
+  EXPECT_EQ(to_string(ProcessEnd{true, SIGKILL}), "was killed by signal 9 (Killed)");
+  EXPECT_EQ(to_string(ProcessEnd{false, 1}), "failed, with exit code 1");
+}
+
 }  // namespace
 }  // namespace lockstep::restart_policy_test
