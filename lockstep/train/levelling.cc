@@ -413,7 +413,7 @@ void set_standing(Trainer& trainer, const LevelPlan& plan, const Record& record)
     next.last = record.last;
     next.last->report.regroup = false;  // that is done
     next.last->report.leaving.clear();
-    next.last->reported = knew && own.last ? own.last->reported : !own.has_state && plan.closed;
+    next.last->reported = knew && own.last && own.last->reported;
     next.last->closed = plan.closed;
   }
   next.has_moments = true;

@@ -584,11 +584,12 @@ void Trainer::evaluate_if_due() {
 void Trainer::finish_boundary(const std::function<void(const StepReport&)>& report,
                               const std::function<void(const StepReport&)>& save) {
   StepBoundary& last = *standing_.last;
-  if (last.closed) return;
-  verify_if_due();
-  evaluate_if_due();
+  if (!last.closed) {
+    verify_if_due();
+    evaluate_if_due();
+  }
   if (!std::exchange(last.reported, true)) report(last.report);
-  if (save) save(last.report);
+  if (!last.closed && save) save(last.report);
   last.closed = true;
 }
 

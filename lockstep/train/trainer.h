@@ -198,10 +198,11 @@ class Trainer {
   // were not the best, or the generation is to end. Calls `requests` before every step, and after
   // it `report`, once on every rank, then `save`: what ranks do together between steps. After an
   // Error of the communicator and level() it first finishes what was open: validation, verify and
-  // `save` are repeated by all ranks when one of them has not done them, `report` is not. A request
-  // to stop or save is repeated until a step that carried it is done; `requests` is asked for the
-  // others each time. A validation because of a stop is not recorded: the run that goes on is as if
-  // it had never been stopped. A run that has ended stays so when run() is called again.
+  // `save` are repeated by all ranks when one of them has not done them, `report` is not; a
+  // newcomer reports the last step, too. A request to stop or save is repeated until a step that
+  // carried it is done; `requests` is asked for the others each time. A validation because of a
+  // stop is not recorded: the run that goes on is as if it had never been stopped. A run that has
+  // ended stays so when run() is called again.
   RunEnd run(const std::function<Requests()>& requests,
              const std::function<void(const StepReport&)>& report,
              const std::function<void(const StepReport&)>& save = {});

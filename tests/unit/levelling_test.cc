@@ -4,6 +4,7 @@
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
+#include <array>
 #include <atomic>
 #include <condition_variable>
 #include <limits>
@@ -14,6 +15,7 @@
 
 #include "lockstep/base/error.h"
 #include "lockstep/base/index.h"
+#include "lockstep/comm/engine.h"
 #include "lockstep/train/checkpoint/folders.h"
 #include "lockstep/train/resume.h"
 #include "lockstep/train/run_checkpoints.h"
@@ -104,7 +106,9 @@ class Centre {
   void form() {
     if (living_.empty() || waiting_ != living_) return;
     // By messages: threads that share memory might still write into that of a rank that has left.
-    auto group = make_local_group(static_cast<int>(living_.size()), {.shared_memory = false});
+    LocalOptions by_messages;
+    by_messages.shared_memory = false;
+    auto group = make_local_group(static_cast<int>(living_.size()), by_messages);
     std::size_t rank = 0;
     for (const int member : living_) {
       places_[member] = {std::move(group[rank++]), {living_.begin(), living_.end()}};
@@ -143,9 +147,8 @@ using Detached = std::function<void(Worker&)>;
 class Worker {
  public:
   // Without `out` it saves nothing.
-  Worker(int member, TrainerOptions options, Centre& centre, const Hook& hook,
-         const std::string& out)
-      : member(member),
+  Worker(int name, TrainerOptions options, Centre& centre, const Hook& hook, const std::string& out)
+      : member(name),
         centre_(centre),
         options_(with_hook(std::move(options), hook)),
         replica_(make_cpu_replica(replica_options(options_, 0, 1), pool_)),
@@ -383,7 +386,9 @@ TEST(Levelling, TwoLossesAtOnceThatAreNoBuddies) {
           play(tiny_training(true), {.workers = workers, .hook = dies(victims, place, 2)});
       expect_as_alone(seen, workers - 2);
       for (const Seen& each : seen) {
-        if (!each.died) EXPECT_FALSE(each.levelled.at(1).lost);
+        if (!each.died) {
+          EXPECT_FALSE(each.levelled.at(1).lost);
+        }
       }
     }
   }
@@ -410,7 +415,9 @@ TEST(Levelling, LostBuddiesTakeTheStateWithThem) {
           EXPECT_EQ(each.levelled.at(1).lost, lost);
           EXPECT_EQ(each.began, lost && saved ? 2 : 0);
         }
-        if (saved) EXPECT_THAT(list_checkpoints(out.path()), ElementsAre(4, 2));
+        if (saved) {
+          EXPECT_THAT(list_checkpoints(out.path()), ElementsAre(4, 2));
+        }
       }
     }
   }
@@ -445,7 +452,7 @@ TEST(Levelling, ANewcomerGetsTheStateBetweenTwoSteps) {
       const ReducerOptions& reducer = tiny_training(shard).reducer;
       EXPECT_EQ(levelled.received_bytes.back(),
                 4 * (size + 2 * held_range(reducer, size, workers, workers + 1).size()));
-      EXPECT_THAT(seen.back().reported, ElementsAre(3, 4));
+      EXPECT_THAT(seen.back().reported, ElementsAre(2, 3, 4));
       EXPECT_EQ(seen[0].reported.size(), 4u);
       EXPECT_EQ(seen[0].levelled.size(), 2u);
     }
@@ -484,7 +491,9 @@ TEST(Levelling, WhoLeavesTakesNothingAlong) {
       const bool twice = shard && leavers.contains(0) && leavers.contains(1);
       EXPECT_EQ(seen[3].levelled.size(), leavers.contains(3) ? 1u : twice ? 3u : 2u);
       for (const Levelled& levelled : seen[3].levelled) {
-        if (levelled.step > 0) EXPECT_FALSE(levelled.lost);
+        if (levelled.step > 0) {
+          EXPECT_FALSE(levelled.lost);
+        }
       }
     }
   }
@@ -651,6 +660,81 @@ TEST(Levelling, ASaveThatWasLostIsMade) {
         }
       }
     }
+  }
+}
+
+// Carries out collectives as another engine does, but damages what an exchange of state brings.
+class DamagingEngine final : public Engine {
+ public:
+  DamagingEngine(std::unique_ptr<Engine> engine, bool damages)
+      : engine_(std::move(engine)), damages_(damages) {}
+  int rank() const override { return engine_->rank(); }
+  int world_size() const override { return engine_->world_size(); }
+  std::string name_of(int rank) const override { return engine_->name_of(rank); }
+  Supervisor& supervisor() override { return engine_->supervisor(); }
+  Algorithm choose(const Call& call) const override { return engine_->choose(call); }
+  Outcome run(const Call& call, const MeshFrame& stamp, Deadline deadline) override {
+    const Outcome outcome = engine_->run(call, stamp, deadline);
+    if (damages_ && call.collective == Collective::kAllToAll && call.out.bytes() > 1000) {
+      call.out.data()[500] ^= std::byte{1};
+    }
+    return outcome;
+  }
+  std::unique_ptr<Engine> split(const std::vector<int>& members, std::uint32_t group) override {
+    return engine_->split(members, group);
+  }
+  Buffer allocate(std::size_t bytes) override { return engine_->allocate(bytes); }
+
+ private:
+  const std::unique_ptr<Engine> engine_;
+  const bool damages_;
+};
+
+TEST(Levelling, AStateThatArrivesDamagedReplacesNothing) {
+  auto group = make_local_group(2);
+  std::vector<std::optional<Error>> errors(2);
+  std::vector<float> before;
+  std::vector<float> after;
+  std::vector<std::thread> threads;
+  for (int rank = 0; rank < 2; ++rank) {
+    threads.emplace_back([&, rank] {
+      const TrainerOptions options = tiny_training(false);
+      ThreadPool pool(1);
+      const auto replica = make_cpu_replica(replica_options(options, 0, 1), pool);
+      initialise(*replica, static_cast<std::uint64_t>(rank), pool);
+      Trainer trainer(options, short_samples(60), short_samples(9), *replica);
+      trainer.standing().has_state = true;
+      trainer.standing().step = rank == 0 ? 2 : 1;
+      const auto parameters = [&] {
+        std::vector<float> values(replica->layout().size());
+        replica->get_parameters(values);
+        return values;
+      };
+      if (rank == 1) before = parameters();
+      Communicator communicator(
+          std::make_unique<DamagingEngine>(
+              std::make_unique<PlanEngine>(std::move(group[index_of(rank)])), rank == 1),
+          std::chrono::seconds(20));
+      try {
+        level(trainer, communicator);
+      } catch (const Error& error) {
+        errors[index_of(rank)] = error;
+      }
+      trainer.detach();
+      if (rank == 0) return;
+      after = parameters();
+      EXPECT_EQ(trainer.steps_done(), 1);
+      EXPECT_TRUE(trainer.standing().has_state);
+    });
+  }
+  for (std::thread& thread : threads) thread.join();
+  EXPECT_EQ(before, after);
+  for (const auto& error : errors) {
+    ASSERT_TRUE(error);
+    EXPECT_EQ(error->code(), ErrorCode::kPeerLost);
+    EXPECT_EQ(error->rank(), 1);
+    EXPECT_THAT(error->what(), ::testing::HasSubstr("the state that rank 0 (thread) sent arrived "
+                                                    "damaged"));
   }
 }
 
