@@ -142,6 +142,7 @@ class Job {
   JobWishes wishes() const;
 
  private:
+  friend class LaneSum;
   std::unique_ptr<State> state_;
 };
 
@@ -168,7 +169,8 @@ class LaneSum {
   };
 
   // For `lanes` gradients of `elements` numbers, with `numbers` beside each. The same on all
-  // workers; at least a lane for each of them. The job stays where it is and outlives this.
+  // workers; at least a lane for each of them. The job stays where it is and outlives this; every
+  // generation of it shares the lanes anew.
   LaneSum(Job& job, std::uint32_t lanes, std::size_t elements, std::size_t numbers = 0);
   ~LaneSum();
   LaneSum(LaneSum&& other) noexcept;
@@ -180,7 +182,15 @@ class LaneSum {
 
  private:
   struct State;
-  std::unique_ptr<State> state_;
+  std::shared_ptr<State> state_;  // the job gives up what belongs to a generation when that ends
 };
+
+// A training loop that survives. Calls `step` for the steps from 1 to `steps`, on all workers, and
+// goes on with those that are left when one is lost. `state` is all that a step changes, and `step`
+// changes it only when it can no longer fail: after its last collective. A worker that is behind,
+// or has come later (Job::newcomer), is given the state of one that is ahead. The workers make all
+// steps together or, where the job does not survive a loss, throw its cause.
+void run_steps(Job& job, std::int64_t steps, const std::vector<std::span<float>>& state,
+               const std::function<void(std::int64_t step)>& step);
 
 }  // namespace lockstep

@@ -1,5 +1,5 @@
 // A model of your own, trained data-parallel: a small MLP learns the product of two numbers.
-// Any number of workers gives the same weights, bit for bit:
+// Any number of workers gives the same weights, bit for bit, also when some are lost on the way:
 //
 //   RANK=0 WORLD_SIZE=2 MASTER_ADDR=127.0.0.1 MASTER_PORT=29500 ./mlp &
 //   RANK=1 WORLD_SIZE=2 MASTER_ADDR=127.0.0.1 MASTER_PORT=29500 ./mlp
@@ -20,7 +20,8 @@ constexpr int kSteps = 2000;
 
 // Adds up the gradient of a lane's losses and returns their sum. A lane's samples depend on step
 // and lane alone, not on who computes them.
-double backward(std::span<const float> w, std::span<float> gradient, int step, std::uint32_t lane) {
+double backward(std::span<const float> w, std::span<float> gradient, std::int64_t step,
+                std::uint32_t lane) {
   const std::uint64_t stream = static_cast<std::uint64_t>(step) * kLanes + lane;
   double loss = 0;
   for (std::uint64_t i = 0; i < kSamples; ++i) {
@@ -46,12 +47,13 @@ double backward(std::span<const float> w, std::span<float> gradient, int step, s
 }
 
 int main() try {
-  Job job = join();  // as the environment says; alone if it says nothing
+  // As the environment says; alone if it says nothing.
+  Job job = join(JoinOptions::from_environment({.survive = true}));
   LaneSum lanes(job, kLanes, kWeights, 1);
 
   std::vector<float> weights(kWeights);
   for (std::size_t i = 0; i < kWeights; ++i) weights[i] = random_f32(2, 0, i) - 0.5F;
-  for (int step = 1; step <= kSteps; ++step) {
+  run_steps(job, kSteps, {weights}, [&](std::int64_t step) {
     // Over all lanes of all workers: the gradient, and the losses beside it.
     const auto [gradient, losses] =
         lanes.sum(step, [&](std::uint32_t lane, std::span<float> out, std::span<double> loss) {
@@ -60,9 +62,9 @@ int main() try {
     constexpr float kRate = 0.3F / (kLanes * kSamples);
     for (std::size_t i = 0; i < kWeights; ++i) weights[i] -= kRate * gradient[i];
     if (job.rank() == 0 && step % 500 == 0) {
-      std::printf("step %d  loss %.6f\n", step, losses[0] / (kLanes * kSamples));
+      std::printf("step %d  loss %.6f\n", static_cast<int>(step), losses[0] / (kLanes * kSamples));
     }
-  }
+  });
   std::printf("weights %s\n", to_hex(blake3(std::as_bytes(std::span(weights)))).c_str());
   job.leave();
 } catch (const Error& error) {

@@ -20,31 +20,11 @@
 #include "lockstep/launch/rank_environment.h"
 #include "lockstep/lockstep.h"
 #include "lockstep/net/socket/address.h"
+#include "lockstep/run/job_state.h"
 #include "lockstep/run/thread_meeting.h"
 #include "lockstep/server/server_engine.h"
 
 namespace lockstep {
-
-// One worker's place in a job, by what carries its bytes.
-struct Job::State {
-  virtual ~State() = default;
-
-  virtual bool survives(const Error&) const { return false; }
-  virtual void regroup(std::int64_t, Regroup) {
-    throw Error(ErrorCode::kInvalidArgument, "this job does not survive losses");
-  }
-  virtual void give_up(const std::string& reason) { communicator->abort(reason); }
-  virtual void describe(std::vector<std::byte> contents, int) { description = std::move(contents); }
-  virtual JobWishes wishes() const { return {}; }
-
-  std::unique_ptr<Communicator> communicator;  // null: a newcomer, or between two generations
-  std::uint32_t generation = 0;
-  int newcomers = 0;
-  std::vector<Departure> departed;
-  bool too_few = false;
-  bool newcomer = false;
-  std::vector<std::byte> description;
-};
 
 namespace {
 
@@ -265,7 +245,10 @@ Communicator& Job::communicator() const { return *state_->communicator; }
 void Job::leave(const CallOptions& options) { communicator().barrier(options); }
 
 bool Job::survives(const Error& error) const { return state_->survives(error); }
-void Job::regroup(std::int64_t step, Regroup how) { state_->regroup(step, how); }
+void Job::regroup(std::int64_t step, Regroup how) {
+  std::erase_if(state_->before_regroup, [](const auto& give_up) { return !give_up(); });
+  state_->regroup(step, how);
+}
 bool Job::too_few() const { return state_->too_few; }
 void Job::give_up(const std::string& reason) { state_->give_up(reason); }
 bool Job::newcomer() const { return state_->newcomer; }

@@ -8,6 +8,7 @@
 #include "lockstep/base/thread_pool.h"
 #include "lockstep/comm/communicator.h"
 #include "lockstep/lockstep.h"
+#include "lockstep/run/job_state.h"
 #include "lockstep/train/gradient_tree.h"
 #include "lockstep/train/reducer.h"
 
@@ -34,10 +35,12 @@ std::vector<std::span<float>> partials_of(GradientTree& tree) {
 
 }  // namespace
 
-// For the communicator of one generation.
-struct LaneSum::State {
-  State(Communicator& communicator, const LeafOwners& owners, std::size_t elements,
-        std::size_t numbers_per_lane)
+namespace {
+
+// What belongs to one generation.
+struct Shared {
+  Shared(Communicator& communicator, const LeafOwners& owners, std::size_t elements,
+         std::size_t numbers_per_lane)
       : tree(
             schedule_lanes(owned_nodes(owners, communicator.rank())), elements,
             [&](std::size_t bytes) { return communicator.allocate(bytes); }, pool),
@@ -50,26 +53,50 @@ struct LaneSum::State {
   std::vector<std::vector<double>> numbers;  // per lane of this worker
 };
 
+}  // namespace
+
+struct LaneSum::State {
+  Shared& shared() {
+    if (!of_generation) {
+      of_generation.emplace(job.communicator(), owners_of_lanes(lanes, elements, job.world_size()),
+                            elements, numbers);
+    }
+    return *of_generation;
+  }
+
+  Job& job;
+  const std::uint32_t lanes;
+  const std::size_t elements;
+  const std::size_t numbers;
+  std::optional<Shared> of_generation = {};
+};
+
 LaneSum::LaneSum(Job& job, std::uint32_t lanes, std::size_t elements, std::size_t numbers)
-    : state_(std::make_unique<State>(job.communicator(),
-                                     owners_of_lanes(lanes, elements, job.world_size()), elements,
-                                     numbers)) {}
+    : state_(new State{job, lanes, elements, numbers}) {
+  if (!job.newcomer()) state_->shared();
+  job.state_->before_regroup.push_back([weak = std::weak_ptr(state_)] {
+    const auto state = weak.lock();
+    if (state) state->of_generation.reset();
+    return state != nullptr;
+  });
+}
 LaneSum::~LaneSum() = default;
 LaneSum::LaneSum(LaneSum&& other) noexcept = default;
 LaneSum& LaneSum::operator=(LaneSum&& other) noexcept = default;
 
 LaneSum::Sum LaneSum::sum(std::int64_t step, const Compute& compute) {
-  GradientTree& tree = state_->tree;
-  state_->reducer.begin(step);
-  for (std::size_t i = 0; i < state_->numbers.size(); ++i) {
+  Shared& shared = state_->shared();
+  GradientTree& tree = shared.tree;
+  shared.reducer.begin(step);
+  for (std::size_t i = 0; i < shared.numbers.size(); ++i) {
     const std::span<float> gradient = tree.lane_gradient(i);
-    std::vector<double>& numbers = state_->numbers[tree.schedule().lanes[i].place];
+    std::vector<double>& numbers = shared.numbers[tree.schedule().lanes[i].place];
     std::ranges::fill(gradient, 0.0F);
     std::ranges::fill(numbers, 0.0);
     compute(tree.schedule().lanes[i].lane, gradient, numbers);
     tree.ready(i, {0, gradient.size()});
   }
-  ReducedStep reduced = state_->reducer.finish(state_->numbers);
+  ReducedStep reduced = shared.reducer.finish(shared.numbers);
   if (reduced.withheld > 0) {
     throw Error(ErrorCode::kNonFinite, fmt::format("the gradient of step {} is not finite", step));
   }

@@ -1,4 +1,5 @@
-"""An installed Lockstep trains a stranger's model: examples/mlp, with the same bits for any number of workers."""
+"""An installed Lockstep trains a stranger's model: examples/mlp, with the same bits for any number of workers, also
+when one of them is killed."""
 # ctest: TIMEOUT 300
 # builds: release
 
@@ -35,13 +36,21 @@ def build():
     return os.path.join(folder, "mlp")
 
 
-def train(program, workers):
+def train(program, workers, victim=None):
+    """Ends rank `victim` with SIGKILL while the others train."""
     with reserved_port() as port:
         environment = {**ENVIRONMENT, "WORLD_SIZE": str(workers), "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port)}
         ranks = [subprocess.Popen([program], env={**environment, "RANK": str(rank)}, stdout=subprocess.PIPE,
                                   stderr=subprocess.STDOUT, text=True, preexec_fn=die_with_parent)
                  for rank in range(workers)]
+        if victim is not None:
+            for line in ranks[0].stdout:
+                if line.startswith("step 500 "):
+                    break
+            ranks[victim].kill()
         outputs = [rank.communicate(timeout=60)[0] for rank in ranks]
+    if victim is not None:
+        del ranks[victim], outputs[victim]
     for rank, output in zip(ranks, outputs):
         if rank.returncode != 0:
             sys.exit(f"{workers} workers: exit code {rank.returncode}\n{output}")
@@ -60,7 +69,7 @@ def main():
     if re.findall(r"#include <(lockstep/.*)>", text) != ["lockstep/lockstep.h"] or "getenv" in text:
         sys.exit("the example needs more than lockstep.h")
     program = build()
-    hashes = set.union(*(train(program, workers) for workers in (1, 2, 3)))
+    hashes = set.union(*(train(program, workers) for workers in (1, 2, 3)), train(program, 3, victim=1))
     if len(hashes) != 1:
         sys.exit(f"the weights differ: {hashes}")
 

@@ -3,6 +3,7 @@
 
 #include <cstdlib>
 #include <functional>
+#include <stdexcept>
 #include <thread>
 
 #include "lockstep/lockstep.h"
@@ -113,6 +114,51 @@ TEST(LaneSum, NeedsALaneForEveryWorker) {
     EXPECT_THROW(LaneSum(job, 2, 0), Error);
     job.leave();
   });
+}
+
+// The weights after a loop in which the worker that was started as `victim` throws, on all others.
+std::vector<std::vector<float>> weights_of_loop(int workers, int victim, std::int64_t at) {
+  std::vector<std::vector<float>> results(static_cast<std::size_t>(workers));
+  std::vector<Job> jobs = join_threads(workers);
+  std::vector<std::thread> threads;
+  for (int worker = 0; worker < workers; ++worker) {
+    threads.emplace_back([&, worker,
+                          job = std::move(jobs[static_cast<std::size_t>(worker)])]() mutable {
+      LaneSum lanes(job, 5, 7, 2);
+      std::vector<float> weights(7, 1.0F);
+      try {
+        run_steps(job, 6, {weights}, [&](std::int64_t step) {
+          const auto sum = lanes.sum(
+              step, [&](std::uint32_t lane, std::span<float> gradient, std::span<double> numbers) {
+                if (worker == victim && step == at) throw std::runtime_error("asked for");
+                compute(lane, gradient, numbers);
+                for (std::size_t i = 0; i < gradient.size(); ++i) gradient[i] *= weights[i];
+              });
+          for (std::size_t i = 0; i < weights.size(); ++i) weights[i] -= 0.01F * sum.gradient[i];
+        });
+        job.leave();
+        results[static_cast<std::size_t>(worker)] = weights;
+      } catch (const std::runtime_error& error) {
+        job.give_up(error.what());
+      }
+    });
+  }
+  for (std::thread& thread : threads) thread.join();
+  return results;
+}
+
+TEST(Job, ALoopSurvivesAWorkerThatThrows) {
+  const std::vector<float> alone = weights_of_loop(1, -1, 0)[0];
+  ASSERT_FALSE(alone.empty());
+  for (const int workers : {2, 3, 4}) {
+    for (int victim = 0; victim < workers; ++victim) {
+      const auto results = weights_of_loop(workers, victim, 1 + victim);
+      for (int worker = 0; worker < workers; ++worker) {
+        const auto& weights = results[static_cast<std::size_t>(worker)];
+        EXPECT_EQ(weights, worker == victim ? std::vector<float>() : alone);
+      }
+    }
+  }
 }
 
 }  // namespace

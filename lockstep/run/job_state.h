@@ -1,0 +1,40 @@
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <functional>
+#include <memory>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "lockstep/base/error.h"
+#include "lockstep/comm/communicator.h"
+#include "lockstep/lockstep.h"
+
+namespace lockstep {
+
+// One worker's place in a job, by what carries its bytes.
+struct Job::State {
+  virtual ~State() = default;
+
+  virtual bool survives(const Error&) const { return false; }
+  virtual void regroup(std::int64_t, Regroup) {
+    throw Error(ErrorCode::kInvalidArgument, "this job does not survive losses");
+  }
+  virtual void give_up(const std::string& reason) { communicator->abort(reason); }
+  virtual void describe(std::vector<std::byte> contents, int) { description = std::move(contents); }
+  virtual JobWishes wishes() const { return {}; }
+
+  std::unique_ptr<Communicator> communicator;  // null: a newcomer, or between two generations
+  std::uint32_t generation = 0;
+  int newcomers = 0;
+  std::vector<Departure> departed;
+  bool too_few = false;
+  bool newcomer = false;
+  std::vector<std::byte> description;
+  // Give up what belongs to the communicator; false: there is nothing any more.
+  std::vector<std::function<bool()>> before_regroup;
+};
+
+}  // namespace lockstep
