@@ -63,6 +63,7 @@ int main() try {
     for (std::size_t i = 0; i < kWeights; ++i) weights[i] -= kRate * gradient[i];
     if (job.rank() == 0 && step % 500 == 0) {
       std::printf("step %d  loss %.6f\n", static_cast<int>(step), losses[0] / (kLanes * kSamples));
+      std::fflush(stdout);
     }
   });
   std::printf("weights %s\n", to_hex(blake3(std::as_bytes(std::span(weights)))).c_str());
