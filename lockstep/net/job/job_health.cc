@@ -395,7 +395,10 @@ JobHealth::Time JobHealth::wake_at() const {
   Time wake = last_tick_ + timeout_ / 5;
   if (!heard_.empty()) wake = std::min(wake, heard_.begin()->first + timeout_);
   if (!accusers_.empty()) wake = std::min(wake, grace_ends_);
-  if (question_) wake = std::min({wake, question_->until, question_->asked + kAskAgain});
+  if (question_) {
+    wake = std::min(wake, question_->until);
+    if (all_answered()) wake = std::min(wake, question_->asked + kAskAgain);
+  }
   return wake;
 }
 
