@@ -178,7 +178,9 @@ void SurvivalSimulator::happen(std::size_t index) {
       Process& process = at(number);
       if (!process.alive || !process.stopped) return;
       process.stopped = false;
-      process.slept = process.slept || now_ - process.stopped_at >= options_.timeout;
+      if (!process.slept && process.roster && now_ - process.stopped_at >= options_.timeout) {
+        process.slept = process.stopped_at;
+      }
       tell(number, "wakes");
       std::deque<std::size_t> unread = std::exchange(process.unread, {});
       // What came over links is heard before anything is judged.
@@ -233,6 +235,7 @@ void SurvivalSimulator::reach(Process& process, int number, Event& event) {
             link, PeerIdentity{caller.card.id, fresh ? -1 : caller.card.rank, 0, 0}, now_);
         return;
       }
+      if (process.member && process.member->paused()) return close_link(event.connection, 1);
       std::string address;
       if (process.member && process.link >= 0 && process.member->connected() &&
           !process.member->centre_left()) {
@@ -337,6 +340,9 @@ void SurvivalSimulator::reach(Process& process, int number, Event& event) {
           break;
         }
       }
+      if (missing < 0 && process.phase != Phase::kReady) {  // it is about to end
+        return schedule(now_ + options_.timeout / 5, std::move(event));
+      }
       return fail(number, lost_rank(ErrorCode::kTimeout, "did not come in time", missing));
     }
     case Kind::kMeshClosed:
@@ -405,6 +411,7 @@ std::unique_ptr<Centre> SurvivalSimulator::make_centre(int number,
                         .member = {},
                         .make_id = [this] { return make_member_id(options_.seed, ++ids_ + 9); }};
   if (number != hub_) options.member = at(number).card.id;
+  options.moves = options_.centre != CentreKind::kHome;
   if (!inherited) return std::make_unique<Centre>(std::move(options), now_);
   options.world_size = static_cast<int>(inherited->roster.roster.size());
   return std::make_unique<Centre>(std::move(options), std::move(*inherited), now_);
@@ -443,7 +450,7 @@ void SurvivalSimulator::start_founder(int number) {
 // Somebody starts a worker and points it at the launcher, or at any member that lives.
 int SurvivalSimulator::add_newcomer() {
   std::vector<int> there = workers();
-  if (hub_ >= 0 && at(hub_).alive) there = {hub_};
+  if (hub_ >= 0 && at(hub_).alive && at(hub_).centre) there = {hub_};
   if (there.empty()) return -1;
   const int number = add_process();
   Process& process = at(number);
@@ -477,6 +484,7 @@ MemberOptions SurvivalSimulator::member_options(const Process& process) const {
   options.standing = process.standing;
   options.step = std::max<std::int64_t>(process.step, 0);
   options.description = process.description;
+  options.paused = process.member->paused();
   return options;
 }
 
@@ -502,6 +510,7 @@ void SurvivalSimulator::take_member(int number, int link, MemberOptions options)
 void SurvivalSimulator::dial(int number, const std::string& address, Time until) {
   Process& process = at(number);
   ++counts_.calls;
+  if (options_.trace) tell(number, "calls " + address);
   const auto found = addresses_.find(address);
   const int connection = static_cast<int>(connections_.size());
   const int target = found == addresses_.end() ? number : found->second;
@@ -578,6 +587,10 @@ void SurvivalSimulator::send_all(int number) {
     if (sending.bytes) send(link, 0, std::move(sending.bytes));
     if (sending.last) close_link(link, 1);
   }
+  if (process.centre->resigned()) {
+    tell(number, "is the centre no more");
+    process.centre.reset();
+  }
 }
 
 void SurvivalSimulator::watch_events(int number) {
@@ -587,21 +600,39 @@ void SurvivalSimulator::watch_events(int number) {
     const auto found = addresses_.find(event.card.mesh_address);
     if (found == addresses_.end()) continue;  // a member whom a centre that was started anew awaits
     const Process& whom = at(found->second);
-    if (event.kind == MemberEvent::Kind::kLost) {
-      tell(number, fmt::format("as the centre loses process {}: {}", found->second, event.why));
-      if (whom.alive && !whom.touched && !process.touched) {
-        broke(fmt::format("process {} was expelled, though no fault touched it: {}", found->second,
-                          event.why));
-      }
+    if (!event.departure || event.departure->kind == Departure::Kind::kLeft) continue;
+    tell(number,
+         fmt::format("as the centre loses process {}: {}", found->second, event.departure->why));
+    // Who has another centre was not lost to it.
+    const int other =
+        whom.link < 0 ? number : connections_[static_cast<std::size_t>(whom.link)].ends[1];
+    // A newcomer that reports that it cannot reach somebody is not let in.
+    if (whom.alive && !whom.touched && !process.touched && other == number && !whom.newcomer) {
+      broke(fmt::format("process {} was expelled, though no fault touched it: {}", found->second,
+                        event.departure->why));
     }
   }
   const auto& roster = process.centre->roster();
   if (roster && process.formed != roster->generation) {
     process.formed = roster->generation;
-    if (process.slept && options_.centre != CentreKind::kHome) {
+    if (was_replaced(number)) {
       broke(fmt::format("process {} stood still for the timeout, and formed a generation", number));
     }
   }
+}
+
+// Whether others have formed a generation without the process since it stood still.
+bool SurvivalSimulator::was_replaced(int number) {
+  const Process& process = at(number);
+  if (!process.slept || !process.roster || options_.centre == CentreKind::kHome) return false;
+  return std::ranges::any_of(generations_, [&](const auto& entry) {
+    const Generation& generation = *entry.second;
+    const auto& in = generation.processes;
+    return generation.formed > *process.slept && std::ranges::find(in, number) == in.end() &&
+           std::ranges::any_of(process.roster->roster, [&](const Card& card) {
+             return std::ranges::find(in, addresses_.at(card.mesh_address)) != in.end();
+           });
+  });
 }
 
 void SurvivalSimulator::set_wake(int number) {
@@ -719,9 +750,8 @@ void SurvivalSimulator::find_centre(int number) {
   Process& process = at(number);
   if (!process.roster) return end_process(number, "the centre of the job is gone");
   const bool is_home = options_.centre == CentreKind::kHome;
-  const bool may_serve = !process.member->paused() && !is_home;
-  process.search.emplace(*process.roster, process.rank, may_serve,
-                         is_home ? at(hub_).card.mesh_address : "", now_);
+  process.search.emplace(*process.roster, process.rank, is_home ? at(hub_).card.mesh_address : "",
+                         now_);
   tell(number, "looks for the centre");
   if (process.member->redirect()) process.search->redirected(*process.member->redirect(), now_);
   search_on(number);
@@ -730,7 +760,8 @@ void SurvivalSimulator::find_centre(int number) {
 void SurvivalSimulator::search_on(int number) {
   using Kinds = Succession::Action::Kind;
   Process& process = at(number);
-  Succession::Action action = process.search->next(now_);
+  const bool may_serve = !process.member->paused() && options_.centre != CentreKind::kHome;
+  Succession::Action action = process.search->next(may_serve, now_);
   switch (action.kind) {
     case Kinds::kGiveUp: return end_process(number, "nobody has become the centre");
     case Kinds::kWait:
@@ -739,7 +770,7 @@ void SurvivalSimulator::search_on(int number) {
       return;
     case Kinds::kServe:
       tell(number, "is the centre now");
-      if (process.slept) {
+      if (was_replaced(number)) {
         broke(fmt::format("process {} stood still for the timeout, and became the centre", number));
       }
       process.centre = make_centre(
@@ -762,6 +793,7 @@ void SurvivalSimulator::enter(int number, RosterMessage roster) {
     ++counts_.generations;
     generation = std::make_shared<Generation>();
     generation->name = roster.generation;
+    generation->formed = now_;
     generation->processes = numbers;
     generation->entering.resize(numbers.size());
     generation->gone.resize(numbers.size());
@@ -789,7 +821,7 @@ void SurvivalSimulator::enter(int number, RosterMessage roster) {
   process.torn = 0;
   process.phase = Phase::kEntering;
   ++process.epoch;
-  if (process.roster->centre.pid != process.card.pid) process.slept = false;
+  if (process.roster->centre.pid != process.card.pid) process.slept.reset();
   tell(number, fmt::format("rank {} of {} in generation {}", process.rank, numbers.size(),
                            process.roster->generation.number));
   generation->entering[static_cast<std::size_t>(process.rank)] = true;
@@ -882,7 +914,7 @@ void SurvivalSimulator::end_process(int number, std::string_view why) {
   const bool retries = !process.founder && process.attempts < kMostAttempts;
   const int attempts = process.attempts;
   if (!process.touched && formed_ && !disturbed_forming_ && process.founder &&
-      options_.min_workers == 1) {
+      options_.min_workers == 1 && !(centre_touched_ && counts_.finished > 0)) {
     broke(fmt::format("process {} ended, though no fault touched it: {}", number, why));
   }
   finish(number, "failed");
@@ -1062,11 +1094,16 @@ bool SurvivalSimulator::is_cut(int a, int b) const {
   return !cuts_.empty() && cuts_.contains(pair_of(a, b));
 }
 
+void SurvivalSimulator::touch(int number) {
+  at(number).touched = true;
+  centre_touched_ = centre_touched_ || at(number).centre;
+}
+
 void SurvivalSimulator::cut(int a, int b, Duration duration) {
   if (a == b) return;
   Time& until = cuts_.try_emplace(pair_of(a, b), now_).first->second;
   until = std::max(until, now_ + duration);
-  for (const int each : {a, b}) at(each).touched = true;
+  for (const int each : {a, b}) touch(each);
   last_fault_end_ = std::max(last_fault_end_, until);
   tell(a, fmt::format("is cut off from process {}", b));
   const auto [first, second] = pair_of(a, b);
@@ -1077,7 +1114,8 @@ void SurvivalSimulator::stop(int number, Duration duration) {
   Process& process = at(number);
   if (!process.alive || process.stopped) return;
   tell(number, "is stopped");
-  process.stopped = process.touched = true;
+  process.stopped = true;
+  touch(number);
   process.stopped_at = now_;
   last_fault_end_ = std::max(last_fault_end_, now_ + duration);
   schedule(now_ + duration, {.kind = Kind::kRevive, .process = number});
@@ -1086,7 +1124,7 @@ void SurvivalSimulator::stop(int number, Duration duration) {
 void SurvivalSimulator::kill(int number) {
   if (!at(number).alive) return;
   tell(number, "is killed");
-  at(number).touched = true;
+  touch(number);
   die(number, true);
 }
 
@@ -1164,7 +1202,8 @@ void SurvivalSimulator::inject() {
     }
     case 7:
       if (is_hub) break;
-      at(target).wants_to_leave = at(target).touched = true;
+      at(target).wants_to_leave = true;
+      touch(target);
       tell(target, "wants to leave");
       break;
     case 8:
@@ -1174,7 +1213,7 @@ void SurvivalSimulator::inject() {
         last_fault_end_ = std::max(last_fault_end_, now_ + duration);
         schedule(now_ + duration, {.kind = Kind::kHeal, .from = -2});
       } else if (!is_hub && at(target).generation && !at(target).stopped) {  // fails by itself
-        at(target).touched = true;
+        touch(target);
         tell(target, "gives up");
         at(target).member->report(Error(ErrorCode::kPeerLost, "out of memory", at(target).rank));
         finish(target, "gave up");

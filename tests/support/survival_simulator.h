@@ -125,18 +125,20 @@ class SurvivalSimulator {
   };
   struct Generation {
     GenerationName name;
+    Time formed;
     std::vector<int> processes;  // by rank
     std::vector<bool> entering;
     std::vector<bool> ready;
     std::vector<bool> gone;
+    int last = -1;                                    // the rank that came last
     std::map<std::uint64_t, Collective> collectives;  // by sequence number
   };
   struct Process {
     // Lasting.
     Card card;
     bool founder = false;
-    bool touched = false;  // by a fault, ever
-    bool slept = false;    // for the timeout
+    bool touched = false;       // by a fault, ever
+    std::optional<Time> slept;  // for the timeout, since then
     bool alive = true;
     bool stopped = false;
     Time stopped_at{};
@@ -250,6 +252,7 @@ class SurvivalSimulator {
   void watch_events(int number);
   bool advance(int number);
   void set_wake(int number);
+  bool was_replaced(int number);
   const Message& parse(const SharedBytes& bytes);
 
   void call_over(int number, bool refused);
@@ -273,6 +276,7 @@ class SurvivalSimulator {
   void start_faults();
   void next_fault();
   void inject();
+  void touch(int number);
   void stop(int number, Duration duration);
   void cut(int a, int b, Duration duration);
   bool is_cut(int a, int b) const;
@@ -304,6 +308,7 @@ class SurvivalSimulator {
   int restarts_pending_ = 0;
   bool formed_ = false;
   bool disturbed_forming_ = false;
+  bool centre_touched_ = false;
   bool slow_ = false;   // the network
   Time quiet_since_{};  // no fault lasts, or the last progress after that
   Time last_fault_end_{};

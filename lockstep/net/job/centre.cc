@@ -22,6 +22,11 @@ Centre::Time later(Centre::Time now, Centre::Clock::duration by) {
   return by > Centre::Time::max() - now ? Centre::Time::max() : now + by;
 }
 
+// So much sooner than a member that waits gives up it is told who is missing.
+Centre::Clock::duration margin_of(Centre::Clock::duration patience) {
+  return std::min<Centre::Clock::duration>(patience / 10, std::chrono::milliseconds(500));
+}
+
 // The job can go on without the rank that the error names. Other errors all ranks have in common.
 bool is_loss(const Error& error) {
   switch (error.code()) {
@@ -38,8 +43,8 @@ bool is_loss(const Error& error) {
 Centre::Centre(CentreOptions options, Time now)
     : options_(std::move(options)),
       gathering_(options_.world_size, options_.version,
-                 later(now, options_.patience.count() > 0 ? options_.patience : options_.timeout)) {
-}
+                 later(now, options_.patience.count() > 0 ? options_.patience : options_.timeout)),
+      last_event_(now) {}
 
 Centre::Centre(CentreOptions options, Inheritance inherited, Time now)
     : Centre(std::move(options), now) {
@@ -56,15 +61,19 @@ Centre::Centre(CentreOptions options, Inheritance inherited, Time now)
 }
 
 void Centre::opened(LinkId link, const std::optional<PeerIdentity>& peer, Time now) {
+  notice_pause(now);
+  if (resigned_) return sendings_.push_back({link, nullptr, true});
   const Time limit = now + std::min<Clock::duration>(options_.timeout, kLongestSilence);
   peers_[link] = {peer, {}, -1, limit, now};
   silent_.emplace(limit, link);
 }
 
 void Centre::received(LinkId link, const Message& message, Time now) {
+  notice_pause(now);
   const auto peer = peers_.find(link);
   if (peer == peers_.end()) return;  // it has been dismissed
   peer->second.heard = now;
+  if (woke_ && now > *woke_ && !peer->second.back) peer->second.back = now;
   if (!peer->second.join || message.kind == MessageKind::kJoin) return join(peer, message, now);
   if (message.kind == MessageKind::kDescription) {
     if (auto description = decode_description(message.body)) {
@@ -85,9 +94,15 @@ void Centre::received(LinkId link, const Message& message, Time now) {
 }
 
 void Centre::closed(LinkId link, Time now) {
+  notice_pause(now);
   const auto peer = peers_.find(link);
   if (peer == peers_.end()) return;
   const int rank = peer->second.rank;
+  if (rank >= 0 && woke_) {
+    place(rank).link.reset();
+    forget(peer);
+    return miss(rank, now);
+  }
   if (rank >= 0 && in_generation()) {
     health_->closed(rank, now);
     place(rank).link.reset();
@@ -106,12 +121,15 @@ void Centre::closed(LinkId link, Time now) {
 
 void Centre::forget(Peers::iterator peer) {
   silent_.erase({peer->second.limit, peer->first});
+  prepared_.erase(peer->first);
   peers_.erase(peer);
 }
 
 void Centre::dismiss(LinkId link, const Error& error) {
   send(link, MessageKind::kVerdict, encode_wire_error(error), true);
-  forget(peers_.find(link));
+  const auto peer = peers_.find(link);
+  if (peer->second.rank >= 0) place(peer->second.rank).link.reset();
+  forget(peer);
 }
 
 void Centre::join(Peers::iterator peer, const Message& message, Time now) {
@@ -135,24 +153,24 @@ void Centre::join(Peers::iterator peer, const Message& message, Time now) {
   step_ = std::max(step_, join->step);
   patience_ = std::max<Clock::duration>(patience_, join->patience);
   // A new process at the address of a centre that is gone, whose members have waited for it.
-  if (phase_ == Phase::kGathering && returns) expect_again(*join, now);
+  const bool knows_none = phase_ == Phase::kGathering || !roster_;
+  if (knows_none && returns && join->last.number > generation_.number) expect_again(*join, now);
   if (phase_ == Phase::kGathering) return gather(peer, *join, now);
 
   if (const auto rank = place_of(*join)) {
-    if (peer->second.rank >= 0 || phase_ == Phase::kRegrouping) {
-      if (in_generation()) {
-        if (join->standing == Standing::kBroken) {
-          end_generation(Error(ErrorCode::kPeerLost,
-                               fmt::format("{} cannot go on", name_of(place(*rank).card))),
-                         now);
-        } else {
-          start_regrouping(now);
-        }
+    if (in_generation()) {
+      if (join->standing == Standing::kBroken) {
+        end_generation(
+            Error(ErrorCode::kPeerLost, fmt::format("{} cannot go on", name_of(place(*rank).card))),
+            now);
+      } else {
+        start_regrouping(now);
       }
-      answer(*rank, link, *join);
-      return form_if_complete(now);
     }
+    answer(*rank, link, *join);
+    return form_if_complete(now);
   }
+  if (peer->second.rank >= 0) return;  // it asked before it knew of the newest generation
   if (!survives_) {
     const bool known = card.rank >= 0 && card.rank < static_cast<int>(places_.size());
     return dismiss(
@@ -163,16 +181,19 @@ void Centre::join(Peers::iterator peer, const Message& message, Time now) {
               card.rank));
   }
   if (const auto error = refusal(card)) return dismiss(link, *error);
-  peer->second.rank = -1;
   if (join->standing == Standing::kNew) return welcome(peer);
-  if (phase_ == Phase::kRegrouping) form_if_complete(now);
-  send_wish();
+  prepared_.insert(link);
+  if (const auto old = returns ? place_with(card.id) : std::nullopt) {
+    // It has left the link of its place, and does not know of the newest generation.
+    return lose(
+        Error(ErrorCode::kPeerLost, name_of(place(*old).card) + " lost its connection", *old), now);
+  }
+  form_if_complete(now);
 }
 
 void Centre::gather(Peers::iterator peer, const Join& join, Time now) {
-  // Answer a little before the first member gives up, so that it still hears who is missing.
-  const auto margin = std::min(join.patience / 10, std::chrono::milliseconds(500));
-  if (const auto error = gathering_.add(join.card, later(now, join.patience - margin))) {
+  const Time limit = later(now, join.patience - margin_of(join.patience));
+  if (const auto error = gathering_.add(join.card, limit)) {
     dismiss(peer->first, *error);
     return end_job(*error);
   }
@@ -186,7 +207,8 @@ std::optional<Error> Centre::refusal(const Card& card) const {
                  fmt::format("{} runs lockstep {}, the job {}", name_of(card), card.version,
                              options_.version));
   }
-  const auto there = std::ranges::find_if(places_, [](const Place& at) { return !at.gone; });
+  const auto there =
+      std::ranges::find_if(places_, [](const Place& at) { return !at.gone && at.link; });
   if (there != places_.end() && there->card.fingerprint != card.fingerprint) {
     return Error(ErrorCode::kInvalidArgument,
                  fmt::format("{} has another kind of processor or C library ({}) than the job "
@@ -205,13 +227,25 @@ std::optional<int> Centre::place_of(const Join& join) const {
   return same && !at.gone ? std::optional(rank) : std::nullopt;
 }
 
+std::optional<int> Centre::place_with(const MemberId& id) const {
+  const auto at = std::ranges::find_if(
+      places_, [&](const Place& each) { return !each.gone && each.card.id == id; });
+  if (at == places_.end()) return std::nullopt;
+  return static_cast<int>(at - places_.begin());
+}
+
 void Centre::answer(int rank, LinkId link, const Join& join) {
   Place& at = place(rank);
+  if (at.link && *at.link != link) {  // it has left that one
+    sendings_.push_back({*at.link, nullptr, true});
+    forget(peers_.find(*at.link));
+  }
   at.card = join.card;
   at.link = link;
   at.answered = true;
   at.waits = join.standing == Standing::kWaits;
   peers_.at(link).rank = rank;
+  prepared_.erase(link);
   survives_ = survives_ && join.survives;
   min_workers_ = std::max<std::size_t>(min_workers_, join.min_workers);
 }
@@ -245,6 +279,11 @@ void Centre::hear(int rank, const Message& message, Time now) {
           return health_->heartbeat(rank, std::move(heard->progress), now);
         }
         place(rank).left = true;
+        told_ = {};
+        if (phase_ == Phase::kForming) {  // all members are needed to begin
+          return lose(Error(ErrorCode::kPeerLost, name_of(place(rank).card) + " has left", rank),
+                      now);
+        }
         return health_->goodbye(rank, std::move(heard->progress), now);
       }
       break;
@@ -300,6 +339,7 @@ void Centre::start_job(Time now) {
     if (!peer.join) continue;
     const int rank = ranks[peer.join->card.id];
     peer.rank = rank;
+    peer.heard = now;  // until now it had nothing to say
     place(rank).link = link;
     survives_ = survives_ && peer.join->survives;
     min_workers_ = std::max<std::size_t>(min_workers_, peer.join->min_workers);
@@ -307,6 +347,7 @@ void Centre::start_job(Time now) {
   generation_ = {1, options_.make_id()};
   health_.emplace(std::move(names), options_.timeout, now);
   phase_ = Phase::kRunning;
+  told_ = {};
   next_heartbeat_ = now;
   const auto timeout = std::chrono::ceil<std::chrono::milliseconds>(options_.timeout);
   roster_ = RosterMessage{.centre = options_.card,
@@ -316,7 +357,6 @@ void Centre::start_job(Time now) {
                           .step = step_,
                           .roster = std::move(roster)};
   send_to_all(MessageKind::kRoster, encode(*roster_));
-  send_wish();
 }
 
 void Centre::end_job(const Error& verdict) {
@@ -328,6 +368,7 @@ void Centre::end_job(const Error& verdict) {
 
 void Centre::lose(const Error& why, Time now) {
   if (!survives_ || !is_loss(why)) return end_job(why);
+  if (woke_ && options_.moves) return resign();
   const bool was_in_generation = in_generation();
   const Error seen(why.code(), std::string(why.message()), why.rank());
   if (was_in_generation) {
@@ -377,14 +418,14 @@ void Centre::end_generation(const Error& why, Time now) {
 }
 
 void Centre::start_regrouping(Time now) {
-  if (in_generation()) {  // who has closed its connection will not answer
+  if (in_generation() && !woke_) {  // who has gone already will not answer
     for (Place& at : places_) {
+      if (at.left) take_away(at.card.rank, Departure::Kind::kLeft, "");
       if (!at.link) take_away(at.card.rank, Departure::Kind::kDied, "its connection closed");
     }
   }
   phase_ = Phase::kRegrouping;
   since_ = now;
-  last_judged_ = now;
   next_heartbeat_ = std::min(next_heartbeat_, now);
   may_wait_ = false;
   health_.reset();
@@ -397,7 +438,10 @@ void Centre::expect_again(const Join& join, Time now) {
     return;
   }
   generation_ = join.last;
-  places_.resize(index_of(join.card.world_size));
+  for (auto& [link, peer] : peers_) {  // of one before that
+    if (std::exchange(peer.rank, -1) >= 0) prepared_.insert(link);
+  }
+  places_.assign(index_of(join.card.world_size), {});
   for (int rank = 0; rank < join.card.world_size; ++rank) place(rank).card.rank = rank;
   start_regrouping(now);
 }
@@ -405,50 +449,55 @@ void Centre::expect_again(const Join& join, Time now) {
 // While the next generation is under way: who is silent, or does not do its part, is lost.
 void Centre::judge_silence(Time now) {
   const Clock::duration timeout = options_.timeout;
-  since_ = excuse_own_pause(since_, last_judged_, now, timeout);
-  const bool paused = now - last_judged_ > timeout / 2;
-  for (auto& [link, peer] : peers_) {
-    if (paused) peer.heard = excuse_own_pause(peer.heard, last_judged_, now, timeout);
-  }
-  last_judged_ = now;
   for (int rank = 0; rank < static_cast<int>(places_.size()) && !verdict_; ++rank) {
     const Place& at = place(rank);
     if (at.gone) continue;
-    const std::string name = name_of(at.card);
+    const auto name = [&] { return name_of(at.card); };
     if (phase_ == Phase::kForming) {
       if (at.ready || now - since_ < kReadyTimeouts * timeout) continue;
-      return lose(Error(ErrorCode::kTimeout, name + " did not get ready in time", rank), now);
+      return lose(Error(ErrorCode::kTimeout, name() + " did not get ready in time", rank), now);
     }
     if (!at.link) {
       if (now - since_ < timeout) continue;
-      lose(Error(ErrorCode::kPeerLost, name + " did not come to the new centre in time", rank),
+      lose(Error(ErrorCode::kPeerLost, name() + " did not come to the new centre in time", rank),
            now);
     } else if (now - peers_.at(*at.link).heard >= timeout) {
       lose(Error(ErrorCode::kPeerLost,
-                 fmt::format("{} has been silent for {}: stopped or cut off", name,
+                 fmt::format("{} has been silent for {}: stopped or cut off", name(),
                              format_duration(timeout)),
                  rank),
            now);
     } else if (!at.answered && now - since_ >= kAnswerTimeouts * timeout) {
-      lose(Error(ErrorCode::kTimeout, name + " did not join the next generation in time", rank),
+      lose(Error(ErrorCode::kTimeout, name() + " did not join the next generation in time", rank),
            now);
     }
-    if (phase_ != Phase::kRegrouping) return;
+    if (phase_ != Phase::kRegrouping || resigned_) return;
   }
 }
 
-std::vector<Centre::LinkId> Centre::newcomers(std::size_t room, Time now) const {
+// Those who can be let in now.
+std::vector<Centre::LinkId> Centre::newcomers(std::size_t survivors, Time now) const {
+  const std::size_t most =
+      description_ && description_->most_workers > 0 ? description_->most_workers : kMaxWorldSize;
   std::vector<LinkId> found;
-  for (const auto& [link, peer] : peers_) {
-    if (found.size() >= room) break;
-    if (peer.rank >= 0 || !peer.join || peer.join->standing == Standing::kNew) continue;
-    if (now - peer.heard < options_.timeout / 2) found.push_back(link);
+  for (const LinkId link : prepared_) {
+    if (survivors + found.size() >= most) break;
+    if (now - peers_.at(link).heard < options_.timeout / 2) found.push_back(link);
   }
   return found;
 }
 
+void Centre::forget_silent_newcomers(Time now) {
+  for (auto next = prepared_.begin(); next != prepared_.end();) {
+    const auto peer = peers_.find(*next++);
+    if (now - peer->second.heard < options_.timeout) continue;
+    sendings_.push_back({peer->first, nullptr, true});
+    forget(peer);
+  }
+}
+
 void Centre::form_if_complete(Time now) {
-  if (phase_ != Phase::kRegrouping || verdict_) return;
+  if (phase_ != Phase::kRegrouping || verdict_ || woke_ || resigned_) return;
   std::size_t survivors = 0;
   bool all_wait = true;
   for (const Place& at : places_) {
@@ -457,9 +506,7 @@ void Centre::form_if_complete(Time now) {
     ++survivors;
     all_wait = all_wait && at.waits;
   }
-  const std::size_t most =
-      description_ && description_->most_workers > 0 ? description_->most_workers : kMaxWorldSize;
-  const auto added = newcomers(most - std::min(most, survivors), now);
+  const auto added = newcomers(survivors, now);
   const std::size_t total = survivors + added.size();
   const bool too_few = total < min_workers_;
   may_wait_ = total == 0 || (too_few && all_wait);
@@ -497,6 +544,7 @@ void Centre::form(const std::vector<LinkId>& newcomers, bool too_few, Time now) 
     card.world_size = static_cast<int>(places_.size());
     if (options_.member == card.id) change.centre.rank = card.rank;
     peers_.at(*places_[i].link).rank = card.rank;
+    if (i >= survivors) prepared_.erase(*places_[i].link);
     if (i >= survivors) events_.push_back({card});
     names.push_back(name_of(card));
     roster.push_back(card);
@@ -515,7 +563,6 @@ void Centre::form(const std::vector<LinkId>& newcomers, bool too_few, Time now) 
   if (const auto error = check_reachable(roster_->roster)) return end_job(*error);
   phase_ = Phase::kForming;
   since_ = now;
-  last_judged_ = now;
   health_.emplace(std::move(names), options_.timeout, now);
   send_rosters(change, known ? survivors : 0);
 }
@@ -534,34 +581,23 @@ void Centre::go_if_ready() {
   if (phase_ != Phase::kForming) return;
   if (!std::ranges::all_of(places_, [](const Place& at) { return at.ready || at.left; })) return;
   phase_ = Phase::kRunning;
+  told_ = {};
   const SharedBytes bytes = shared_frame(MessageKind::kGo, encode_tag(tag()));
   for (const Place& at : places_) {
     if (at.link) sendings_.push_back({*at.link, bytes});
   }
-  send_wish();
 }
 
-void Centre::wish(const Wish& wish) {
-  wish_ = wish;
-  send_wish();
-}
-
-void Centre::send_wish() {
-  if (phase_ != Phase::kRunning || verdict_) return;
+void Centre::send_wish(Time now) {
   const auto first =
       std::ranges::find_if(places_, [](const Place& at) { return at.link && !at.left; });
   if (first == places_.end()) return;
   Wish wish = wish_;
-  const std::size_t most =
-      description_ && description_->most_workers > 0 ? description_->most_workers : kMaxWorldSize;
-  const auto waits = [](const auto& entry) {
-    const Peer& peer = entry.second;
-    return peer.rank < 0 && peer.join && peer.join->standing != Standing::kNew;
-  };
-  wish.regroup = places_.size() < most && std::ranges::any_of(peers_, waits);
-  if (wish == Wish{}) return;
-  wish_.save = false;  // once
+  wish.regroup = !newcomers(places_.size(), now).empty();
+  if (wish == told_) return;
   send(*first->link, MessageKind::kWish, encode(wish));
+  wish.save = wish_.save = false;  // once
+  told_ = wish;
 }
 
 void Centre::send(LinkId link, MessageKind kind, std::span<const std::byte> body, bool last) {
@@ -575,7 +611,54 @@ void Centre::send_to_all(MessageKind kind, std::span<const std::byte> body) {
   }
 }
 
+// Looks at the time with every event, before anything is concluded from what came meanwhile.
+void Centre::notice_pause(Time now) {
+  if (resigned_) return;
+  const Clock::duration slept = now - last_event_;
+  if (slept > options_.timeout / 2) {  // nobody could be heard
+    since_ = excuse_own_pause(since_, last_event_, now, options_.timeout);
+    for (auto& [link, peer] : peers_) {
+      peer.heard = excuse_own_pause(peer.heard, last_event_, now, options_.timeout);
+      peer.back.reset();
+    }
+  }
+  last_event_ = now;
+  if (phase_ == Phase::kGathering || !survives_ || verdict_) return;
+  // Members of a centre that stays where it is come again: in doubt it waits for them.
+  if (slept >= (options_.moves ? options_.timeout : options_.timeout / 2)) woke_ = now;
+  if (!woke_ || now == *woke_) return;
+  // What a member sent before it left may come after the pause, too, but then all at once and with
+  // the end of its link.
+  const bool all_are_back = std::ranges::all_of(places_, [&](const Place& at) {
+    if (at.gone) return true;
+    if (!at.link) return false;
+    const Peer& peer = peers_.at(*at.link);
+    return peer.back && peer.heard - *peer.back >= options_.timeout / 10;
+  });
+  if (all_are_back) woke_.reset();
+}
+
+// A member has gone while this process stood still: to another centre, or it will come again.
+void Centre::miss(int rank, Time now) {
+  if (options_.moves) return resign();
+  if (!in_generation()) return;
+  end_generation(Error(ErrorCode::kPeerLost,
+                       fmt::format("{} stood still for longer than {}", name_of(options_.card),
+                                   format_duration(options_.timeout)),
+                       rank),
+                 now);
+}
+
+void Centre::resign() {
+  resigned_ = true;
+  for (const auto& [link, peer] : peers_) sendings_.push_back({link, nullptr, true});
+  peers_.clear();
+  silent_.clear();
+}
+
 void Centre::tick(Time now) {
+  notice_pause(now);
+  if (resigned_) return;
   while (!silent_.empty() && now >= silent_.begin()->first) {
     const LinkId link = silent_.begin()->second;
     sendings_.push_back({link, nullptr, true});
@@ -601,7 +684,8 @@ void Centre::decide(Time now) {
   if (phase_ != Phase::kRunning && !verdict_) {
     judge_silence(now);
     form_if_complete(now);
-    if (may_wait_ && phase_ == Phase::kRegrouping && now >= later(since_, patience_)) {
+    const Clock::duration margin = margin_of(patience_);
+    if (may_wait_ && phase_ == Phase::kRegrouping && now >= later(since_, patience_ - margin)) {
       end_job(Error(ErrorCode::kPeerLost,
                     fmt::format("{} of the {} workers that the job needs are left, and no others "
                                 "came in {}",
@@ -609,7 +693,10 @@ void Centre::decide(Time now) {
                                 format_duration(patience_))));
     }
   }
-  if (!verdict_ && now >= next_heartbeat_) {
+  if (verdict_ || resigned_) return;
+  if (phase_ == Phase::kRunning) send_wish(now);
+  if (now >= next_heartbeat_) {
+    forget_silent_newcomers(now);
     send_to_all(MessageKind::kHeartbeat, encode(Pulse{tag()}));
     next_heartbeat_ = now + options_.timeout / 5;
   }

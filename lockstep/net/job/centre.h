@@ -31,6 +31,8 @@ struct CentreOptions {
   Deadline::Clock::duration patience{};
   // The member of the centre's own process, if it has one.
   std::optional<MemberId> member = {};
+  // Whether another process takes the role when this one is gone, or stands still.
+  bool moves = true;
   std::function<MemberId()> make_id = random_member_id;  // of generations
 };
 
@@ -80,7 +82,7 @@ class Centre {
   // has closed.
   void process_ended(std::int32_t pid, const std::string& how, bool own_fault);
   // Wants something of all ranks, for as long as the job lives: rank 0 passes it on.
-  void wish(const Wish& wish);
+  void wish(const Wish& wish) { wish_ = wish; }
   // To be called at wake_at() at the latest, after all events that happened before.
   void tick(Time now);
   // Says goodbye to all; a verdict that is still open is decided first. `progress` is that of this
@@ -102,6 +104,9 @@ class Centre {
   const std::optional<RosterMessage>& roster() const { return roster_; }
   // Why the job has failed for all.
   const std::optional<Error>& verdict() const { return verdict_; }
+  // This process stood still for the timeout, and its members have gone to another centre. It is to
+  // be destroyed; all its links are closed.
+  bool resigned() const { return resigned_; }
   // Whether a generation has formed and all its members have gone in good order.
   bool all_left() const;
   // The most steps that a member has done, as they told when they joined.
@@ -116,6 +121,7 @@ class Centre {
     int rank = -1;             // in the newest generation; -1: not in it
     Time limit;                // by which it must have asked
     Time heard;
+    std::optional<Time> back = {};  // first heard after this process stood still
   };
   using Peers = std::map<LinkId, Peer>;
   // A rank of the newest generation.
@@ -138,6 +144,7 @@ class Centre {
   void welcome(Peers::iterator peer);
   std::optional<Error> refusal(const Card& card) const;
   std::optional<int> place_of(const Join& join) const;
+  std::optional<int> place_with(const MemberId& id) const;
   void dismiss(LinkId link, const Error& error);
   void forget(Peers::iterator peer);
   void hear(int rank, const Message& message, Time now);
@@ -152,15 +159,19 @@ class Centre {
   void start_regrouping(Time now);
   void expect_again(const Join& join, Time now);
   void judge_silence(Time now);
+  void forget_silent_newcomers(Time now);
+  void notice_pause(Time now);
+  void miss(int rank, Time now);
+  void resign();
   void form_if_complete(Time now);
   void form(const std::vector<LinkId>& newcomers, bool too_few, Time now);
   void send_rosters(const RosterChange& change, std::size_t survivors);
   void go_if_ready();
-  std::vector<LinkId> newcomers(std::size_t room, Time now) const;
+  std::vector<LinkId> newcomers(std::size_t survivors, Time now) const;
 
   void send(LinkId link, MessageKind kind, std::span<const std::byte> body, bool last = false);
   void send_to_all(MessageKind kind, std::span<const std::byte> body);
-  void send_wish();
+  void send_wish(Time now);
   void decide(Time now);
   bool in_generation() const { return phase_ == Phase::kRunning || phase_ == Phase::kForming; }
   std::uint32_t tag() const { return tag_of(generation_); }
@@ -170,6 +181,7 @@ class Centre {
   Phase phase_ = Phase::kGathering;
   Peers peers_;
   std::set<std::pair<Time, LinkId>> silent_;  // those who have not asked to join yet
+  std::set<LinkId> prepared_;                 // newcomers that can be let in
   Gathering gathering_;
 
   // Of the newest generation.
@@ -179,8 +191,7 @@ class Centre {
   std::optional<JobHealth> health_;  // while in_generation()
 
   // While the next generation is under way.
-  Time since_{};  // when the one before ended, or the new one was sent out
-  Time last_judged_{};
+  Time since_{};           // when the one before ended, or the new one was sent out
   bool may_wait_ = false;  // too few have come, and all of them wait for others
 
   // What the members have told.
@@ -190,7 +201,14 @@ class Centre {
   std::int64_t step_ = 0;
   std::optional<Description> description_;
 
+  // This process stood still for the timeout until then. Until all members have been heard again
+  // they may have another centre, and this one forms no generation.
+  std::optional<Time> woke_;
+  Time last_event_{};
+  bool resigned_ = false;
+
   Wish wish_;
+  Wish told_;  // to the first rank of this generation
   std::optional<Error> verdict_;
   Time next_heartbeat_ = Time::max();
   std::vector<Sending> sendings_;

@@ -95,6 +95,11 @@ ControlNews ControlLoop::wait_for_news(const std::function<bool(const ControlNew
   return news_;
 }
 
+ControlNews ControlLoop::news() {
+  const std::lock_guard lock(mutex_);
+  return news_;
+}
+
 std::optional<RosterMessage> ControlLoop::centre_roster() {
   const std::lock_guard lock(mutex_);
   return centre_roster_;
@@ -181,6 +186,7 @@ bool ControlLoop::turn() {
   if (centre_) centre_->tick(now);
   send_for_member();
   send_for_centre(now);
+  if (centre_ && centre_->resigned()) give_role_up();
   publish();
   return go_on;
 }
@@ -245,6 +251,8 @@ void ControlLoop::admit(Arrival arrival, Time now) {
 }
 
 void ControlLoop::redirect(Link link) const {
+  // Who stood still for the timeout never becomes the centre: nobody is to wait for it.
+  if (member_ && member_->paused()) return link.socket().close_gently();
   std::string address;
   if (member_link_ && member_->connected() && !member_->centre_left()) {
     try {
@@ -325,6 +333,13 @@ void ControlLoop::send_for_centre(Time now) {
     entry->second.link.socket().close_gently();
     centre_links_.erase(entry);
   }
+}
+
+// The members have another centre by now. Callers are told where it is once this process knows.
+void ControlLoop::give_role_up() {
+  for (auto& [key, each] : centre_links_) each.link.socket().close_gently();
+  centre_links_.clear();
+  centre_.reset();
 }
 
 void ControlLoop::publish() {

@@ -36,7 +36,7 @@ struct ControlNews {
   // There is no way to the centre; perhaps somebody said where it is (Member::redirect).
   bool cut_off = false;
   std::optional<std::string> redirect = {};
-  bool paused = false;                      // this process once stood still for the timeout
+  bool paused = false;                      // Member::paused()
   std::optional<Description> welcome = {};  // to a newcomer
 };
 
@@ -70,6 +70,8 @@ class ControlLoop {
   // Waits until `enough`, or until the deadline. Returns what is known then.
   ControlNews wait_for_news(const std::function<bool(const ControlNews&)>& enough,
                             Deadline deadline);
+  // What is known now.
+  ControlNews news();
   // Of the process that has the centre: the newest roster, and what has become of members since.
   std::optional<RosterMessage> centre_roster();
   std::vector<MemberEvent> take_events();
@@ -130,6 +132,7 @@ class ControlLoop {
   void serve_centre_link(std::uint64_t key, Time now);
   void serve_member(Time now);
   void send_for_centre(Time now);
+  void give_role_up();
   void send_for_member();
   void order(const std::function<void(Orders&)>& change);
   // Tells a caller who looks for the centre where it is.

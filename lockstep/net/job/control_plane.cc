@@ -117,12 +117,14 @@ void ControlPlane::find_centre(const ControlNews& news, Standing standing, std::
   options.standing = standing;
   options.step = step;
   options.description = description_;
-  const bool may_serve = !news.paused && way_back_.make_centre != nullptr;
-  Succession search(*roster_, rank_, may_serve, way_back_.home, Deadline::Clock::now());
+  options.paused = news.paused;
+  Succession search(*roster_, rank_, way_back_.home, Deadline::Clock::now());
   std::optional<std::string> redirect = news.redirect;
   for (;;) {
     if (redirect) search.redirected(*std::exchange(redirect, std::nullopt), Deadline::Clock::now());
-    const Succession::Action action = search.next(Deadline::Clock::now());
+    options.paused = options.paused || loop_->news().paused;
+    const bool may_serve = !options.paused && way_back_.make_centre != nullptr;
+    const Succession::Action action = search.next(may_serve, Deadline::Clock::now());
     if (action.kind == Kind::kGiveUp) break;
     if (action.kind == Kind::kWait) {
       ::poll(nullptr, 0, Deadline::at(action.until).poll_timeout());
@@ -152,7 +154,7 @@ void ControlPlane::find_centre(const ControlNews& news, Standing standing, std::
     if (!redirect) search.unreachable(Deadline::Clock::now());
   }
   throw Error(ErrorCode::kPeerLost,
-              news.paused
+              options.paused
                   ? "this process stood still for longer than the timeout, and the job has gone"
                   : "the centre of the job is gone, and nobody else has become it");
 }
@@ -172,9 +174,7 @@ bool ControlPlane::survives(const Error& error) const {
   if (!loop_ || !roster_ || !roster_->survives || !options_.survives) return false;
   const auto cause = latch().error();
   if (!cause || std::string_view(cause->what()) != error.what()) return false;
-  const ControlNews news =
-      loop_->wait_for_news([](const ControlNews&) { return true; }, Deadline::after({}));
-  return !news.failure;
+  return !loop_->news().failure;
 }
 
 void ControlPlane::describe(Description description) {

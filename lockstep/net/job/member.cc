@@ -26,6 +26,7 @@ Member::Member(MemberOptions options, Ask progress, Time now)
       last_heard_(now),
       last_look_(now),
       next_heartbeat_(now),
+      paused_(options_.paused),
       description_(options_.description) {
   if (roster_) {
     timeout_ = roster_->timeout;
@@ -146,6 +147,7 @@ void Member::take_news(RosterMessage roster, Time now) {
   timeout_ = roster.timeout;
   next_heartbeat_ = now;
   wish_ = {};
+  paused_ = false;
   roster_ = std::move(roster);
   news_ = roster_;
   send_description();
@@ -153,7 +155,7 @@ void Member::take_news(RosterMessage roster, Time now) {
 
 void Member::hear(const Message& message, Time now) {
   switch (message.kind) {
-    case MessageKind::kHeartbeat: return;
+    case MessageKind::kHeartbeat: return hear_heartbeat(now);
     case MessageKind::kPing: return send_heartbeat(now);
     case MessageKind::kGoodbye:
       if (auto last = decode_pulse(message.body)) {
@@ -185,6 +187,14 @@ void Member::hear(const Message& message, Time now) {
   lose_centre(fmt::format("sent a malformed {}", to_string(message.kind)));
 }
 
+// The centre that has not lost us goes on to send heartbeats. What it sent before it lost us may
+// come after our pause, too, but then all at once and with the end of the link.
+void Member::hear_heartbeat(Time now) {
+  if (!paused_ || waiting_) return;
+  if (!heard_after_pause_) heard_after_pause_ = now;
+  if (now - *heard_after_pause_ >= timeout_ / 10) paused_ = false;
+}
+
 void Member::lost(const Error& why) {
   if (!connected_) return;
   const bool closed = why.code() == ErrorCode::kChannelClosed;
@@ -207,7 +217,10 @@ void Member::tick(Time now) {
   }
   if (!joined() && !welcomed_) return;
   // What was said during a pause has been heard before.
-  if (now - last_look_ >= timeout_) paused_ = true;
+  if (now - last_look_ >= timeout_) {
+    paused_ = true;
+    heard_after_pause_.reset();
+  }
   last_heard_ = excuse_own_pause(last_heard_, last_look_, now, timeout_);
   last_look_ = now;
   if (connected_ && now - last_heard_ >= timeout_) {
@@ -247,7 +260,7 @@ void Member::fail(const Error& error) {
 
 void Member::lose_centre(const std::string& how) {
   connected_ = false;
-  if (centre_left() && !waiting_) return;
+  if (centre_left() && !waiting_ && may_go_) return;  // the generation goes on without it
   const std::string who = joined() ? name_of(centre_) : options_.centre;
   const Error error(ErrorCode::kPeerLost, fmt::format("{} {}", who, how), centre_.rank);
   if (!survives()) return fail(error);
@@ -276,7 +289,11 @@ Member::Time Member::wake_at() const {
   Time wake = waiting_ ? gives_up_ : Time::max();
   if (welcomed_ || joined()) wake = std::min(wake, next_heartbeat_);
   if ((welcomed_ || joined()) && connected_) wake = std::min(wake, last_heard_ + timeout_);
-  if (!connected_ && !centre_left()) return waiting_ ? gives_up_ : Time::max();
+  if (!connected_ && !centre_left()) {
+    wake = waiting_ ? gives_up_ : Time::max();
+    // To notice a pause of this process, it looks at the time.
+    if (joined()) wake = std::min(wake, last_look_ + timeout_ / 5);
+  }
   return wake;
 }
 

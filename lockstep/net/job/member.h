@@ -29,6 +29,7 @@ struct MemberOptions {
   std::int64_t step = 0;
   std::optional<RosterMessage> last = {};
   std::optional<Description> description = {};
+  bool paused = false;  // see Member::paused()
 };
 
 // A member's end of its link to the centre: asks to join, then sends heartbeats and reports and
@@ -85,7 +86,8 @@ class Member {
   bool connected() const { return connected_; }
   // Whether the centre has taken leave. A generation goes on without it.
   bool centre_left() const { return centre_progress_.has_value(); }
-  // Whether this process itself once stood still for the timeout: the others have lost it.
+  // Whether this process stood still for the timeout: the others may have lost it. Over when the
+  // centre is heard again in the same generation, or another generation begins.
   bool paused() const { return paused_; }
   // It asks to be in a generation, and has no answer yet.
   bool waiting() const { return waiting_; }
@@ -95,6 +97,7 @@ class Member {
  private:
   void take_news(RosterMessage roster, Time now);
   void hear(const Message& message, Time now);
+  void hear_heartbeat(Time now);
   void hear_roster(const Message& message, Time now);
   void send(MessageKind kind, std::span<const std::byte> body);
   void send_join(Standing standing, std::int64_t step);
@@ -123,6 +126,7 @@ class Member {
   Time last_look_;
   Time next_heartbeat_;
   bool paused_ = false;
+  std::optional<Time> heard_after_pause_;
   bool welcomed_ = false;
   std::optional<Description> description_;
   bool described_ = false;  // over this link

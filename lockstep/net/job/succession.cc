@@ -3,51 +3,44 @@
 #include <algorithm>
 #include <utility>
 
+#include "lockstep/base/index.h"
+
 namespace lockstep {
 namespace {
 
 // Between two calls to somebody who does not know the centre yet.
 constexpr std::chrono::milliseconds kPause{50};
+// Part of the timeout: a centre that somebody is in touch with answers soon, or it has just gone.
+constexpr int kToldShare = 5;
 // In timeouts: the next centre may compute for so long before it notices.
 constexpr int kPatience = 10;
 
 }  // namespace
 
-Succession::Succession(const RosterMessage& last, int own_rank, bool may_serve, std::string home,
-                       Time now)
-    : limit_(now + kPatience * last.timeout),
-      timeout_(last.timeout),
-      home_(std::move(home)),
+Succession::Succession(const RosterMessage& last, int own_rank, std::string home, Time now)
+    : last_(last),
       own_rank_(own_rank),
-      centre_rank_(last.centre.rank) {
-  if (!home_.empty()) return;
-  for (const Card& card : last.roster) {
-    if (card.rank == centre_rank_) continue;
-    if (card.rank == own_rank && !may_serve) continue;
-    candidates_.push_back({card.rank, card.mesh_address});
-    if (card.rank == own_rank) break;  // nobody behind it is asked
-  }
-}
+      home_(std::move(home)),
+      limit_(now + kPatience * last.timeout) {}
 
-Succession::Action Succession::next(Time now) {
+Succession::Action Succession::next(bool may_serve, Time now) {
   using Kind = Action::Kind;
   if (now >= limit_) return {Kind::kGiveUp};
   if (now < wait_until_) return {Kind::kWait, {}, wait_until_};
-  const Time until = std::min(limit_, now + timeout_);
+  const Time until = std::min(limit_, now + last_.timeout);
   if (!home_.empty()) return {Kind::kCall, home_, until};
+  calling_told_ = told_.has_value();
   if (told_) {
-    calling_told_ = true;
-    return {Kind::kCall, *std::exchange(told_, std::nullopt), until};
+    const Time soon = std::min<Time>(until, now + last_.timeout / kToldShare);
+    return {Kind::kCall, *std::exchange(told_, std::nullopt), soon};
   }
-  calling_told_ = false;
-  if (at_ == candidates_.size()) return {Kind::kGiveUp};
-  const Candidate& candidate = candidates_[at_];
-  if (candidate.rank != own_rank_) return {Kind::kCall, candidate.address, until};
-  Action serve{Kind::kServe};
-  if (centre_rank_ >= 0) serve.lost.push_back(centre_rank_);
-  for (const Candidate& other : candidates_) {
-    if (other.gone) serve.lost.push_back(other.rank);
-  }
+
+  const int centre = last_.centre.rank;
+  while (at_ == centre || (at_ == own_rank_ && !may_serve)) ++at_;
+  if (at_ >= static_cast<int>(last_.roster.size())) return {Kind::kGiveUp};
+  if (at_ != own_rank_) return {Kind::kCall, last_.roster[index_of(at_)].mesh_address, until};
+  Action serve{Kind::kServe, {}, {}, gone_};
+  if (centre >= 0) serve.lost.push_back(centre);
   std::ranges::sort(serve.lost);
   return serve;
 }
@@ -55,10 +48,9 @@ Succession::Action Succession::next(Time now) {
 void Succession::unreachable(Time now) {
   if (!home_.empty() || calling_told_) {
     wait_until_ = now + kPause;
-    return;
+  } else {
+    gone_.push_back(at_++);
   }
-  candidates_[at_].gone = true;
-  ++at_;
 }
 
 void Succession::redirected(const std::string& address, Time now) {

@@ -19,9 +19,9 @@ class Succession {
   using Clock = Deadline::Clock;
   using Time = Clock::time_point;
 
-  // `home` is an address where the centre always is, such as a coordinator's; empty: there is none
-  // and the role moves.
-  Succession(const RosterMessage& last, int own_rank, bool may_serve, std::string home, Time now);
+  // `last` is the roster of the last generation and outlives this. `home` is an address where the
+  // centre always is, such as a coordinator's; empty: there is none and the role moves.
+  Succession(const RosterMessage& last, int own_rank, std::string home, Time now);
 
   struct Action {
     enum class Kind { kCall, kWait, kServe, kGiveUp } kind{};
@@ -29,25 +29,21 @@ class Succession {
     Time until{};                // of the call, or of the wait
     std::vector<int> lost = {};  // to serve: ranks that are known to be gone
   };
-  // What to do now. A call ends in one of the three below.
-  Action next(Time now);
+  // What to do now; `may_serve` is whether this process may become the centre. A call ends in one
+  // of the two below, or with the centre.
+  Action next(bool may_serve, Time now);
   void unreachable(Time now);
   // Whoever was called is not the centre, but says where it is; empty: it does not know, and looks.
   void redirected(const std::string& address, Time now);
 
  private:
-  Time limit_;  // then it gives up
-  Clock::duration timeout_;
-  std::string home_;
-  struct Candidate {
-    int rank;
-    std::string address;
-    bool gone = false;
-  };
-  std::vector<Candidate> candidates_;  // in order
-  std::size_t at_ = 0;
+  const RosterMessage& last_;
   const int own_rank_;
-  const int centre_rank_;
+  const std::string home_;
+  const Time limit_;  // then it gives up
+
+  int at_ = 0;                       // the rank that is asked
+  std::vector<int> gone_;            // ranks that were out of reach
   std::optional<std::string> told_;  // where the centre is said to be
   bool calling_told_ = false;
   Time wait_until_{};
