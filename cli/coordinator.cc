@@ -214,6 +214,7 @@ std::unique_ptr<ControlPlane> open_door(Socket listener, const CoordinatorFlags&
   job.token = options.token;
   job.timeout = options.server.settings.timeout;
   job.patience = 10 * options.server.settings.timeout;
+  job.fixed_centre = true;
   return host_job(job, {std::move(listener),
                         {Purpose::kRendezvous, Purpose::kServer},
                         /*original=*/options.service != Service::kLanes,

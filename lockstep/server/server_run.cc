@@ -7,6 +7,7 @@ namespace lockstep {
 ServerRun::ServerRun(Socket listener, HostOptions job, std::size_t window)
     : address_(listener.local_address()) {
   job.patience = 10 * job.timeout;
+  job.fixed_centre = true;
   control_ = host_job(job, {std::move(listener), {Purpose::kRendezvous, Purpose::kServer}});
   shared_control_ = control_;
   server_ = std::make_unique<RankServer>(

@@ -126,7 +126,9 @@ std::unique_ptr<ControlPlane> host_job(const HostOptions& options, Entrance entr
                       .world_size = options.world_size,
                       .version = options.version,
                       .timeout = options.timeout,
-                      .patience = options.patience};
+                      .patience = options.patience,
+                      .member = {},
+                      .moves = !options.fixed_centre};
     centre = std::make_unique<Centre>(std::move(own), Deadline::Clock::now());
   }
   return std::make_unique<ControlPlane>(std::move(door), std::move(centre), name_of(card),

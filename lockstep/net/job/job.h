@@ -76,6 +76,7 @@ struct HostOptions {
   std::string token;
   Deadline::Clock::duration timeout = std::chrono::seconds(30);
   Deadline::Clock::duration patience{};  // for ranks to come; zero: the timeout
+  bool fixed_centre = false;             // see JobOptions
 };
 
 // Serves in a process that is no rank: the door for all that the entrance offers and, if a job
