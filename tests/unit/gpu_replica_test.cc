@@ -179,7 +179,7 @@ TEST(GpuReplica, UpdatesOnlyWhenTheExchangeIsKnownToBeDone) {
   using At = BreakingReducer::At;
   for (const At at : {At::kReduce, At::kGather}) {
     for (const bool shard : {true, false}) {
-      if (at == At::kGather && !shard) continue;  // nothing is gathered
+      if (at == At::kGather && !shard) continue;  // nothing is gathered; nor among three ranks
       GpuParts parts = kPretended;
       parts.make_reducer = [at](Communicator& communicator, const DeviceReducerOptions& options) {
         return std::make_unique<BreakingReducer>(communicator, options, at);
@@ -187,8 +187,8 @@ TEST(GpuReplica, UpdatesOnlyWhenTheExchangeIsKnownToBeDone) {
       TrainerOptions options = eleven_lanes();
       options.reducer.on_device = true;
       options.reducer.shard = shard;
-      auto group = make_local_group(3);
-      const auto errors = test::run_ranks(3, [&](int rank) {
+      auto group = make_local_group(4);
+      const auto errors = test::run_ranks(4, [&](int rank) {
         test::TestWorker worker(options, some_samples(60), some_samples(9), 1,
                                 std::move(group[static_cast<std::size_t>(rank)]), &parts);
         worker.trainer.start();
