@@ -5,6 +5,7 @@
 #include <algorithm>
 #include <filesystem>
 #include <fstream>
+#include <iterator>
 #include <memory>
 #include <nlohmann/json.hpp>
 #include <optional>
@@ -225,26 +226,36 @@ std::string to_remember(const CLI::App& command) {
   return run.dump(1) + "\n";
 }
 
-// Sets the options that were not given. Workers of a launcher's world are as many as it says.
-void apply_remembered(CLI::App& command, const std::string& folder) {
-  const std::string path = folder + "/" + kRunFile;
-  std::ifstream file(path);
-  if (!file) return;  // an older run, or checkpoints that were copied: the options say all
-  const auto run = nlohmann::json::parse(file, nullptr, false);
+// Sets the options that were not given. `source` is where they come from. Workers of a launcher's
+// world are as many as it says.
+void apply_options(CLI::App& command, const std::string& text, const std::string& source) {
+  const bool joins = command.count("--join") > 0;
+  const auto run = nlohmann::json::parse(text, nullptr, false);
   if (!run.is_object() || !run.contains("options") || !run["options"].is_object()) {
-    throw CLI::ConfigError(path + ": not the options of a run");
+    throw CLI::ConfigError(source + ": not the options of a run");
   }
   for (const auto& [name, values] : run["options"].items()) {
     CLI::Option* option = command.get_option_no_throw("--" + name);
     if (option == nullptr || !values.is_array()) {
-      throw CLI::ConfigError(fmt::format("{}: '{}' is no option of train", path, name));
+      throw CLI::ConfigError(fmt::format("{}: '{}' is no option of train", source, name));
     }
-    if (option->count() > 0 || (name == "workers" && rank_environment())) continue;
+    const bool local = std::ranges::find(kLocalOptions, name) != std::end(kLocalOptions);
+    if (option->count() > 0 || (joins && local && name != "data") ||
+        (name == "workers" && rank_environment())) {
+      continue;
+    }
     for (const auto& value : values) {
       if (value.is_string()) option->add_result(value.get<std::string>());
     }
     option->run_callback();
   }
+}
+
+void apply_remembered(CLI::App& command, const std::string& folder) {
+  const std::string path = folder + "/" + kRunFile;
+  std::ifstream file(path);
+  if (!file) return;  // an older run, or checkpoints that were copied: the options say all
+  apply_options(command, std::string(std::istreambuf_iterator<char>(file), {}), path);
 }
 
 void refuse_options_of_the_job(const CLI::App& command) {
@@ -472,7 +483,8 @@ void add_worker_options(CLI::App& command, TrainFlags& given) {
       ->group(group);
 }
 
-int run_train(TrainFlags& options, const std::vector<std::string>& arguments) {
+// What follows from the options as a whole.
+void complete(TrainFlags& options) {
   TrainOptions& run = options.run;
   TokenizerChoice tokenizer = {options.tokenizer, run.vocab, {}, options.force_tokenizer};
   if (options.tokenizer == "sentencepiece" || options.tokenizer == "bpe") {
@@ -488,7 +500,17 @@ int run_train(TrainFlags& options, const std::vector<std::string>& arguments) {
   run.worker_patience = duration_of(options.worker_patience);
   run.job.token = token_from(options.token_file);
   run.reducer.bucket_bytes = static_cast<std::size_t>(options.bucket_mb * (1 << 20));
-  return train(run, arguments);
+}
+
+int run_train(TrainFlags& options, CLI::App& command, const std::vector<std::string>& arguments) {
+  complete(options);
+  options.run.adopt = [&options, &command](const std::string& text) {
+    apply_options(command, text, "the job");
+    complete(options);
+    options.run.remembered = text;
+    return options.run;
+  };
+  return train(options.run, arguments);
 }
 
 }  // namespace
@@ -509,7 +531,7 @@ void add_train(CLI::App& app, const std::vector<std::string>& arguments, Action&
     refuse_options_of_the_job(command);
     choose_folder(command, *options);
     options->run.remembered = to_remember(command);
-    action = [options, &arguments] { return run_train(*options, arguments); };
+    action = [options, &command, &arguments] { return run_train(*options, command, arguments); };
   });
 }
 

@@ -17,8 +17,8 @@ std::vector<std::byte> encode(const RunDescription& description) {
   ByteWriter writer;
   writer.u32(kFormat);
   writer.u8(description.on_device ? 1 : 0);
-  for (const std::string& text :
-       {description.options, description.out, description.data, to_json(description.run)}) {
+  for (const std::string& text : {description.options, description.out, description.data,
+                                  description.run ? to_json(*description.run) : ""}) {
     writer.string(text, kMaxText);
   }
   const Tokenizer* tokenizer = description.tokenizer.get();
@@ -39,14 +39,16 @@ std::optional<RunDescription> decode_run_description(std::span<const std::byte> 
   for (std::string* text : {&description.options, &description.out, &description.data}) {
     *text = reader.string(kMaxText);
   }
-  const auto run = parse_run_state(reader.string(kMaxText));
+  const std::string run(reader.string(kMaxText));
   const auto kind = static_cast<TokenizerKind>(reader.u8());
   std::string model(reader.string(kMaxText));
   std::string config(reader.string(kMaxText));
-  if (!reader.finished() || format != kFormat || !std::holds_alternative<RunState>(run)) {
-    return std::nullopt;
+  if (!reader.finished() || format != kFormat) return std::nullopt;
+  if (!run.empty()) {
+    const auto parsed = parse_run_state(run);
+    if (!std::holds_alternative<RunState>(parsed)) return std::nullopt;
+    description.run = std::get<RunState>(parsed);
   }
-  description.run = std::get<RunState>(run);
   description.tokenizer =
       tokenizer_of_files(kind, std::move(model), std::move(config), "the job's tokenizer");
   return description;

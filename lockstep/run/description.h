@@ -12,13 +12,14 @@
 
 namespace lockstep {
 
-// What a worker that comes later is told of a training run: all that is not local to it. Pure.
+// What a worker that joins a job is told of its run: all that is not local to it. While the job
+// forms there is nothing but the options. Pure.
 struct RunDescription {
-  std::string options;     // of the command, as run.json has them
-  std::string out;         // the folder, as the first workers call it; may be empty
-  std::string data;        // the data's hash
-  bool on_device = false;  // ReducerOptions::on_device
-  RunState run;            // its settings; the step is that of the start
+  std::string options;          // of the command, as run.json has them
+  std::string out;              // the folder, as the first workers call it; may be empty
+  std::string data;             // the data's hash
+  bool on_device = false;       // ReducerOptions::on_device
+  std::optional<RunState> run;  // its settings, once it has begun; the step is that of the start
   std::shared_ptr<const Tokenizer> tokenizer;  // may be none
 };
 

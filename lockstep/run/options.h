@@ -71,8 +71,10 @@ struct TrainOptions {
   // A job that others may join: where it listens, HOST:PORT, and how many workers it begins with.
   std::string listen;
   std::optional<int> expect;
-  // Where a job is to be joined, HOST:PORT. All that is not local to this process comes from it.
+  // Where a job is to be joined, HOST:PORT. All that is not local to this process comes from it:
+  // `adopt` turns the job's options, as `remembered` has them, into those of this process.
   std::string join;
+  std::function<TrainOptions(const std::string& options)> adopt;
   bool fail_fast = false;  // the first loss ends the job
   int min_workers = 1;
   // How long fewer than min_workers wait for others, with their state saved, before the run ends.

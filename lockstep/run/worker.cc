@@ -114,7 +114,7 @@ class Worker {
 
  private:
   void prepare();
-  void prepare_as_newcomer();
+  void prepare_as_newcomer(const RunDescription& told);
   void make_trainer(const Share& share);
   void begin();
   void describe();
@@ -220,22 +220,18 @@ void Worker::prepare() {
 }
 
 // All that is not local to this worker comes from the job.
-void Worker::prepare_as_newcomer() {
-  const auto told = decode_run_description(job_.description());
-  if (!told) {
-    throw Error(ErrorCode::kUnexpectedMessage, "the job describes itself in a way unknown here");
-  }
-  resume_.run = told->run;
-  resume_.tokenizer = told->tokenizer;
+void Worker::prepare_as_newcomer(const RunDescription& told) {
+  resume_.run = told.run;
+  resume_.tokenizer = told.tokenizer;
   plan_.emplace(make_train_plan(options_, resume_));
-  plan_->how.reducer.on_device = told->on_device;
-  if (data_hash(*plan_) != told->data) {
+  plan_->how.reducer.on_device = told.on_device;
+  if (data_hash(*plan_) != told.data) {
     throw Error(ErrorCode::kInvalidArgument,
                 fmt::format("{} is other data than the job trains on", plan_->data.name));
   }
   make_trainer(newcomers_share(options_));
   job_.describe(job_.description(), static_cast<int>(trainer_->lanes().lanes()));
-  const Differences differences = compare(told->run, run_state_of(*trainer_));
+  const Differences differences = compare(*told.run, run_state_of(*trainer_));
   if (!differences.forbidden.empty()) {
     throw Error(ErrorCode::kInvalidArgument,
                 fmt::format("this worker would not do what the job does: {}",
@@ -277,8 +273,16 @@ void Worker::begin() {
 }
 
 int Worker::run() {
+  std::optional<RunDescription> told;
   if (job_.newcomer()) {
-    prepare_as_newcomer();
+    told = decode_run_description(job_.description());
+    if (!told) {
+      throw Error(ErrorCode::kUnexpectedMessage, "the job describes itself in a way unknown here");
+    }
+    if (!told->run) job_.regroup(0, Regroup::kInOrder);  // it is still forming: one of the first
+  }
+  if (job_.newcomer()) {
+    prepare_as_newcomer(*told);
     checkpoints_.emplace(*trainer_, checkpoint_policy(), plan_->data.tokenizer);
     next_ = Regroup::kInOrder;
   } else {
