@@ -64,7 +64,7 @@ void Centre::opened(LinkId link, const std::optional<PeerIdentity>& peer, Time n
   notice_pause(now);
   if (resigned_) return sendings_.push_back({link, nullptr, true});
   const Time limit = now + std::min<Clock::duration>(options_.timeout, kLongestSilence);
-  peers_[link] = {peer, {}, -1, limit, now};
+  peers_[link] = {.proved = peer, .join = {}, .limit = limit, .heard = now};
   silent_.emplace(limit, link);
 }
 
@@ -155,7 +155,11 @@ void Centre::join(Peers::iterator peer, const Message& message, Time now) {
   // A new process at the address of a centre that is gone, whose members have waited for it.
   const bool knows_none = phase_ == Phase::kGathering || !roster_;
   if (knows_none && returns && join->last.number > generation_.number) expect_again(*join, now);
-  if (phase_ == Phase::kGathering) return gather(peer, *join, now);
+  if (phase_ == Phase::kGathering) {
+    peer->second.invited = options_.invitation && card.rank < 0 && join->standing == Standing::kNew;
+    if (!peer->second.invited) return gather(peer, *join, now);
+    return send(link, MessageKind::kWelcome, encode(Description{0, *options_.invitation}));
+  }
 
   if (const auto rank = place_of(*join)) {
     if (in_generation()) {
@@ -181,6 +185,10 @@ void Centre::join(Peers::iterator peer, const Message& message, Time now) {
               card.rank));
   }
   if (const auto error = refusal(card)) return dismiss(link, *error);
+  if (peer->second.invited && join->standing == Standing::kPrepared) {
+    return dismiss(link,
+                   Error(ErrorCode::kNoConnection, "the job has begun meanwhile: join again"));
+  }
   if (join->standing == Standing::kNew) return welcome(peer);
   prepared_.insert(link);
   if (const auto old = returns ? place_with(card.id) : std::nullopt) {

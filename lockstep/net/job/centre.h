@@ -33,6 +33,9 @@ struct CentreOptions {
   std::optional<MemberId> member = {};
   // Whether another process takes the role when this one is gone, or stands still.
   bool moves = true;
+  // What those are told who come without a rank while the job forms. None: nothing, they are taken
+  // as they are.
+  std::optional<std::vector<std::byte>> invitation = {};
   std::function<MemberId()> make_id = random_member_id;  // of generations
 };
 
@@ -119,6 +122,7 @@ class Centre {
     std::optional<PeerIdentity> proved;
     std::optional<Join> join;  // its last one
     int rank = -1;             // in the newest generation; -1: not in it
+    bool invited = false;      // it knows what the job was to be, not what it is
     Time limit;                // by which it must have asked
     Time heard;
     std::optional<Time> back = {};  // first heard after this process stood still

@@ -128,7 +128,8 @@ std::unique_ptr<ControlPlane> host_job(const HostOptions& options, Entrance entr
                       .timeout = options.timeout,
                       .patience = options.patience,
                       .member = {},
-                      .moves = !options.fixed_centre};
+                      .moves = !options.fixed_centre,
+                      .invitation = options.invitation};
     centre = std::make_unique<Centre>(std::move(own), Deadline::Clock::now());
   }
   return std::make_unique<ControlPlane>(std::move(door), std::move(centre), name_of(card),

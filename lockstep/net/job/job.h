@@ -75,8 +75,9 @@ struct HostOptions {
   std::string job = "lockstep";
   std::string token;
   Deadline::Clock::duration timeout = std::chrono::seconds(30);
-  Deadline::Clock::duration patience{};  // for ranks to come; zero: the timeout
-  bool fixed_centre = false;             // see JobOptions
+  Deadline::Clock::duration patience{};                   // for ranks to come; zero: the timeout
+  bool fixed_centre = false;                              // see JobOptions
+  std::optional<std::vector<std::byte>> invitation = {};  // see CentreOptions
 };
 
 // Serves in a process that is no rank: the door for all that the entrance offers and, if a job
