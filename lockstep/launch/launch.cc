@@ -112,9 +112,13 @@ struct Place {
   int place = 0;
   bool newcomer = false;
   std::string attempt;
-  std::uint16_t port = 0;  // of the rendezvous; 0: there is none here
+  std::optional<HostPort> rendezvous;
   int secret = -1;
 };
+
+int world_size(const LaunchOptions& options) {
+  return options.expect > 0 ? options.expect : options.ranks;
+}
 
 std::vector<std::string> environment_for(const Place& place, const LaunchOptions& options) {
   std::vector<std::string> variables = {fmt::format("{}={}", kLaunchedVariable, place.place)};
@@ -122,13 +126,13 @@ std::vector<std::string> environment_for(const Place& place, const LaunchOptions
     variables.push_back(fmt::format("{}=1", kNewcomerVariable));
   } else {
     variables.push_back(fmt::format("{}={}", kRankVariable, place.place));
-    variables.push_back(fmt::format("{}={}", kWorldSizeVariable, options.ranks));
+    variables.push_back(fmt::format("{}={}", kWorldSizeVariable, world_size(options)));
     variables.push_back(fmt::format("{}={}", kLocalRankVariable, place.place));
   }
   variables.insert(variables.end(), options.environment.begin(), options.environment.end());
-  if (place.port != 0) {
-    variables.push_back(fmt::format("{}=127.0.0.1", kMasterHostVariable));
-    variables.push_back(fmt::format("{}={}", kMasterPortVariable, place.port));
+  if (place.rendezvous) {
+    variables.push_back(fmt::format("{}={}", kMasterHostVariable, place.rendezvous->host));
+    variables.push_back(fmt::format("{}={}", kMasterPortVariable, place.rendezvous->port));
     variables.push_back(fmt::format("{}=1", kHostedVariable));
     variables.push_back(fmt::format("{}={}", kAttemptVariable, place.attempt));
   }
@@ -192,7 +196,7 @@ class Launcher {
 
   int run() {
     serve_job();
-    for (int place = 0; place < options_.ranks; ++place) start(place, false);
+    for (int place = 0; place < options_.ranks; ++place) start(place, options_.joins.has_value());
     while (running() > 0) {
       wait();
       if (options_.survive) look_after_job();
@@ -220,12 +224,19 @@ class Launcher {
   void serve_job() {
     secret_ = secret_file(options_.secret);
     centre_ = options_.centre;
-    if (!options_.job || options_.ranks == 1) return;
-    Socket listener = listen_tcp(SocketAddress::loopback_v4());
-    port_ = listener.local_address().port();
+    rendezvous_ = options_.joins;
+    if (options_.joins || options_.listen) attempt_.clear();  // others do not know it
+    if (!options_.job || (options_.ranks == 1 && !options_.listen)) return;
+    Socket listener = listen_tcp(options_.listen.value_or(SocketAddress::loopback_v4()));
+    const SocketAddress bound = listener.local_address();
+    rendezvous_ = {bound.is_any() ? "127.0.0.1" : bound.host(), bound.port()};
+    if (options_.listen) {
+      log(LogLevel::kInfo, "others can join this job: lockstep train --join {} --data PATH",
+          to_string(bound));
+    }
     HostOptions job = *options_.job;
     job.title = "the launcher";
-    job.world_size = options_.ranks;
+    job.world_size = world_size(options_);
     job.job = job_name(job.job, attempt_);
     control_ = host_job(job, {std::move(listener), {Purpose::kRendezvous}});
     centre_ = control_;
@@ -244,7 +255,7 @@ class Launcher {
     const Descriptor write_end(pipe[1]);
     ::fcntl(pipe[0], F_SETFL, O_NONBLOCK);
     std::vector<std::string> environment =
-        environment_for({place, newcomer, attempt_, port_, secret_.get()}, options_);
+        environment_for({place, newcomer, attempt_, rendezvous_, secret_.get()}, options_);
     std::vector<std::string> arguments = options_.arguments;
     arguments.insert(arguments.begin(), "lockstep");
     const std::vector<char*> argv = pointers_to(arguments);
@@ -262,7 +273,7 @@ class Launcher {
     children_.push_back(std::move(child));
   }
 
-  bool formed() const { return generation_ > 0; }
+  bool formed() const { return generation_ > 0 || options_.joins; }
 
   // What has become of the ranks as the job sees it, and what follows.
   void look_after_job() {
@@ -322,6 +333,7 @@ class Launcher {
 
   // Whether the ranks that were left at the end came to it in order.
   bool ended_well() const {
+    if (options_.joins) return std::ranges::count(children_, 0, &Child::status) > 0;
     const auto centre = centre_.lock();
     if (!centre) return formed();  // the companion tells what went wrong, if anything did
     try {
@@ -561,15 +573,15 @@ class Launcher {
 
   const LaunchOptions options_;
   const BlockedSignals signals_;
-  const std::string attempt_ = to_string(random_member_id());
+  std::string attempt_ = to_string(random_member_id());
   const HostIdentity host_ = this_host();
   std::shared_ptr<ControlPlane> control_;  // of the job whose centre we are
   std::weak_ptr<ControlPlane> centre_;     // that one, or the companion's
   std::optional<Error> verdict_;           // why the job has failed, as it says itself
   Descriptor secret_;
-  std::uint16_t port_ = 0;        // of the rendezvous
-  std::vector<Child> children_;   // all that were ever started
-  std::uint32_t generation_ = 0;  // the newest
+  std::optional<HostPort> rendezvous_;  // of the job
+  std::vector<Child> children_;         // all that were ever started
+  std::uint32_t generation_ = 0;        // the newest
   RestartPolicy restart_;
   Blame blame_;
   std::optional<Deadline> stop_at_;  // set once somebody failed or we were told to stop

@@ -9,6 +9,7 @@
 
 #include "lockstep/base/error.h"
 #include "lockstep/net/job/job.h"
+#include "lockstep/net/socket/address.h"
 
 namespace lockstep {
 
@@ -26,6 +27,11 @@ struct LaunchOptions {
   // of `job`, or `centre`, which goes when the job has ended.
   bool survive = false;
   std::weak_ptr<ControlPlane> centre = {};
+  // Others may join the job here; it forms with so many ranks, those of other launchers included.
+  std::optional<SocketAddress> listen = std::nullopt;
+  int expect = 0;  // 0: the ranks of this launcher
+  // The ranks are newcomers to a job that somebody else has started, at this address.
+  std::optional<HostPort> joins = std::nullopt;
   // Handed down to the ranks by a file that only they can read; may be empty.
   std::string secret = {};
   // "[rank 2] " ahead of every line that a rank writes to stderr, progress bars aside.

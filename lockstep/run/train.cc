@@ -13,7 +13,9 @@
 #include "lockstep/comm/mpi/mpi.h"
 #include "lockstep/launch/launch.h"
 #include "lockstep/launch/rank_environment.h"
+#include "lockstep/launch/secret_file.h"
 #include "lockstep/run/defaults.h"
+#include "lockstep/run/description.h"
 #include "lockstep/run/signals.h"
 #include "lockstep/run/threads.h"
 #include "lockstep/run/worker.h"
@@ -65,6 +67,18 @@ int run_as_threads(const TrainOptions& options, int workers) {
   });
 }
 
+// Options of this process that joins a job: what is not local to it is the job's.
+TrainOptions adopted(const TrainOptions& options, const Job& job) {
+  const auto told = decode_run_description(job.description());
+  if (!told) {
+    throw Error(ErrorCode::kUnexpectedMessage, "the job describes itself in a way unknown here");
+  }
+  TrainOptions own = options.adopt(told->options);
+  own.out = told->out;
+  own.local_rank = options.local_rank;
+  return own;
+}
+
 // This process as one worker.
 int run_worker(const TrainOptions& options, JoinOptions place) {
   listen_to_signals(!is_launched());
@@ -72,6 +86,10 @@ int run_worker(const TrainOptions& options, JoinOptions place) {
   place.min_workers = options.min_workers;
   place.patience = options.worker_patience;
   Job job = join(place);
+  if (!options.join.empty()) {
+    const TrainOptions own = adopted(options, job);
+    return train_worker(own, job);
+  }
   return telling_saved(options, !job.newcomer() && job.rank() == 0 && !is_launched(),
                        [&] { return train_worker(options, job); });
 }
@@ -81,6 +99,32 @@ int run_mpi(const TrainOptions& options, const std::vector<std::string>& argumen
   JoinOptions world = options.job;
   world.mpi_collectives = options.reducer.reduction == Reduction::kNative;
   return run_worker(options, world);
+}
+
+// Workers of this machine for a job that somebody else has started.
+int join_others(const TrainOptions& options, const std::vector<std::string>& arguments) {
+  const HostPort where = *parse_host_port(options.join);
+  const std::string secret =
+      options.job.token.empty() ? read_secret_file(where.port) : options.job.token;
+  const int workers = options.workers.value_or(1);
+  if (workers == 1) {
+    JoinOptions place = options.job;
+    place.rank = -1;
+    place.world_size = 0;
+    place.hosted = true;
+    place.master_host = where.host;
+    place.master_port = where.port;
+    place.token = secret;
+    return run_worker(options, place);
+  }
+  LaunchOptions launch;
+  launch.ranks = workers;
+  launch.arguments = arguments;
+  launch.prefix_lines = true;
+  launch.survive = true;
+  launch.joins = where;
+  launch.secret = secret;
+  return launch_ranks(launch);
 }
 
 // Workers as processes of this machine; with kServer, a gradient server in this one.
@@ -108,6 +152,16 @@ int start_workers(const TrainOptions& options, int workers,
   job.job = options.job.name;
   job.token = options.job.token.empty() ? launch.secret : options.job.token;
   job.timeout = options.job.timeout;
+  std::optional<SecretFile> secret;
+  if (!options.listen.empty()) {
+    const HostPort where = *parse_host_port(options.listen);
+    launch.listen = resolve(where, Deadline::after(options.job.timeout)).front();
+    launch.expect = options.expect.value_or(workers);
+    job.patience = options.worker_patience;
+    job.invitation = encode(RunDescription{
+        .options = options.remembered, .out = options.out, .data = {}, .run = {}, .tokenizer = {}});
+    if (!launch.secret.empty()) secret.emplace(where.port, launch.secret);
+  }
   if (options.job.transport != TransportKind::kServer) {
     launch.job = job;
     return launch_ranks(launch);
@@ -142,20 +196,23 @@ int train(const TrainOptions& options, const std::vector<std::string>& arguments
   const bool newcomer = environment && environment->newcomer();
   const int workers =
       options.workers.value_or(environment && !newcomer ? environment->world_size : 1);
-  check_lanes(options, workers);
+  const bool joins = !options.join.empty();
+  if (joins && !newcomer) return join_others(options, arguments);
+  if (!joins) check_lanes(options, workers);
   if (options.job.transport == TransportKind::kLocal) return run_as_threads(options, workers);
   const bool server = options.job.transport == TransportKind::kServer;
   const bool joins_server = !options.job.coordinator.empty();
   require(!joins_server || !options.workers || environment,
           "--workers starts workers, --coordinator is for one");
   if (!environment && !joins_server) {
-    return workers == 1 && !server ? run_as_threads(options, 1)
-                                   : start_workers(options, workers, arguments);
+    return workers == 1 && !server && options.listen.empty()
+               ? run_as_threads(options, 1)
+               : start_workers(options, workers, arguments);
   }
   if (!joins_server) {
     require(!server, "--transport server under a launcher needs --coordinator HOST:PORT");
     require(
-        newcomer || workers == environment->world_size,
+        newcomer || !options.listen.empty() || workers == environment->world_size,
         fmt::format("--workers {}, but the environment says {}", workers, environment->world_size));
   }
   return run_worker(options, JoinOptions::from_environment(options.job));

@@ -1,0 +1,65 @@
+#include "lockstep/launch/secret_file.h"
+
+#include <fcntl.h>
+#include <fmt/format.h>
+#include <sys/stat.h>
+#include <unistd.h>
+
+#include <array>
+#include <cerrno>
+#include <cstdlib>
+
+#include "lockstep/base/descriptor.h"
+#include "lockstep/base/error.h"
+
+namespace lockstep {
+namespace {
+
+constexpr mode_t kForOthers = S_IRWXG | S_IRWXO;
+
+std::string folder() {
+  const char* runtime = std::getenv("XDG_RUNTIME_DIR");
+  if (runtime != nullptr && *runtime != '\0') return runtime;
+  return fmt::format("/tmp/lockstep-{}", ::getuid());
+}
+
+std::string path_of(std::uint16_t port) { return fmt::format("{}/lockstep-{}", folder(), port); }
+
+bool is_ours_alone(const struct stat& entry) {
+  return entry.st_uid == ::getuid() && (entry.st_mode & kForOthers) == 0;
+}
+
+}  // namespace
+
+SecretFile::SecretFile(std::uint16_t port, const std::string& secret) : path_(path_of(port)) {
+  const std::string where = folder();
+  struct stat entry {};
+  if (::mkdir(where.c_str(), S_IRWXU) != 0 && errno != EEXIST) throw_io("making " + where, errno);
+  if (::lstat(where.c_str(), &entry) != 0) throw_io("looking at " + where, errno);
+  if (!S_ISDIR(entry.st_mode) || !is_ours_alone(entry)) {
+    throw Error(ErrorCode::kIo,
+                where +
+                    " is not this user's alone, so the job's secret cannot be kept there; give "
+                    "the job a --token-file");
+  }
+  ::unlink(path_.c_str());  // of a job that was killed
+  const Descriptor file(::open(path_.c_str(), O_WRONLY | O_CREAT | O_EXCL | O_NOFOLLOW | O_CLOEXEC,
+                               S_IRUSR | S_IWUSR));
+  if (!file) throw_io("making " + path_, errno);
+  if (::write(file.get(), secret.data(), secret.size()) != static_cast<ssize_t>(secret.size())) {
+    throw_io("writing " + path_, errno);
+  }
+}
+
+SecretFile::~SecretFile() { ::unlink(path_.c_str()); }
+
+std::string read_secret_file(std::uint16_t port) {
+  const Descriptor file(::open(path_of(port).c_str(), O_RDONLY | O_NOFOLLOW | O_CLOEXEC));
+  struct stat entry {};
+  if (!file || ::fstat(file.get(), &entry) != 0 || !is_ours_alone(entry)) return {};
+  std::array<char, 256> text{};
+  const ssize_t size = ::read(file.get(), text.data(), text.size());
+  return size > 0 ? std::string(text.data(), static_cast<std::size_t>(size)) : "";
+}
+
+}  // namespace lockstep
