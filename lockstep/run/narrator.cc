@@ -201,7 +201,13 @@ void Narrator::step(const StepReport& report) {
 
 void Narrator::event(const RunEvent& event) {
   told_lanes_.clear();  // ranks are others now
-  log_->note(describe(event));
+  const bool in_order =
+      event.kind == RunEvent::Kind::kJoined || event.kind == RunEvent::Kind::kLeft;
+  if (in_order) {
+    log_line(LogLevel::kInfo, describe(event));
+  } else {
+    log_->note(describe(event));
+  }
   write({std::nullopt, metrics_line(event)});
 }
 

@@ -411,6 +411,7 @@ void Worker::regroup() {
 }
 
 void Worker::level_with_others(Regroup how, Clock::time_point since) {
+  const bool entered = trainer_->steps_done() == 0 && lanes_.empty();
   const Levelled levelled = level(*trainer_, job_.communicator());
   if (levelled.lost) start_from_checkpoint();
   checkpoints_->regroup();
@@ -424,6 +425,10 @@ void Worker::level_with_others(Regroup how, Clock::time_point since) {
         "the rounding errors of bf16 gradients start at zero again: the result will be another");
   }
   tell_events(levelled, how, seconds_since(since));
+  if (entered) {
+    log(LogLevel::kInfo, "joined the job as rank {} of {}, after step {}", job_.rank(),
+        job_.world_size(), trainer_->steps_done());
+  }
 }
 
 // No whole state is left: the newest checkpoint, or the first step.
