@@ -196,15 +196,17 @@ void run_local_workers(const CoordinatorFlags& options) {
 }
 
 void serve_ranks(ControlPlane& control, const CoordinatorFlags& options) {
-  RankServer server(control, {.timeout = options.server.settings.timeout,
-                              .stop_fd = options.server.stop_fd});
+  RankServer server(
+      control, {.timeout = options.server.settings.timeout, .stop_fd = options.server.stop_fd});
   Progress progress(0);
-  server.serve({[](const std::vector<std::string>& names) {
+  std::size_t workers = 0;  // of the last generation
+  server.serve({[&](const std::vector<std::string>& names) {
+                  workers = names.size();
                   for (const std::string& name : names) fmt::print("{} joined\n", name);
                   print_notice(fmt::format("all {} workers are here", names.size()));
                 },
                 [&](const LaneSums::Piece& piece) { progress.add_sum(piece); }});
-  fmt::print("done: all {} workers have left\n", options.server.workers);
+  fmt::print("done: all {} workers have left\n", workers);
 }
 
 // The door for workers of all kinds, and the centre of the job if they are ranks.

@@ -161,6 +161,7 @@ class Worker {
 
   // How the generation under way came to its end, if it has.
   std::optional<Regroup> next_;
+  std::string why_ended_;
   Clock::time_point ended_{};
   std::vector<std::vector<std::uint32_t>> lanes_;  // by rank, of the last generation
   std::uint32_t generation_ = 0;                   // the last one
@@ -312,6 +313,7 @@ int Worker::run() {
       if (error.code() == ErrorCode::kNonFinite) save_halted();
       if (trainer_->halt_report()) part_after_halt(error);
       if (!survives(error)) throw;
+      why_ended_ = error.message();
       next_ = Regroup::kAfterLoss;
       ended_ = Clock::now();
       trainer_->detach();
@@ -502,6 +504,10 @@ void Worker::tell_events(const Levelled& levelled, Regroup how, double seconds) 
     RunEvent& event = event_of(RunEvent::Kind::kWentBack);
     event.step = std::max(event.step, lost_at_ + 1);
     event.back_to = trainer_->steps_done();
+  }
+  if (events.empty() && how == Regroup::kAfterLoss && is_first()) {
+    log(LogLevel::kWarning, "{}; all {} workers are here and go on with step {}, after {:.1f} s",
+        why_ended_, job_.world_size(), trainer_->steps_done() + 1, seconds);
   }
   for (const auto& [kind, event] : events) {
     events_.add(event);
