@@ -1,6 +1,6 @@
 #!/usr/bin/env python3
-"""Training with ranks as processes on a GPU: one hash however the gradients meet, and an end that names the culprit when
-a rank dies or stops. Ranks that share a GPU talk over NCCL here because each says that it is on a host of its own.
+"""Training with ranks as processes on a GPU: one hash however the gradients meet, also when a rank dies or stops on the
+way, and with --fail-fast an end that names the culprit. Ranks that share a GPU talk over NCCL here because each says that it is on a host of its own.
 
 usage: tests/cuda/gpu_ranks.py LOCKSTEP"""
 
@@ -82,9 +82,30 @@ def check_balance():
         print(f"2 ranks {' '.join(arguments)}, one slow: {moved[0]}", flush=True)
 
 
+def check_survival():
+    """The others go on, and end with the weights of a run in which nothing happened."""
+    steps = 10
+    (_, _, out, _), = run(1, "--exchange", "host", steps=steps)
+    expected = out.splitlines()[-1]
+    for what, rank, place, *arguments in [
+            ("kill", 2, "backward", "--exchange", "nccl"), ("kill", 0, "communication", "--exchange", "nccl"),
+            ("kill", 1, "update", "--exchange", "nccl"), ("kill", 1, "gather", "--exchange", "nccl", "--shard-optimizer"),
+            ("kill", 3, "norm", "--exchange", "nccl", "--shard-optimizer"), ("stop", 1, "backward", "--exchange", "nccl"),
+            ("kill", 1, "update", "--exchange", "host"), ("kill", 0, "norm", "--exchange", "host", "--shard-optimizer"),
+            ("stop", 2, "communication", "--exchange", "host")]:
+        world = 4 if "--shard-optimizer" in arguments else 3
+        results = run(world, *arguments, steps=steps, fault=f"do={what} rank={rank} at={place} step=4",
+                      stopped=rank if what == "stop" else None)
+        others = [result for i, result in enumerate(results) if i != rank]
+        told = [line for line in others[0][3].splitlines() if "step 4: " in line or "step 5: " in line]
+        assert all(result and result[1] == 0 for result in others), (what, rank, place, arguments, results)
+        assert others[0][2].splitlines()[-1] == expected and told, (what, rank, place, arguments, others[0])
+        print(f"{world} ranks {' '.join(arguments)}, rank {rank} {what} in {place}: {told[0]}", flush=True)
+
+
 def check_fault(world, what, rank, place):
     """The others end soon, and say who it was."""
-    results = run(world, steps=100000, fault=f"do={what} rank={rank} at={place} step=9",
+    results = run(world, "--fail-fast", steps=100000, fault=f"do={what} rank={rank} at={place} step=9",
                   stopped=rank if what == "stop" else None)
     others = [result for i, result in enumerate(results) if i != rank]
     for result in others:
@@ -104,6 +125,7 @@ def check_fault(world, what, rank, place):
 def main():
     check_same_weights()
     check_balance()
+    check_survival()
     for place in ("backward", "communication", "update"):
         check_fault(3, "kill", 2, place)
     check_fault(2, "stop", 1, "communication")
