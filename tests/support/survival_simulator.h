@@ -74,26 +74,14 @@ class SurvivalSimulator {
   // Runs the whole schedule. Returns which of the above did not hold; empty: all did.
   std::string run();
 
-  // For tests that make their own schedule: start() and the faults, then run_until().
-  void start();
-  void kill(int process);
-  int add_newcomer();
-  // Lets time pass until all live workers have committed `steps` steps, at most for so long.
-  bool run_until_step(std::int64_t steps, Duration longest);
-  void run_for(Duration duration);
-
   struct Counts {
     std::uint64_t events = 0;
-    std::uint64_t messages = 0;       // to and from centres
-    std::uint64_t bytes = 0;          // of them
-    std::uint64_t largest_share = 0;  // bytes of messages that carry whole rosters
-    std::uint64_t calls = 0;          // connections that were tried
+    std::uint64_t messages = 0;  // to and from centres
     std::uint64_t generations = 0;
     std::uint64_t commits = 0;
     std::uint64_t finished = 0;  // processes that did the whole run
   };
   const Counts& counts() const { return counts_; }
-  const std::string& broken() const { return broken_; }
   Time now() const { return now_; }
 
  private:
@@ -149,7 +137,8 @@ class SurvivalSimulator {
     std::unique_ptr<Member> member;
     int link = -1;  // of the member
     Time wake = Time::max();
-    GenerationName formed;  // by the centre
+    GenerationName formed;   // by the centre
+    std::set<int> expelled;  // by the centre
 
     // The training thread.
     Phase phase = Phase::kEnded;
@@ -236,9 +225,11 @@ class SurvivalSimulator {
   void transmit(Event event);
   void happen(std::size_t index);
   void reach(Process& process, int number, Event& event);
-  bool step_time(Time limit);
+  bool next_event();
 
+  void start();
   int add_process();
+  int add_newcomer();
   void start_founder(int number);
   std::unique_ptr<Centre> make_centre(int number, std::optional<Inheritance> inherited);
   CentreCard centre_card(int number) const;
@@ -277,6 +268,7 @@ class SurvivalSimulator {
   void next_fault();
   void inject();
   void touch(int number);
+  void kill(int number);
   void stop(int number, Duration duration);
   void cut(int a, int b, Duration duration);
   bool is_cut(int a, int b) const;

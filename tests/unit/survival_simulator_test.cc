@@ -4,6 +4,8 @@
 
 #include <cstdlib>
 #include <string>
+#include <utility>
+#include <vector>
 
 #include "tests/support/build_kind.h"
 
@@ -18,25 +20,60 @@ std::uint64_t number_from_environment(const char* name, std::uint64_t otherwise)
   return text == nullptr ? otherwise : std::strtoull(text, nullptr, 10);
 }
 
-// LOCKSTEP_SCHEDULES=N runs N of them, LOCKSTEP_SEED=S begins with that seed; a single one is told
+#ifdef __OPTIMIZE__
+constexpr std::uint64_t kSchedules = kSanitizers.empty() ? 100'000 : 1'000;
+#else
+constexpr std::uint64_t kSchedules = 2'000;
+#endif
+
+// LOCKSTEP_SCHEDULES=N runs N of them, LOCKSTEP_SEED=S begins with that seed. A single one is told
 // event by event.
 TEST(SurvivalSimulator, EveryScheduleKeepsItsInvariants) {
   const std::uint64_t first = number_from_environment("LOCKSTEP_SEED", 1);
-  const std::uint64_t count =
-      number_from_environment("LOCKSTEP_SCHEDULES", kSanitizers.empty() ? 2'000 : 500);
+  const std::uint64_t count = number_from_environment("LOCKSTEP_SCHEDULES", kSchedules);
   SurvivalSimulator::Counts total;
   for (std::uint64_t seed = first; seed < first + count; ++seed) {
     SurvivalSimulator::Options options = SurvivalSimulator::drawn(seed);
     options.trace = count == 1;
     SurvivalSimulator simulator(options);
-    EXPECT_EQ(simulator.run(), "")
+    ASSERT_EQ(simulator.run(), "")
         << "replay with LOCKSTEP_SEED=" << seed << " LOCKSTEP_SCHEDULES=1";
-    if (HasFailure()) return;
     total.generations += simulator.counts().generations;
     total.commits += simulator.counts().commits;
+    total.finished += simulator.counts().finished > 0 ? 1 : 0;
   }
   RecordProperty("generations", std::to_string(total.generations));
   RecordProperty("commits", std::to_string(total.commits));
+  RecordProperty("finished runs", std::to_string(total.finished));
+  if (count >= 1'000) {  // the faults do what they are for, and the job survives them
+    EXPECT_GT(total.generations, 2 * count);
+    EXPECT_GT(total.finished, count * 9 / 10);
+  }
+}
+
+TEST(SurvivalSimulator, ASeedReplaysExactly) {
+  for (std::uint64_t seed = 1; seed <= 20; ++seed) {
+    std::vector<std::pair<std::uint64_t, std::int64_t>> seen;
+    for (int run = 0; run < 2; ++run) {
+      SurvivalSimulator simulator(SurvivalSimulator::drawn(seed));
+      EXPECT_EQ(simulator.run(), "");
+      seen.emplace_back(simulator.counts().events, simulator.now().time_since_epoch().count());
+    }
+    EXPECT_EQ(seen[0], seen[1]);
+  }
+}
+
+// Without faults nothing is lost: one generation, and every worker does every step once.
+TEST(SurvivalSimulator, AnUndisturbedRunHasOneGeneration) {
+  for (const auto centre :
+       {SurvivalSimulator::CentreKind::kLauncher, SurvivalSimulator::CentreKind::kRank,
+        SurvivalSimulator::CentreKind::kHome}) {
+    SurvivalSimulator simulator({.members = 5, .centre = centre, .steps = 40, .faults = 0});
+    EXPECT_EQ(simulator.run(), "");
+    EXPECT_EQ(simulator.counts().generations, 1u);
+    EXPECT_EQ(simulator.counts().commits, 5u * 40u);
+    EXPECT_EQ(simulator.counts().finished, 5u);
+  }
 }
 
 }  // namespace

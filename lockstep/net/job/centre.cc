@@ -17,6 +17,8 @@ constexpr std::chrono::seconds kLongestSilence{10};
 // so long to connect to the others.
 constexpr int kAnswerTimeouts = 10;
 constexpr int kReadyTimeouts = 3;
+// How often in a timeout silence is judged while the next generation is under way.
+constexpr int kJudgements = 10;
 
 Centre::Time later(Centre::Time now, Centre::Clock::duration by) {
   return by > Centre::Time::max() - now ? Centre::Time::max() : now + by;
@@ -162,6 +164,7 @@ void Centre::join(Peers::iterator peer, const Message& message, Time now) {
   }
 
   if (const auto rank = place_of(*join)) {
+    take_link(*rank, link);
     if (in_generation()) {
       if (join->standing == Standing::kBroken) {
         end_generation(
@@ -171,7 +174,7 @@ void Centre::join(Peers::iterator peer, const Message& message, Time now) {
         start_regrouping(now);
       }
     }
-    answer(*rank, link, *join);
+    answer(*rank, *join);
     return form_if_complete(now);
   }
   if (peer->second.rank >= 0) return;  // it asked before it knew of the newest generation
@@ -242,18 +245,23 @@ std::optional<int> Centre::place_with(const MemberId& id) const {
   return static_cast<int>(at - places_.begin());
 }
 
-void Centre::answer(int rank, LinkId link, const Join& join) {
+// A member comes to its place, perhaps over another link than before.
+void Centre::take_link(int rank, LinkId link) {
   Place& at = place(rank);
-  if (at.link && *at.link != link) {  // it has left that one
+  if (at.link && *at.link != link) {
     sendings_.push_back({*at.link, nullptr, true});
     forget(peers_.find(*at.link));
   }
-  at.card = join.card;
   at.link = link;
-  at.answered = true;
-  at.waits = join.standing == Standing::kWaits;
   peers_.at(link).rank = rank;
   prepared_.erase(link);
+}
+
+void Centre::answer(int rank, const Join& join) {
+  Place& at = place(rank);
+  at.card = join.card;
+  if (!std::exchange(at.answered, true)) --awaited_;
+  at.waits = join.standing == Standing::kWaits;
   survives_ = survives_ && join.survives;
   min_workers_ = std::max<std::size_t>(min_workers_, join.min_workers);
 }
@@ -297,7 +305,8 @@ void Centre::hear(int rank, const Message& message, Time now) {
       break;
     case MessageKind::kReady:
       if (const auto generation = decode_tag(message.body)) {
-        if (*generation == tag()) place(rank).ready = true;
+        if (*generation != tag() || phase_ != Phase::kForming) return;
+        if (!std::exchange(place(rank).ready, true)) --awaited_;
         return go_if_ready();
       }
       break;
@@ -399,6 +408,7 @@ void Centre::take_away(int rank, Departure::Kind kind, const std::string& why) {
   Place& at = place(rank);
   if (at.gone) return;
   at.gone = true;
+  if (phase_ == Phase::kRegrouping && !at.answered) --awaited_;
   if (at.left) kind = Departure::Kind::kLeft;
   at.left = kind == Departure::Kind::kLeft;
   if (at.departure.name.empty()) at.departure = {rank, kind, name_of(at.card), why};
@@ -438,6 +448,7 @@ void Centre::start_regrouping(Time now) {
   may_wait_ = false;
   health_.reset();
   for (Place& at : places_) at.answered = at.waits = at.ready = false;
+  awaited_ = static_cast<std::size_t>(std::ranges::count(places_, false, &Place::gone));
 }
 
 // The members tell who they were; nobody else knows any more.
@@ -506,14 +517,10 @@ void Centre::forget_silent_newcomers(Time now) {
 
 void Centre::form_if_complete(Time now) {
   if (phase_ != Phase::kRegrouping || verdict_ || woke_ || resigned_) return;
-  std::size_t survivors = 0;
-  bool all_wait = true;
-  for (const Place& at : places_) {
-    if (at.gone) continue;
-    if (!at.answered) return;
-    ++survivors;
-    all_wait = all_wait && at.waits;
-  }
+  if (awaited_ > 0) return;
+  const auto survivors = static_cast<std::size_t>(std::ranges::count(places_, false, &Place::gone));
+  const bool all_wait =
+      std::ranges::all_of(places_, [](const Place& at) { return at.gone || at.waits; });
   const auto added = newcomers(survivors, now);
   const std::size_t total = survivors + added.size();
   const bool too_few = total < min_workers_;
@@ -570,6 +577,7 @@ void Centre::form(const std::vector<LinkId>& newcomers, bool too_few, Time now) 
                           .roster = std::move(roster)};
   if (const auto error = check_reachable(roster_->roster)) return end_job(*error);
   phase_ = Phase::kForming;
+  awaited_ = places_.size();
   since_ = now;
   health_.emplace(std::move(names), options_.timeout, now);
   send_rosters(change, known ? survivors : 0);
@@ -586,8 +594,7 @@ void Centre::send_rosters(const RosterChange& change, std::size_t survivors) {
 }
 
 void Centre::go_if_ready() {
-  if (phase_ != Phase::kForming) return;
-  if (!std::ranges::all_of(places_, [](const Place& at) { return at.ready || at.left; })) return;
+  if (phase_ != Phase::kForming || awaited_ > 0) return;
   phase_ = Phase::kRunning;
   told_ = {};
   const SharedBytes bytes = shared_frame(MessageKind::kGo, encode_tag(tag()));
@@ -690,7 +697,10 @@ void Centre::decide(Time now) {
     }
   }
   if (phase_ != Phase::kRunning && !verdict_) {
-    judge_silence(now);
+    if (now >= next_judgement_) {
+      next_judgement_ = now + options_.timeout / kJudgements;
+      judge_silence(now);
+    }
     form_if_complete(now);
     const Clock::duration margin = margin_of(patience_);
     if (may_wait_ && phase_ == Phase::kRegrouping && now >= later(since_, patience_ - margin)) {
@@ -730,6 +740,10 @@ Centre::Time Centre::wake_at() const {
   Time wake = next_heartbeat_;
   if (phase_ == Phase::kGathering && !verdict_) wake = std::min(wake, gathering_.deadline());
   if (health_) wake = std::min(wake, health_->wake_at());
+  const bool judges = phase_ == Phase::kRegrouping || phase_ == Phase::kForming;
+  if (judges && !verdict_ && !resigned_) {
+    wake = std::min(wake, next_judgement_);
+  }
   if (!silent_.empty()) wake = std::min(wake, silent_.begin()->first);
   return wake;
 }

@@ -144,7 +144,8 @@ class Centre {
 
   void join(Peers::iterator peer, const Message& message, Time now);
   void gather(Peers::iterator peer, const Join& join, Time now);
-  void answer(int rank, LinkId link, const Join& join);
+  void take_link(int rank, LinkId link);
+  void answer(int rank, const Join& join);
   void welcome(Peers::iterator peer);
   std::optional<Error> refusal(const Card& card) const;
   std::optional<int> place_of(const Join& join) const;
@@ -195,8 +196,10 @@ class Centre {
   std::optional<JobHealth> health_;  // while in_generation()
 
   // While the next generation is under way.
-  Time since_{};           // when the one before ended, or the new one was sent out
-  bool may_wait_ = false;  // too few have come, and all of them wait for others
+  Time since_{};  // when the one before ended, or the new one was sent out
+  Time next_judgement_{};
+  std::size_t awaited_ = 0;  // those who have not answered, or are not ready
+  bool may_wait_ = false;    // too few have come, and all of them wait for others
 
   // What the members have told.
   bool survives_ = true;  // all of them do

@@ -92,6 +92,7 @@ void Member::received(const Message& message, Time now) {
       if (auto description = decode_description(message.body)) {
         description_ = std::move(description);
         welcomed_ = true;
+        last_look_ = now;  // it had no reason to look before
         return;
       }
       break;
@@ -148,6 +149,7 @@ void Member::take_news(RosterMessage roster, Time now) {
   next_heartbeat_ = now;
   wish_ = {};
   paused_ = false;
+  last_look_ = now;
   roster_ = std::move(roster);
   news_ = roster_;
   send_description();
