@@ -19,6 +19,7 @@
 #include "lockstep/train/checkpoint/folders.h"
 #include "lockstep/train/resume.h"
 #include "lockstep/train/run_checkpoints.h"
+#include "tests/support/pretended_gpu.h"
 #include "tests/support/temporary_folder.h"
 #include "tests/support/trainers.h"
 
@@ -147,11 +148,13 @@ using Detached = std::function<void(Worker&)>;
 class Worker {
  public:
   // Without `out` it saves nothing.
-  Worker(int name, TrainerOptions options, Centre& centre, const Hook& hook, const std::string& out)
+  Worker(int name, TrainerOptions options, Centre& centre, const Hook& hook, const std::string& out,
+         const GpuParts* gpu)
       : member(name),
         centre_(centre),
         options_(with_hook(std::move(options), hook)),
-        replica_(make_cpu_replica(replica_options(options_, 0, 1), pool_)),
+        replica_(gpu != nullptr ? make_gpu_replica(replica_options(options_, 0, 1), *gpu)
+                                : make_cpu_replica(replica_options(options_, 0, 1), pool_)),
         trainer(options_, short_samples(60), short_samples(9), *replica_),
         out_(out),
         checkpoints_(
@@ -267,6 +270,7 @@ struct Script {
   Detached detached = {};
   std::function<Requests(Worker&)> requests = {};
   std::string out = {};
+  const GpuParts* gpu = nullptr;  // on the CPU without them
 };
 
 std::vector<Seen> play(const TrainerOptions& options, const Script& script) {
@@ -290,7 +294,8 @@ std::vector<Seen> play(const TrainerOptions& options, const Script& script) {
         throw;
       }
     };
-    workers.push_back(std::make_unique<Worker>(member, options, centre, hook, script.out));
+    workers.push_back(
+        std::make_unique<Worker>(member, options, centre, hook, script.out, script.gpu));
   }
   std::vector<std::thread> threads;
   for (auto& worker : workers) {
@@ -370,6 +375,25 @@ TEST(Levelling, ALossAtEveryPlaceChangesNoBit) {
             EXPECT_FALSE(each.levelled[i].lost);
           }
         }
+      }
+    }
+  }
+}
+
+// The same with replicas on GPUs, whose sums go through the host or from GPU to GPU.
+TEST(Levelling, ALossBesideGpusChangesNoBit) {
+  const GpuParts pretended = test::pretended_parts();
+  for (const bool on_device : {false, true}) {
+    for (const bool shard : {false, true}) {
+      for (const std::string place : {"tail", "update", "gather"}) {
+        if (!shard && place == "gather") continue;
+        SCOPED_TRACE(fmt::format("on device {}, sharded {}, at {}", on_device, shard, place));
+        TrainerOptions options = tiny_training(shard);
+        options.reducer.on_device = on_device;
+        expect_as_alone(
+            play(options,
+                 {.workers = 3, .newcomers = {3}, .hook = dies({1}, place, 2), .gpu = &pretended}),
+            3);
       }
     }
   }
