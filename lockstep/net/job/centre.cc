@@ -40,6 +40,12 @@ bool is_loss(const Error& error) {
   }
 }
 
+// "rank 2 (node7, pid 4711) died: its connection closed" is what people are told of it; beside the
+// name, "died: its connection closed" says the same.
+std::string without_name(const std::string& why, const std::string& name) {
+  return why.starts_with(name + " ") ? why.substr(name.size() + 1) : why;
+}
+
 }  // namespace
 
 Centre::Centre(CentreOptions options, Time now)
@@ -58,7 +64,8 @@ Centre::Centre(CentreOptions options, Inheritance inherited, Time now)
   roster_ = std::move(inherited.roster);
   start_regrouping(now);
   for (const int rank : inherited.lost) {
-    take_away(rank, Departure::Kind::kDied, "it went with the centre before, or before it");
+    take_away(rank, Departure::Kind::kDied,
+              inherited.why.empty() ? "it does not answer" : inherited.why);
   }
 }
 
@@ -411,7 +418,8 @@ void Centre::take_away(int rank, Departure::Kind kind, const std::string& why) {
   if (phase_ == Phase::kRegrouping && !at.answered) --awaited_;
   if (at.left) kind = Departure::Kind::kLeft;
   at.left = kind == Departure::Kind::kLeft;
-  if (at.departure.name.empty()) at.departure = {rank, kind, name_of(at.card), why};
+  if (at.departure.name.empty())
+    at.departure = {rank, kind, name_of(at.card), without_name(why, name_of(at.card))};
   events_.push_back({at.card, at.departure});
   if (!at.link) return;
   sendings_.push_back({*at.link, nullptr, true});

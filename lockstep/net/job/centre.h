@@ -44,6 +44,7 @@ struct Inheritance {
   RosterMessage roster;  // of the last generation
   Description description;
   std::vector<int> lost;  // its ranks that are known to be gone
+  std::string why = {};   // as far as is known
 };
 
 // What has become of a member: it has joined, or gone.

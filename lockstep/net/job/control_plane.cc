@@ -87,6 +87,7 @@ RosterMessage ControlPlane::wait_for_roster(Deadline deadline) {
 
 RosterMessage ControlPlane::regroup(Standing standing, std::int64_t step) {
   LOCKSTEP_CHECK(loop_);
+  if (const auto cause = latch().error()) why_ended_ = cause->message();
   watch_ = std::make_shared<Watch>();
   loop_->join_again(watch_, standing, step);
   const Deadline deadline = Deadline::after(options_.patience + std::chrono::seconds(1));
@@ -132,8 +133,8 @@ void ControlPlane::find_centre(const ControlNews& news, Standing standing, std::
     }
     if (action.kind == Kind::kServe) {
       log(LogLevel::kInfo, "{} is the centre of the job now", name_);
-      loop_->serve(
-          way_back_.make_centre({*roster_, description_.value_or(Description()), action.lost}));
+      loop_->serve(way_back_.make_centre(
+          {*roster_, description_.value_or(Description()), action.lost, why_ended_}));
       return loop_->join(std::nullopt, options);
     }
     try {

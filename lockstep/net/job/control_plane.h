@@ -121,6 +121,7 @@ class ControlPlane final : public Supervisor {
   int rank_ = 0;
   Deadline::Clock::duration timeout_{};
   std::optional<RosterMessage> roster_;
+  std::string why_ended_;  // the one before
   // Constant once joined.
   MemberOptions options_;
   WayBack way_back_;
