@@ -38,7 +38,9 @@ torchrun, mpirun or Slurm the command is one worker of their world: RANK, WORLD_
 MASTER_PORT, or what Open MPI, MPICH and Slurm set instead. With --transport server the workers talk to a
 gradient server: one that is started with them, or the one at --coordinator. Workers of a host take turns
 over its GPUs; gradients go from GPU to GPU where each worker has its own (--exchange).
-A worker that dies, stops or differs ends all of them within --timeout, and the last line names it.
+A worker that dies, stops or fails is lost, and the others go on with the same bits; one that is silent is
+noticed after --timeout. A new one is started in its place and joins (--fail-fast: the first loss ends the run).
+SIGTERM to one worker has it leave after a step.
 
 --out DIR gets model.safetensors, config.json, the tokenizer, metrics.jsonl with one object per step, and
 checkpoint-STEP folders, each complete or not there. Without --out nothing is kept. A folder with a model or

@@ -19,6 +19,7 @@
 #include <cstring>
 #include <filesystem>
 #include <optional>
+#include <set>
 #include <string_view>
 #include <utility>
 
@@ -92,6 +93,7 @@ struct Child {
   bool worked = false;            // it took part in a step
   std::optional<Deadline> lost;   // to the job: it ends by itself until then, or is killed
   bool killed_by_us = false;      // for that reason
+  bool left_over = false;         // it came too late, and is ended
   pid_t pid = -1;
   bool running = true;
   int status = 0;       // as waitpid gives it
@@ -127,8 +129,8 @@ std::vector<std::string> environment_for(const Place& place, const LaunchOptions
   } else {
     variables.push_back(fmt::format("{}={}", kRankVariable, place.place));
     variables.push_back(fmt::format("{}={}", kWorldSizeVariable, world_size(options)));
-    variables.push_back(fmt::format("{}={}", kLocalRankVariable, place.place));
   }
+  variables.push_back(fmt::format("{}={}", kLocalRankVariable, place.place));
   variables.insert(variables.end(), options.environment.begin(), options.environment.end());
   if (place.rendezvous) {
     variables.push_back(fmt::format("{}={}", kMasterHostVariable, place.rendezvous->host));
@@ -197,9 +199,12 @@ class Launcher {
   int run() {
     serve_job();
     for (int place = 0; place < options_.ranks; ++place) start(place, options_.joins.has_value());
-    while (running() > 0) {
+    while (running() > 0 || (others_.size() > 0 && stopped_by_ == 0)) {
       wait();
-      if (options_.survive) look_after_job();
+      if (options_.survive) {
+        look_after_job();
+        end_leftovers();
+      }
       if (stop_at_ && stop_at_->expired()) end_the_rest();
     }
     for (Child& child : children_) forward(child);
@@ -280,6 +285,7 @@ class Launcher {
     const auto centre = centre_.lock();
     if (!centre) return;
     for (const MemberEvent& event : centre->take_events()) {
+      if (event.departure) others_.erase(event.card.id);
       Child* child = child_of(event.card);
       if (child == nullptr) continue;
       if (!event.departure) {
@@ -311,18 +317,41 @@ class Launcher {
     }
   }
 
+  // When the last member has ended, nobody is left to let newcomers in.
+  void end_leftovers() {
+    const bool members = std::ranges::any_of(children_, [this](const Child& child) {
+      return child.running && child.generation == generation_ && !child.lost;
+    });
+    if (!formed() || members || !others_.empty()) return;
+    restart_.stop();
+    for (Child& child : children_) {
+      if (!child.running || child.lost) continue;
+      child.left_over = true;
+      ::kill(child.pid, SIGKILL);
+    }
+  }
+
   void learn_ranks() {
     const auto centre = centre_.lock();
     const auto roster = centre ? centre->centre_roster() : std::nullopt;
     if (!roster || roster->generation.number == generation_) return;
     generation_ = roster->generation.number;
+    others_.clear();
     for (const Card& card : roster->roster) {
       Child* child = child_of(card);
-      if (child == nullptr) continue;
+      if (child == nullptr) {
+        if (!is_ours(card)) others_.insert(card.id);
+        continue;
+      }
       child->rank = card.rank;
       child->generation = generation_;
       if (options_.prefix_lines) child->lines.set_prefix(fmt::format("[rank {}] ", card.rank));
     }
+  }
+
+  bool is_ours(const Card& card) const {
+    return card.host.boot_id == host_.boot_id &&
+           std::ranges::find(children_, card.pid, &Child::pid) != children_.end();
   }
 
   Child* child_of(const Card& card) {
@@ -335,7 +364,11 @@ class Launcher {
   bool ended_well() const {
     if (options_.joins) return std::ranges::count(children_, 0, &Child::status) > 0;
     const auto centre = centre_.lock();
-    if (!centre) return formed();  // the companion tells what went wrong, if anything did
+    if (!centre) {  // it goes once all have left, and when the job has failed
+      return std::ranges::any_of(children_, [this](const Child& child) {
+        return child.generation == generation_ && child.status == 0;
+      });
+    }
     try {
       centre->wait_until_all_left(Deadline::after(options_.grace));
       return centre->all_left();
@@ -438,7 +471,7 @@ class Launcher {
       Child& child = children_[i];
       if (!child.running || ::waitpid(child.pid, &child.status, flags) != child.pid) continue;
       child.running = false;
-      if (child.status == 0 || cut_short_) continue;
+      if (child.status == 0 || cut_short_ || child.left_over) continue;
       const bool as_told = stopped_by_ != 0 && ended_as_told(child);
       if (options_.survive && formed() && !ended_for_all(child)) {
         if (!as_told) forward_loss(child);
@@ -462,10 +495,15 @@ class Launcher {
   void forward_loss(Child& child) {
     forward(child);  // its last words
     const ProcessEnd end = ProcessEnd::of(child.status);
-    if (const auto centre = centre_.lock(); centre && !child.killed_by_us) {
+    const auto centre = centre_.lock();
+    const bool over = !centre || centre->latch().tripped();  // there is no job to come to
+    if (over) restart_.stop();
+    // One that failed has told the job itself.
+    if (centre && end.killed && !child.killed_by_us) {
       centre->process_ended(child.pid, to_string(end), end.own_fault());
     }
     const bool again = restart_.ended(child.place, end, std::chrono::steady_clock::now());
+    if (over) return;  // the last line tells
     const double pause = std::chrono::duration<double>(restart_.pause_of(child.place)).count();
     log(LogLevel::kWarning, "{}{}", describe_end(child),
         again ? fmt::format("; a worker is started in its place in {:.1f} s", pause) : "");
@@ -567,6 +605,8 @@ class Launcher {
           child.lines.last_line().empty() ? "it said nothing" : child.lines.last_line());
       return exit_code();
     }
+    // Ranks that have joined a job leave it when they are asked to end.
+    if (stopped_by_ == SIGTERM && options_.joins && ended_well()) return 0;
     if (stopped_by_ != 0) return 128 + stopped_by_;
     return beside ? 1 : 0;
   }
@@ -582,6 +622,7 @@ class Launcher {
   std::optional<HostPort> rendezvous_;  // of the job
   std::vector<Child> children_;         // all that were ever started
   std::uint32_t generation_ = 0;        // the newest
+  std::set<MemberId> others_;           // its members that others have started
   RestartPolicy restart_;
   Blame blame_;
   std::optional<Deadline> stop_at_;  // set once somebody failed or we were told to stop

@@ -133,6 +133,9 @@ RankEnvironment newcomer_environment() {
   RankEnvironment found;
   found.rank = -1;
   found.world_size = 0;
+  if (is_set(kLocalRankVariable)) {
+    found.local_rank = number_in(kLocalRankVariable, 0, kMaxWorldSize - 1);
+  }
   found.hosted = true;
   found.attempt = attempt_name().substr(0, kMaxJobName / 2);
   found.secret = inherited_secret();

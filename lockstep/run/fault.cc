@@ -2,11 +2,14 @@
 
 #include <fmt/format.h>
 
+#include <algorithm>
 #include <bit>
 #include <chrono>
 #include <csignal>
 #include <cstdlib>
+#include <iterator>
 #include <map>
+#include <new>
 #include <sstream>
 #include <thread>
 
@@ -34,11 +37,14 @@ std::function<void(std::string_view, std::int64_t)> planned_fault(int rank, Repl
     words[word.substr(0, word.find('='))] = word.substr(word.find('=') + 1);
   }
   const std::string action = words["do"];
-  if (action != "kill" && action != "stop" && action != "flip" && action != "fail" &&
-      action != "slow") {
+  constexpr std::string_view kActions[] = {"kill",   "stop", "crash", "flip",
+                                           "memory", "fail", "slow"};
+  if (std::ranges::find(kActions, action) == std::end(kActions)) {
     throw Error(
         ErrorCode::kInvalidArgument,
-        fmt::format("LOCKSTEP_FAULT={}: do=kill, stop, flip, fail or slow is missing", text));
+        fmt::format("LOCKSTEP_FAULT={}: do=kill, stop, crash, flip, memory, fail or slow is "
+                    "missing",
+                    text));
   }
   if (words["rank"] != (rank < 0 ? "newcomer" : std::to_string(rank))) return {};
   if (action == "slow") {
@@ -53,6 +59,8 @@ std::function<void(std::string_view, std::int64_t)> planned_fault(int rank, Repl
     if (at != place || std::to_string(now) != step) return;
     if (action == "flip") return flip_a_bit(replica);
     if (action == "fail") throw Error(ErrorCode::kIo, "this failure was asked for");
+    if (action == "memory") throw std::bad_alloc();
+    if (action == "crash") std::raise(SIGSEGV);
     std::raise(action == "kill" ? SIGKILL : SIGSTOP);
   };
 }

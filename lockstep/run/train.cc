@@ -79,10 +79,16 @@ TrainOptions adopted(const TrainOptions& options, const Job& job) {
   return own;
 }
 
+bool survives_losses(const TrainOptions& options) {
+  return !options.fail_fast && !options.dry_run && options.job.transport != TransportKind::kMpi;
+}
+
 // This process as one worker.
 int run_worker(const TrainOptions& options, JoinOptions place) {
-  listen_to_signals(!is_launched());
-  place.survive = !options.fail_fast && !options.dry_run;
+  place.survive = survives_losses(options);
+  const bool alone = place.world_size == 1;
+  listen_to_signals(!is_launched(),
+                    place.survive && !alone ? TermMeaning::kLeave : TermMeaning::kStop);
   place.min_workers = options.min_workers;
   place.patience = options.worker_patience;
   Job job = join(place);
@@ -99,6 +105,12 @@ int run_mpi(const TrainOptions& options, const std::vector<std::string>& argumen
   JoinOptions world = options.job;
   world.mpi_collectives = options.reducer.reduction == Reduction::kNative;
   return run_worker(options, world);
+}
+
+// Workers finish their step and save first.
+std::chrono::milliseconds stop_grace(const TrainOptions& options) {
+  return std::chrono::ceil<std::chrono::milliseconds>(
+      std::max<std::chrono::nanoseconds>(std::chrono::minutes(10), 10 * options.job.timeout));
 }
 
 // Workers of this machine for a job that somebody else has started.
@@ -123,6 +135,7 @@ int join_others(const TrainOptions& options, const std::vector<std::string>& arg
   launch.prefix_lines = true;
   launch.survive = true;
   launch.joins = where;
+  launch.stop_grace = stop_grace(options);
   launch.secret = secret;
   return launch_ranks(launch);
 }
@@ -134,9 +147,8 @@ int start_workers(const TrainOptions& options, int workers,
   launch.ranks = workers;
   launch.arguments = arguments;
   launch.prefix_lines = true;
-  // They finish their step and save first.
-  launch.stop_grace = std::chrono::ceil<std::chrono::milliseconds>(
-      std::max<std::chrono::nanoseconds>(std::chrono::minutes(10), 10 * options.job.timeout));
+  launch.survive = survives_losses(options);
+  launch.stop_grace = stop_grace(options);
   launch.before_failure = [&options](int code) {
     if (code != kWrongUsage) tell_saved(options);
   };
@@ -169,6 +181,7 @@ int start_workers(const TrainOptions& options, int workers,
 
   ServerRun run(listen_tcp(SocketAddress::loopback_v4()), job);
   launch.arguments.insert(launch.arguments.end(), {"--coordinator", to_string(run.address())});
+  if (launch.survive) launch.centre = run.control();
   launch.finish_companion = [&](bool succeeded) {
     return run.finish(
         Deadline::after(succeeded ? options.job.timeout : std::chrono::nanoseconds(0)));
@@ -215,7 +228,9 @@ int train(const TrainOptions& options, const std::vector<std::string>& arguments
         newcomer || !options.listen.empty() || workers == environment->world_size,
         fmt::format("--workers {}, but the environment says {}", workers, environment->world_size));
   }
-  return run_worker(options, JoinOptions::from_environment(options.job));
+  TrainOptions own = options;
+  if (newcomer) own.local_rank = environment->local_rank.value_or(0);
+  return run_worker(own, JoinOptions::from_environment(options.job));
 }
 
 }  // namespace lockstep

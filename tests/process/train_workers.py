@@ -143,7 +143,7 @@ class Faults(Case):
         for place, action, transport in rows[::3] if SANITIZED else rows:
             with self.subTest(place=place, action=action, transport=transport):
                 said, took = self.fails(
-                    1, "--steps", 200, "--workers", 3, "--transport", transport, "--threads", 1, "--timeout", self.TIMEOUT,
+                    1, "--steps", 200, "--workers", 3, "--transport", transport, "--threads", 1, "--timeout", self.TIMEOUT, "--fail-fast",
                     environment={"LOCKSTEP_FAULT": f"rank=1 step=3 at={place} do={action}"})
                 limit = (0 if action == "kill" else self.TIMEOUT) + SLACK + 3  # to start, for the steps before, and to report
                 self.assertLess(took, limit, said)

@@ -216,6 +216,7 @@ TEST(RankEnvironment, TellsOneStartOfAJobFromAnother) {
 
 TEST(RankEnvironment, ANewcomerHasNoRank) {
   const Environment environment({{"LOCKSTEP_NEWCOMER", "1"},
+                                 {"LOCAL_RANK", "2"},
                                  {"LOCKSTEP_HOSTED", "1"},
                                  {"LOCKSTEP_ATTEMPT", "this one"},
                                  {"MASTER_ADDR", "127.0.0.1"},
@@ -225,6 +226,7 @@ TEST(RankEnvironment, ANewcomerHasNoRank) {
   EXPECT_TRUE(found->newcomer());
   EXPECT_EQ(found->rank, -1);
   EXPECT_EQ(found->world_size, 0);
+  EXPECT_EQ(found->local_rank, 2);
   EXPECT_TRUE(found->hosted);
   EXPECT_EQ(found->master_host, "127.0.0.1");
   EXPECT_EQ(found->master_port, 7000);
