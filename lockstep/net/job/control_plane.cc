@@ -14,6 +14,11 @@
 #include "lockstep/net/job/succession.h"
 
 namespace lockstep {
+namespace {
+
+constexpr std::chrono::milliseconds kPauseBetweenCalls{100};
+
+}  // namespace
 
 ControlPlane::ControlPlane() : watch_(std::make_shared<Watch>()) {}
 
@@ -48,10 +53,13 @@ std::optional<RosterMessage> ControlPlane::join(std::optional<Link> link, Member
       welcome_ = description_ = news.welcome;
       return std::nullopt;
     }
-    if (!news.redirect || news.redirect->empty() || deadline.expired()) {
+    if (!news.redirect || deadline.expired()) {
       throw Error(ErrorCode::kTimeout, "the job has not formed in time");
     }
-    loop_->join(way_back_.call(*news.redirect, deadline), options_);
+    // Whoever does not know the centre looks for it, too.
+    const bool known = !news.redirect->empty();
+    if (!known) ::poll(nullptr, 0, deadline.poll_timeout(kPauseBetweenCalls));
+    loop_->join(way_back_.call(known ? *news.redirect : way_back_.first, deadline), options_);
   }
 }
 

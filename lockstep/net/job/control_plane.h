@@ -28,7 +28,8 @@ struct WayBack {
   std::function<Link(const std::string& address, Deadline deadline)> call;
   // For this process in the role of the centre; null where the role does not move.
   std::function<std::unique_ptr<Centre>(Inheritance)> make_centre;
-  std::string home;  // where the centre always is, if the role does not move
+  std::string home;   // where the centre always is, if the role does not move
+  std::string first;  // whom this process called first, who may be any member
 };
 
 // This process's part in the control of a job, and the one thread that serves it: heartbeats to and

@@ -232,6 +232,7 @@ JoinedJob join_job(const JobOptions& options, std::optional<Socket> listener) {
   std::unique_ptr<Centre> centre;
   std::optional<Link> link;  // none: the centre is in this process
   std::string where = "the rendezvous";
+  std::string called;
   if (options.rank == 0 && !options.served_elsewhere) {
     if (!listener) listener = listen_for_rendezvous(options);
     const SocketAddress bound = listener->local_address();
@@ -251,6 +252,7 @@ JoinedJob join_job(const JobOptions& options, std::optional<Socket> listener) {
     tune_tcp(socket, options.timeout);
     add_entrances(entrances, card, options, socket.local_address());
     where = fmt::format("the rendezvous at {}", socket.peer());
+    called = to_string(socket.peer_address());
     link.emplace(std::move(socket), kMaxRosterBody);
   }
   std::unique_ptr<Door> door;
@@ -267,6 +269,7 @@ JoinedJob join_job(const JobOptions& options, std::optional<Socket> listener) {
                        .min_workers = options.min_workers};
   WayBack back;
   if (options.survives) back = way_back(options, job.identity, card);
+  back.first = std::move(called);
   auto answer = job.control->join(std::move(link), std::move(member), std::move(back));
   if (answer) take_generation(job, std::move(*answer));
   return job;
