@@ -347,7 +347,6 @@ RunEnd Worker::run_steps() {
       log(LogLevel::kInfo, "sample after step {}: {}", done.step,
           sample_text(*trainer_, *plan_->data.tokenizer, *pool_));
     }
-    stopped_ = done.stop;
   };
   return trainer_->run([&] { return requests(); }, report,
                        [&](const StepReport& done) { save_step(done); });
@@ -362,7 +361,7 @@ void Worker::save_step(const StepReport& report) {
 // All that follows the last step.
 int Worker::finish() {
   Communicator& communicator = job_.communicator();
-  trainer_->at("end", trainer_->steps_done());
+  if (const StepReport* last = trainer_->last_report()) stopped_ = last->stop;
   const std::string hash = trainer_->verify();
   checkpoints_->finish(stopped_ != 0);
   if (is_first() && !std::exchange(told_end_, true)) {
@@ -435,8 +434,8 @@ void Worker::level_with_others(Regroup how, Clock::time_point since) {
 
 // No whole state is left: the newest checkpoint, or the first step.
 void Worker::start_from_checkpoint() {
-  resume_ = find_resume_point(job_.communicator(), options_.out,
-                              options_.out.empty() ? FolderUse::kNew : FolderUse::kGoOn, [] {});
+  checkpoints_->wait();
+  resume_ = find_newest_checkpoint(job_.communicator(), options_.out);
   if (resume_.run) {
     restore(*trainer_, resume_);
   } else if (is_first()) {
@@ -495,7 +494,8 @@ void Worker::tell_events(const Levelled& levelled, Regroup how, double seconds) 
     RunEvent& event = event_of(kind);
     event.who.push_back(gone.name);
     if (event.how.empty()) event.how = gone.why;
-    event.again = how == Regroup::kAfterLoss && !levelled.lost;
+    // Not if the step under way was done all the same: by another worker, or from sums.
+    event.again = how == Regroup::kAfterLoss && !levelled.lost && levelled.step == lost_at_;
   }
   for (int rank = job_.world_size() - job_.newcomers(); rank < job_.world_size(); ++rank) {
     event_of(RunEvent::Kind::kJoined).who.push_back(job_.communicator().name_of(rank));

@@ -81,11 +81,11 @@ ResumePoint look_into(const std::string& out, FolderUse use, const std::function
     if (use == FolderUse::kResume) refuse_folder("--resume needs --out");
     return point;
   }
-  if (use != FolderUse::kGoOn) point.lock.emplace(out);
+  point.lock.emplace(out);
   if (hold) hold();
   if (use == FolderUse::kNew) require_free(out);
   if (use == FolderUse::kOverwrite) remove_earlier_run(out);
-  if (use == FolderUse::kNew || use == FolderUse::kOverwrite) return point;
+  if (use != FolderUse::kResume) return point;
   auto newest = load_newest_checkpoint(out);
   remove_temporaries(out);
   if (!newest) {

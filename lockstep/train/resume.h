@@ -30,7 +30,6 @@ enum class FolderUse {
   kNew,        // refuses a folder that has a model, checkpoints or anything that is not ours
   kResume,     // goes on from the newest intact checkpoint; a new run when there are none at all
   kOverwrite,  // a new run: removes our files of an earlier one, and nothing else
-  kGoOn,       // the run itself, which has lost its state: as kResume, without a lock
 };
 
 // Locks the folder `out` and looks into it, before anything is written. Throws on all ranks what
