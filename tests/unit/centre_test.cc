@@ -462,8 +462,6 @@ TEST(Centre, OfThousands) {
     ::testing::Test::RecordProperty(
         what, fmt::format("{} messages, {} bytes in; {} messages, {} bytes out", seen.messages_in,
                           seen.bytes_in, seen.messages_out(), seen.bytes_out));
-    fmt::print("{}: {} messages, {} bytes in; {} messages, {} bytes out\n", what, seen.messages_in,
-               seen.bytes_in, seen.messages_out(), seen.bytes_out);
   };
   note("form", counts);
 
