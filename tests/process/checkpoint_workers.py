@@ -70,7 +70,7 @@ class Workers(TrainingCase):
     def test_a_worker_killed_loses_nothing(self):
         arguments = ["--global-batch", 8, "--steps", 8, "--save-every", 2, "--out", self.out, "--transport", "tcp", "--timeout", 5]
         undisturbed, _ = self.train("--global-batch", 8, "--steps", 8)
-        run = lockstep(*self.command(*arguments, "--workers", 3),
+        run = lockstep(*self.command(*arguments, "--workers", 3, "--fail-fast"),
                        env={**os.environ, "LOCKSTEP_FAULT": "rank=2 step=6 at=backward do=kill"})
         self.assertEqual(run.returncode, 1, run.stderr)
         self.verify(self.out)
