@@ -472,6 +472,12 @@ class Launcher {
       if (!child.running || ::waitpid(child.pid, &child.status, flags) != child.pid) continue;
       child.running = false;
       if (child.status == 0 || cut_short_ || child.left_over) continue;
+      if (options_.survive && formed() && !was_killed(child) && ended_as_told(child)) {
+        // All ranks were told to stop, and have stopped together.
+        if (stopped_by_ == 0) stopped_by_ = WEXITSTATUS(child.status) - 128;
+        restart_.stop();
+        continue;
+      }
       const bool as_told = stopped_by_ != 0 && ended_as_told(child);
       if (options_.survive && formed() && !ended_for_all(child)) {
         if (!as_told) forward_loss(child);
