@@ -1,9 +1,10 @@
 #!/usr/bin/env bash
 # All of `make demo` after the build: a corpus, a model trained on it by two workers, the same bits from one, two and three
-# workers, a checkpoint and a run resumed from it, a story told by the model.
+# workers, and from three of which one is killed, a checkpoint and a run resumed from it, a story told by the model.
+# LOCKSTEP_BIN is another command to show.
 set -euo pipefail
 cd "$(dirname "$0")/.."
-lockstep=build/release/lockstep
+lockstep=${LOCKSTEP_BIN:-build/release/lockstep}
 demo=build/demo
 rm -rf "$demo"
 
@@ -30,6 +31,28 @@ if [ "$(sort -u $demo/hashes | wc -l)" != 1 ]; then
   exit 1
 fi
 echo "all three are equal"
+
+say "Three workers, of which one is killed while they train: the others go on, another is started and joins; the same weights"
+killed="--data $demo/stories --steps 60 --global-batch 12 --micro-batch 2 --eval-every 0 --transport tcp"
+printf '$ %s\n' "$lockstep train $killed --out $demo/killed --workers 3 &"
+$lockstep train $killed --out $demo/killed --workers 3 --log plain >$demo/survivors 2>$demo/stderr &
+launcher=$!
+until [ "$(grep -c '"loss"' $demo/killed/metrics.jsonl 2>/dev/null)" -ge 10 ] 2>/dev/null; do
+  kill -0 $launcher || { cat $demo/stderr; exit 1; }
+  sleep 0.1
+done
+victim=$(pgrep -P $launcher | tail -1)
+run kill -9 "$victim"
+wait $launcher || { cat $demo/stderr; exit 1; }
+grep -E 'was killed|: lost|has joined' $demo/stderr | sort -u
+tail -1 $demo/survivors
+printf '$ %s\n' "$lockstep train $killed --workers 1"
+$lockstep train $killed --workers 1 --log json 2>$demo/stderr | tail -1 | tee $demo/alone
+if [ "$(tail -1 $demo/survivors)" != "$(cat $demo/alone)" ]; then
+  echo "the weights differ"
+  exit 1
+fi
+echo "equal"
 
 say "The checkpoints of the first run are as they were written"
 run $lockstep verify $demo/model
