@@ -199,7 +199,7 @@ class Launcher {
   int run() {
     serve_job();
     for (int place = 0; place < options_.ranks; ++place) start(place, options_.joins.has_value());
-    while (running() > 0 || (others_.size() > 0 && stopped_by_ == 0)) {
+    while (running() > 0 || (others_work() && stopped_by_ == 0)) {
       wait();
       if (options_.survive) {
         look_after_job();
@@ -386,6 +386,13 @@ class Launcher {
         blame_.add(static_cast<int>(i), evidence_of_end(children_[i]));
       }
     }
+  }
+
+  // Whether the job goes on with members that others have started. Those that say goodbye at its
+  // end are no departures.
+  bool others_work() const {
+    const auto centre = centre_.lock();
+    return !others_.empty() && centre && !centre->all_left() && !centre->latch().tripped();
   }
 
   int running() const {
