@@ -131,11 +131,16 @@ class Job {
   // This worker fails by itself: those that survive losses go on without it. Callable from any
   // thread.
   void give_up(const std::string& reason);
+  // Ends the job for all workers at once, also between two generations. Callable from any thread.
+  void abort(const std::string& reason);
 
   // Whether this worker has come to a job that runs already. It has no communicator then:
   // description() says what the job is, and regroup() lets it in.
   bool newcomer() const;
   const std::vector<std::byte>& description() const;
+  // For a newcomer, before it enters: what carries the bytes in the job, if it is not what join()
+  // was told.
+  void set_transport(TransportKind transport);
   // What newcomers are told; all workers say the same. More than `most_workers` have nothing to do
   // and wait outside.
   void describe(std::vector<std::byte> description, int most_workers);

@@ -46,7 +46,8 @@ std::function<void(std::string_view, std::int64_t)> planned_fault(int rank, Repl
                     "missing",
                     text));
   }
-  if (words["rank"] != (rank < 0 ? "newcomer" : std::to_string(rank))) return {};
+  const std::string own = rank < 0 ? "newcomer" : std::to_string(rank);
+  if (words["rank"] != "any" && words["rank"] != own) return {};
   if (action == "slow") {
     return [place = words["at"], step = std::atoll(words["step"].c_str()),
             wait = std::chrono::milliseconds(std::atoll(words["ms"].c_str()))](std::string_view at,

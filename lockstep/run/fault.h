@@ -13,8 +13,8 @@ namespace lockstep {
 // signal, `flip` flips a bit of its weights, `memory` throws std::bad_alloc, `fail` throws
 // Error{kIo}. With do=slow ms=20 it waits for 20 ms each time it comes to that place, from that
 // step on; at=lane is before every lane, in its time. The rank is the one of the first generation;
-// -1 are workers that came later, which rank=newcomer names. Null without the variable. Throws
-// Error{kInvalidArgument} for what it cannot read.
+// -1 are workers that came later, which rank=newcomer names; rank=any are all. Null without the
+// variable. Throws Error{kInvalidArgument} for what it cannot read.
 std::function<void(std::string_view place, std::int64_t step)> planned_fault(int rank,
                                                                              Replica& replica);
 

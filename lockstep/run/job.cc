@@ -51,9 +51,11 @@ Standing standing_of(Regroup how) {
 // A worker with a control plane: its generations are those of the job's centre.
 struct MemberState : Job::State {
   // Makes the communicator of a generation.
-  using Connect = std::function<std::unique_ptr<Communicator>(const JoinedJob& job)>;
+  using Connect =
+      std::function<std::unique_ptr<Communicator>(const JoinedJob& job, TransportKind transport)>;
 
-  MemberState(JoinedJob joined, Connect how) : job(std::move(joined)), connect(std::move(how)) {
+  MemberState(JoinedJob joined, TransportKind kind, Connect how)
+      : job(std::move(joined)), transport(kind), connect(std::move(how)) {
     newcomer = job.roster.empty();
     if (newcomer) {
       description = job.control->welcome()->contents;
@@ -86,6 +88,8 @@ struct MemberState : Job::State {
   }
 
   void give_up(const std::string& reason) override { job.control->give_up(reason); }
+  void abort(const std::string& reason) override { job.control->abort(reason); }
+  void set_transport(TransportKind kind) override { transport = kind; }
 
   void describe(std::vector<std::byte> contents, int most_workers) override {
     description = contents;
@@ -100,7 +104,7 @@ struct MemberState : Job::State {
  private:
   void enter() {
     try {
-      communicator = connect(job);
+      communicator = connect(job, transport);
     } catch (const Error& error) {
       job.control->fail(error);
     }
@@ -124,6 +128,7 @@ struct MemberState : Job::State {
   }
 
   JoinedJob job;
+  TransportKind transport;
   Connect connect;
 };
 
@@ -161,10 +166,9 @@ Job join_mesh(const JoinOptions& options) {
   place.survives = options.survive;
   place.min_workers = static_cast<std::uint32_t>(options.min_workers);
   place.patience = options.patience;
-  const auto connect = [medium = medium_of(options.transport),
-                        timeout = options.timeout](const JoinedJob& job) {
+  const auto connect = [timeout = options.timeout](const JoinedJob& job, TransportKind transport) {
     return std::make_unique<Communicator>(
-        std::make_unique<PlanEngine>(make_mesh(job, medium, timeout)), timeout);
+        std::make_unique<PlanEngine>(make_mesh(job, medium_of(transport), timeout)), timeout);
   };
   return Job(
       std::make_unique<MemberState>(join_job(place, take_listener(options.listener)), connect));
@@ -251,6 +255,8 @@ void Job::regroup(std::int64_t step, Regroup how) {
 }
 bool Job::too_few() const { return state_->too_few; }
 void Job::give_up(const std::string& reason) { state_->give_up(reason); }
+void Job::abort(const std::string& reason) { state_->abort(reason); }
+void Job::set_transport(TransportKind transport) { state_->set_transport(transport); }
 bool Job::newcomer() const { return state_->newcomer; }
 const std::vector<std::byte>& Job::description() const { return state_->description; }
 void Job::describe(std::vector<std::byte> description, int most_workers) {
@@ -306,6 +312,9 @@ struct ThreadState : Job::State {
   void give_up(const std::string& reason) override {
     why_gone = reason;
     supervisor->give_up(reason);
+  }
+  void abort(const std::string& reason) override {
+    if (communicator) communicator->abort(reason);
   }
 
  private:

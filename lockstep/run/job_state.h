@@ -23,6 +23,8 @@ struct Job::State {
     throw Error(ErrorCode::kInvalidArgument, "this job does not survive losses");
   }
   virtual void give_up(const std::string& reason) { communicator->abort(reason); }
+  virtual void abort(const std::string& reason) { communicator->abort(reason); }
+  virtual void set_transport(TransportKind) {}
   virtual void describe(std::vector<std::byte> contents, int) { description = std::move(contents); }
   virtual JobWishes wishes() const { return {}; }
 

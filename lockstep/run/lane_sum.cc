@@ -35,27 +35,23 @@ std::vector<std::span<float>> partials_of(GradientTree& tree) {
 
 }  // namespace
 
-namespace {
-
-// What belongs to one generation.
-struct Shared {
-  Shared(Communicator& communicator, const LeafOwners& owners, std::size_t elements,
-         std::size_t numbers_per_lane)
-      : tree(
-            schedule_lanes(owned_nodes(owners, communicator.rank())), elements,
-            [&](std::size_t bytes) { return communicator.allocate(bytes); }, pool),
-        reducer(communicator, owners, partials_of(tree), {}),
-        numbers(tree.schedule().lanes.size(), std::vector<double>(numbers_per_lane)) {}
-
-  ThreadPool pool{1};
-  GradientTree tree;
-  GradientReducer reducer;
-  std::vector<std::vector<double>> numbers;  // per lane of this worker
-};
-
-}  // namespace
-
 struct LaneSum::State {
+  // What belongs to one generation.
+  struct Shared {
+    Shared(Communicator& communicator, const LeafOwners& owners, std::size_t elements,
+           std::size_t numbers_per_lane)
+        : tree(
+              schedule_lanes(owned_nodes(owners, communicator.rank())), elements,
+              [&](std::size_t bytes) { return communicator.allocate(bytes); }, pool),
+          reducer(communicator, owners, partials_of(tree), {}),
+          numbers(tree.schedule().lanes.size(), std::vector<double>(numbers_per_lane)) {}
+
+    ThreadPool pool{1};
+    GradientTree tree;
+    GradientReducer reducer;
+    std::vector<std::vector<double>> numbers;  // per lane of this worker
+  };
+
   Shared& shared() {
     if (!of_generation) {
       of_generation.emplace(job.communicator(), owners_of_lanes(lanes, elements, job.world_size()),
@@ -85,7 +81,7 @@ LaneSum::LaneSum(LaneSum&& other) noexcept = default;
 LaneSum& LaneSum::operator=(LaneSum&& other) noexcept = default;
 
 LaneSum::Sum LaneSum::sum(std::int64_t step, const Compute& compute) {
-  Shared& shared = state_->shared();
+  State::Shared& shared = state_->shared();
   GradientTree& tree = shared.tree;
   shared.reducer.begin(step);
   for (std::size_t i = 0; i < shared.numbers.size(); ++i) {

@@ -94,6 +94,7 @@ int run_worker(const TrainOptions& options, JoinOptions place) {
   Job job = join(place);
   if (!options.join.empty()) {
     const TrainOptions own = adopted(options, job);
+    job.set_transport(own.job.transport);
     return train_worker(own, job);
   }
   return telling_saved(options, !job.newcomer() && job.rank() == 0 && !is_launched(),

@@ -463,7 +463,9 @@ std::optional<HaltReport> Worker::agree_on_killing_lanes() {
   };
   if (std::ranges::none_of(job_.departed(), failed)) return std::nullopt;
   std::string own;
-  if (const auto finding = killing_.finding()) {
+  // The last worker cannot wait for a third time: nobody would be left to tell.
+  const bool last = job_.world_size() == 1;
+  if (const auto finding = killing_.finding(last ? 2 : KillingLanes::kTimes)) {
     own = to_json(halt_report(*finding, trainer_->lanes()));
   }
   for (const std::string& text : gather_texts(job_.communicator(), own)) {
@@ -619,7 +621,7 @@ int train_worker(const TrainOptions& options, Job& job) {
     // Why this worker fails, and not only that it has gone; nothing, if that is known already.
     if (!all_know(error.code()) && !job.newcomer()) {
       if (ends_the_job(error.code())) {
-        job.communicator().abort(error.what());
+        job.abort(error.what());
       } else {
         job.give_up(error.what());
       }

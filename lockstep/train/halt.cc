@@ -35,8 +35,7 @@ std::string to_string(const HaltReport& report) {
     std::vector<std::string> lanes;
     for (const HaltReport::Lane& lane : report.lanes()) lanes.push_back(describe_lane(lane));
     text += fmt::format(
-        "workers crashed three times in a row, and every one of them had {}; the "
-        "last one ended by {}",
+        "workers crashed again and again, and every one of them had {}; the last one: {}",
         list_of(lanes), report.value);
   } else {
     text += fmt::format("{} on rank {} ({}): ", describe_lane({report.lane, report.samples}),

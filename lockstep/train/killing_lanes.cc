@@ -24,8 +24,8 @@ void KillingLanes::done(std::int64_t step) {
   if (step >= step_) losses_.clear();
 }
 
-std::optional<KillingLanes::Finding> KillingLanes::finding() const {
-  if (losses_.size() < kTimes) return std::nullopt;
+std::optional<KillingLanes::Finding> KillingLanes::finding(std::size_t times) const {
+  if (losses_.size() < times) return std::nullopt;
   std::vector<std::uint32_t> common = losses_.front().lanes;
   for (const Loss& loss : losses_) {
     std::vector<std::uint32_t> both;

@@ -31,8 +31,8 @@ class KillingLanes {
   // The step is done: its lanes do not kill.
   void done(std::int64_t step);
 
-  // Set once a step was lost three times in a row and some lanes were there every time.
-  std::optional<Finding> finding() const;
+  // Set once a step was lost so many times in a row and some lanes were there every time.
+  std::optional<Finding> finding(std::size_t times = kTimes) const;
 
  private:
   struct Loss {

@@ -346,6 +346,7 @@ std::int64_t Trainer::run_lane(std::size_t index) {
   {
     const PhaseTimer timer(phases_, Phase::kData);
     at("lane");
+    if (options_.at) at(fmt::format("lane{}", lane));
     at("data");
     batch = lane_batch(lane);
   }

@@ -42,9 +42,10 @@ struct TrainerOptions {
   // depend on who owns which lanes, and not where every rank has just one lane.
   bool balance = true;
   LaneBalanceOptions balance_rule;
-  // For tests: called at named places of a step: step, lane, data, forward, backward, bucket,
-  // communication, tail, norm, update, gather, with the step under way; validation, verify, save
-  // and end with the last step that is done; transfer (see level()) with the step that comes next.
+  // For tests: called at named places of a step: step, lane (and lane3 before lane 3), data,
+  // forward, backward, bucket, communication, tail, norm, update, gather, with the step under way;
+  // validation, verify, save and end with the last step that is done; transfer (see level()) with
+  // the step that comes next.
   std::function<void(std::string_view place, std::int64_t step)> at;
 };
 

@@ -42,8 +42,8 @@ TEST_P(Families, GivesAllTheSameRosterWithAddressesThatAnswer) {
       const Socket socket = purpose == Purpose::kMesh ? connect_tcp(*address, soon())
                                                       : connect_unix(card.unix_name, soon());
       client_handshake(socket, caller.identity, purpose, 7, soon());
-      const Arrivals::Awaited awaited{caller.identity.id, caller.identity.generation, 7,
-                                      "the caller", caller.rank()};
+      const Arrivals::Awaited awaited{
+          caller.identity.id, caller.identity.generation, 7, "the caller", caller.rank(), purpose};
       const Arrival arrival =
           jobs[rank].control->arrivals().wait_for(awaited, soon(), jobs[rank].control->latch());
       EXPECT_EQ(arrival.purpose, purpose);

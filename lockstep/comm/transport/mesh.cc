@@ -177,10 +177,15 @@ class MeshStreams final : public Streams {
 
   Socket await_call(int peer, Deadline deadline) {
     ControlPlane& control = *hub_->job.control;
-    const Arrivals::Awaited awaited{card(peer).id, hub_->job.identity.generation, group_,
-                                    name_of(peer), job_rank(peer)};
+    const Arrivals::Awaited awaited{card(peer).id,  hub_->job.identity.generation,
+                                    group_,         name_of(peer),
+                                    job_rank(peer), purpose_to(peer)};
     Arrival arrival = control.arrivals().wait_for(awaited, deadline, control.latch());
     return std::move(arrival.link.socket());
+  }
+
+  Purpose purpose_to(int peer) const {
+    return hub_->shares_memory_with(job_rank(peer)) ? Purpose::kShared : Purpose::kMesh;
   }
 
   // A rank's door is open whatever the rank itself is doing, so the timeout is time enough.

@@ -44,7 +44,8 @@ std::optional<Arrival> Arrivals::next() {
 std::optional<Arrival> Arrivals::take(const Awaited& awaited) {
   const auto found = std::ranges::find_if(waiting_, [&](const Arrival& arrival) {
     return !arrival.original && arrival.peer.id == awaited.id &&
-           arrival.peer.group == awaited.group && arrival.peer.generation == awaited.generation;
+           arrival.purpose == awaited.purpose && arrival.peer.group == awaited.group &&
+           arrival.peer.generation == awaited.generation;
   });
   if (found == waiting_.end()) return std::nullopt;
   Arrival arrival = std::move(*found);

@@ -41,6 +41,7 @@ class Arrivals {
     std::uint32_t group = 0;
     std::string name;  // of the member, as its rank
     int rank = -1;
+    Purpose purpose = Purpose::kMesh;  // or kShared
   };
   // The connection that a member has opened, or will open, for mesh or shared memory.
   // Error{kTimeout} at the deadline names the member; throws the latch's error if it trips.

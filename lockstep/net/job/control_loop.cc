@@ -100,6 +100,17 @@ ControlNews ControlLoop::news() {
   return news_;
 }
 
+ControlNews ControlLoop::news_of_a_turn(Deadline deadline) {
+  std::unique_lock lock(mutex_);
+  const std::uint64_t awaited = turns_ + 2;  // one may be under way
+  wake_.set();
+  changed_.wait_until(lock, deadline.time(), [&] {
+    if (turns_ < awaited) wake_.set();
+    return turns_ >= awaited || ended_;
+  });
+  return news_;
+}
+
 std::optional<RosterMessage> ControlLoop::centre_roster() {
   const std::lock_guard lock(mutex_);
   return centre_roster_;
@@ -197,7 +208,11 @@ bool ControlLoop::take_orders(Time now) {
     const std::lock_guard lock(mutex_);
     orders = std::exchange(orders_, {});
   }
-  if (orders.centre) centre_ = std::move(orders.centre);
+  if (orders.centre) {
+    for (auto& [key, each] : centre_links_) each.link.socket().close_gently();
+    centre_links_.clear();
+    centre_ = std::move(orders.centre);
+  }
   if (orders.join_again) {
     watch_ = std::move(orders.join_again->watch);
     if (member_) member_->join_again(orders.join_again->standing, orders.join_again->step, now);
@@ -344,6 +359,8 @@ void ControlLoop::give_role_up() {
 
 void ControlLoop::publish() {
   const std::lock_guard lock(mutex_);
+  ++turns_;
+  changed_.notify_all();
   if (orders_.member || orders_.join_again) return;  // what is known is of the one before
   std::optional<Error> failure;
   if (centre_) {

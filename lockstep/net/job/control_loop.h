@@ -70,6 +70,8 @@ class ControlLoop {
   // Waits until `enough`, or until the deadline. Returns what is known then.
   ControlNews wait_for_news(const std::function<bool(const ControlNews&)>& enough,
                             Deadline deadline);
+  // What the control thread knows after a turn that begins now.
+  ControlNews news_of_a_turn(Deadline deadline);
   // What is known now.
   ControlNews news();
   // Of the process that has the centre: the newest roster, and what has become of members since.
@@ -150,6 +152,7 @@ class ControlLoop {
   std::optional<RosterMessage> centre_roster_;  // guarded by mutex_
   std::vector<MemberEvent> events_;             // guarded by mutex_
   Wish wanted_;                                 // guarded by mutex_
+  std::uint64_t turns_ = 0;                     // guarded by mutex_; that are done
   bool ended_ = false;                          // guarded by mutex_; the thread has
 
   std::atomic<bool> connected_{false};

@@ -140,6 +140,9 @@ void ControlPlane::find_centre(const ControlNews& news, Standing standing, std::
       continue;
     }
     if (action.kind == Kind::kServe) {
+      // Whether this process has stood still the control thread knows.
+      ControlNews now = loop_->news_of_a_turn(Deadline::after(timeout_));
+      if (now.paused) return find_centre(now, standing, step);
       log(LogLevel::kInfo, "{} is the centre of the job now", name_);
       loop_->serve(way_back_.make_centre(
           {*roster_, description_.value_or(Description()), action.lost, why_ended_}));
