@@ -170,8 +170,8 @@ Job join_mesh(const JoinOptions& options) {
     return std::make_unique<Communicator>(
         std::make_unique<PlanEngine>(make_mesh(job, medium_of(transport), timeout)), timeout);
   };
-  return Job(
-      std::make_unique<MemberState>(join_job(place, take_listener(options.listener)), connect));
+  return Job(std::make_unique<MemberState>(join_job(place, take_listener(options.listener)),
+                                           options.transport, connect));
 }
 
 Job join_mpi(const JoinOptions& options) {
@@ -201,7 +201,8 @@ Job join_server(const JoinOptions& options) {
   star.min_workers = static_cast<std::uint32_t>(options.min_workers);
   star.patience = options.patience;
   return Job(std::make_unique<MemberState>(
-      join_star(star), [star](const JoinedJob& job) { return connect_star(star, job); }));
+      join_star(star), options.transport,
+      [star](const JoinedJob& job, TransportKind) { return connect_star(star, job); }));
 }
 
 }  // namespace
