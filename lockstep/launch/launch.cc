@@ -322,7 +322,7 @@ class Launcher {
     const bool members = std::ranges::any_of(children_, [this](const Child& child) {
       return child.running && child.generation == generation_ && !child.lost;
     });
-    if (!formed() || members || !others_.empty()) return;
+    if (!formed() || members || others_work()) return;
     restart_.stop();
     for (Child& child : children_) {
       if (!child.running || child.lost) continue;

@@ -11,7 +11,10 @@
 #include <map>
 #include <new>
 #include <sstream>
+#include <string>
 #include <thread>
+#include <utility>
+#include <vector>
 
 #include "lockstep/base/error.h"
 
@@ -26,11 +29,10 @@ void flip_a_bit(Replica& replica) {
   });
 }
 
-}  // namespace
+using Fault = std::function<void(std::string_view, std::int64_t)>;
 
-std::function<void(std::string_view, std::int64_t)> planned_fault(int rank, Replica& replica) {
-  const char* text = std::getenv("LOCKSTEP_FAULT");
-  if (text == nullptr) return {};
+// Null: it is not for this rank.
+Fault read_fault(const std::string& text, int rank, Replica* replica) {
   std::map<std::string, std::string> words;
   std::istringstream stream(text);
   for (std::string word; stream >> word;) {
@@ -55,14 +57,30 @@ std::function<void(std::string_view, std::int64_t)> planned_fault(int rank, Repl
       if (at == place && now >= step) std::this_thread::sleep_for(wait);
     };
   }
-  return [&replica, action, place = words["at"], step = words["step"]](std::string_view at,
-                                                                       std::int64_t now) {
-    if (at != place || std::to_string(now) != step) return;
-    if (action == "flip") return flip_a_bit(replica);
+  return [replica, action, place = words["at"], step = words["step"]](std::string_view at,
+                                                                      std::int64_t now) {
+    if (at != place || (step != "any" && std::to_string(now) != step)) return;
+    if (action == "flip" && replica != nullptr) return flip_a_bit(*replica);
     if (action == "fail") throw Error(ErrorCode::kIo, "this failure was asked for");
     if (action == "memory") throw std::bad_alloc();
     if (action == "crash") std::raise(SIGSEGV);
     std::raise(action == "kill" ? SIGKILL : SIGSTOP);
+  };
+}
+
+}  // namespace
+
+std::function<void(std::string_view, std::int64_t)> planned_fault(int rank, Replica* replica) {
+  const char* text = std::getenv("LOCKSTEP_FAULT");
+  if (text == nullptr) return {};
+  std::vector<Fault> faults;
+  std::istringstream stream(text);
+  for (std::string each; std::getline(stream, each, ';');) {
+    if (Fault fault = read_fault(each, rank, replica)) faults.push_back(std::move(fault));
+  }
+  if (faults.empty()) return {};
+  return [faults = std::move(faults)](std::string_view at, std::int64_t now) {
+    for (const Fault& fault : faults) fault(at, now);
   };
 }
 

@@ -20,6 +20,7 @@
 #include "lockstep/launch/rank_environment.h"
 #include "lockstep/lockstep.h"
 #include "lockstep/net/socket/address.h"
+#include "lockstep/run/fault.h"
 #include "lockstep/run/job_state.h"
 #include "lockstep/run/thread_meeting.h"
 #include "lockstep/server/server_engine.h"
@@ -57,6 +58,7 @@ struct MemberState : Job::State {
   MemberState(JoinedJob joined, TransportKind kind, Connect how)
       : job(std::move(joined)), transport(kind), connect(std::move(how)) {
     newcomer = job.roster.empty();
+    fault = planned_fault(newcomer ? -1 : job.rank(), nullptr);
     if (newcomer) {
       description = job.control->welcome()->contents;
     } else {
@@ -72,16 +74,25 @@ struct MemberState : Job::State {
       // All have what they need of this generation before its connections close.
       if (standing == Standing::kBoundary || standing == Standing::kWaits) part_in_order();
       communicator.reset();
+      at("standing");
       job = regroup_job(job, standing, step);
+      at("roster");
       try {
         enter();
+        at("ready");
         job.control->ready_to_go();
+        at("go");
         newcomer = false;
         return;
       } catch (const Error& error) {
-        // A newcomer that the others cannot use must not try for ever.
-        const bool own_fault = newcomer && error.rank() == job.rank();
-        if (own_fault || !job.control->survives(error)) throw;
+        if (!job.control->survives(error)) throw;
+        // Who comes, or comes back, and cannot be used by the others must not try for ever.
+        const bool comes = newcomer || job.rank() >= job.world_size() - job.newcomers;
+        if (comes && error.rank() == job.rank()) {
+          throw Error(error.code(),
+                      fmt::format("the job cannot use this worker: {}", error.message()),
+                      error.rank());
+        }
       }
       standing = Standing::kBroken;
     }
@@ -119,6 +130,10 @@ struct MemberState : Job::State {
     }
   }
 
+  void at(std::string_view place) const {
+    if (fault) fault(place, job.generation.number);
+  }
+
   void part_in_order() {
     try {
       communicator->barrier();
@@ -130,6 +145,7 @@ struct MemberState : Job::State {
   JoinedJob job;
   TransportKind transport;
   Connect connect;
+  std::function<void(std::string_view, std::int64_t)> fault;  // may be null
 };
 
 Medium medium_of(TransportKind kind) {

@@ -33,6 +33,11 @@ void check_membership(const TrainOptions& options) {
   require_option(options.listen.empty() || !fixed,
                  fmt::format("--listen is for --transport tcp, shm or auto, not for {}",
                              to_string(transport)));
+  const auto where = parse_host_port(options.listen);
+  const bool only_here = !where || where->host == "localhost" || where->host == "::1" ||
+                         where->host.starts_with("127.");
+  require_option(transport != TransportKind::kShm || only_here,
+                 "--transport shm is for workers of one host: --listen at 127.0.0.1, or use auto");
   require_option(!options.expect || !options.listen.empty(),
                  "--expect counts workers that come over --listen HOST:PORT");
   const int workers = options.workers.value_or(1);

@@ -165,6 +165,8 @@ class Worker {
   Clock::time_point ended_{};
   std::vector<std::vector<std::uint32_t>> lanes_;  // by rank, of the last generation
   std::uint32_t generation_ = 0;                   // the last one
+  bool level_ = true;                              // all ranks of this one stood at the same step
+  bool enters_ = false;                            // this worker comes to a job that runs already
   KillingLanes killing_;
   RunEvents events_;
   Clock::time_point began_{};
@@ -198,7 +200,7 @@ void Worker::make_trainer(const Share& share) {
     replica_ = plan_->gpu ? make_gpu_replica(for_replica, communicator)
                           : make_cpu_replica(for_replica, communicator, *pool_);
   }
-  plan_->how.at = planned_fault(job_.newcomer() ? -1 : job_.rank(), *replica_);
+  plan_->how.at = planned_fault(job_.newcomer() ? -1 : job_.rank(), replica_.get());
   if (job_.newcomer()) {
     trainer_.emplace(plan_->how, plan_->training, plan_->validation, *replica_);
   } else {
@@ -286,6 +288,7 @@ int Worker::run() {
     prepare_as_newcomer(*told);
     checkpoints_.emplace(*trainer_, checkpoint_policy(), plan_->data.tokenizer);
     next_ = Regroup::kInOrder;
+    enters_ = true;
   } else {
     prepare();
     begin();
@@ -399,20 +402,22 @@ void Worker::regroup() {
   if (!job_.newcomer()) {
     generation_ = job_.generation();
     lanes_.assign(index_of(job_.world_size()), {});
-    for (std::size_t lane = 0; lane < trainer_->owners().size(); ++lane) {
+    // One that ended before all stood at the same step has dealt no lanes.
+    for (std::size_t lane = 0; level_ && lane < trainer_->owners().size(); ++lane) {
       lanes_[index_of(trainer_->owners()[lane])].push_back(static_cast<std::uint32_t>(lane));
     }
   }
+  level_ = false;
   trainer_->detach();
   lost_at_ = trainer_->steps_done();
   job_.regroup(lost_at_, how);
   next_ = Regroup::kAfterLoss;  // until all stand at the same step
   level_with_others(how, since);
+  level_ = true;
   next_.reset();
 }
 
 void Worker::level_with_others(Regroup how, Clock::time_point since) {
-  const bool entered = trainer_->steps_done() == 0 && lanes_.empty();
   const Levelled levelled = level(*trainer_, job_.communicator());
   if (levelled.lost) start_from_checkpoint();
   checkpoints_->regroup();
@@ -426,7 +431,7 @@ void Worker::level_with_others(Regroup how, Clock::time_point since) {
         "the rounding errors of bf16 gradients start at zero again: the result will be another");
   }
   tell_events(levelled, how, seconds_since(since));
-  if (entered) {
+  if (std::exchange(enters_, false)) {
     log(LogLevel::kInfo, "joined the job as rank {} of {}, after step {}", job_.rank(),
         job_.world_size(), trainer_->steps_done());
   }

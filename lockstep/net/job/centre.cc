@@ -3,6 +3,7 @@
 #include <fmt/format.h>
 
 #include <algorithm>
+#include <cstddef>
 #include <string>
 
 #include "lockstep/base/text.h"
@@ -476,14 +477,22 @@ void Centre::expect_again(const Join& join, Time now) {
 // While the next generation is under way: who is silent, or does not do its part, is lost.
 void Centre::judge_silence(Time now) {
   const Clock::duration timeout = options_.timeout;
+  if (phase_ == Phase::kForming) {
+    if (now - since_ < kReadyTimeouts * timeout) return;
+    // Others may wait for a newcomer that cannot reach them: it is the first to go.
+    const auto late = [](const Place& at) { return !at.gone && !at.ready; };
+    const auto fresh = places_.end() - static_cast<std::ptrdiff_t>(roster_->newcomers);
+    auto found = std::find_if(fresh, places_.end(), late);
+    if (found == places_.end()) found = std::ranges::find_if(places_, late);
+    if (found == places_.end()) return;
+    return lose(Error(ErrorCode::kTimeout, name_of(found->card) + " did not get ready in time",
+                      static_cast<int>(found - places_.begin())),
+                now);
+  }
   for (int rank = 0; rank < static_cast<int>(places_.size()) && !verdict_; ++rank) {
     const Place& at = place(rank);
     if (at.gone) continue;
     const auto name = [&] { return name_of(at.card); };
-    if (phase_ == Phase::kForming) {
-      if (at.ready || now - since_ < kReadyTimeouts * timeout) continue;
-      return lose(Error(ErrorCode::kTimeout, name() + " did not get ready in time", rank), now);
-    }
     if (!at.link) {
       if (now - since_ < timeout) continue;
       lose(Error(ErrorCode::kPeerLost, name() + " did not come to the new centre in time", rank),

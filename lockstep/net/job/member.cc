@@ -192,6 +192,8 @@ void Member::hear(const Message& message, Time now) {
 // The centre that has not lost us goes on to send heartbeats. What it sent before it lost us may
 // come after our pause, too, but then all at once and with the end of the link.
 void Member::hear_heartbeat(Time now) {
+  // Until it is in a generation it does not know how often the job wants to hear of it.
+  if (!joined()) send_heartbeat(now);
   if (!paused_ || waiting_) return;
   if (!heard_after_pause_) heard_after_pause_ = now;
   if (now - *heard_after_pause_ >= timeout_ / 10) paused_ = false;

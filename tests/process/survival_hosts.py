@@ -1,0 +1,173 @@
+#!/usr/bin/env python3
+"""A run on several hosts whose links are cut: it goes on where it can, and whoever tells of weights tells those of one worker."""
+# ctest: RUN_SERIAL TRUE TIMEOUT 300
+# builds: release
+
+import os
+import re
+import subprocess
+import sys
+import tempfile
+import threading
+import time
+from pathlib import Path
+
+sys.path.insert(0, os.path.join(os.path.dirname(__file__), "support"))
+from namespaces import Hosts, command, enter_own_network  # noqa: E402
+from ranks import Cases, Failure, die_with_parent  # noqa: E402
+
+LOCKSTEP = os.environ["LOCKSTEP_BIN"]
+TIMEOUT = 2
+STEPS = 40
+PATIENCE = 60
+PORT = 4711  # in namespaces of our own
+SHAPE = ("--hidden 32 --layers 2 --heads 2 --intermediate 48 --context 32 --global-batch 22 --micro-batch 2 --threads 1 "
+         "--log plain --eval-every 10 --verify-every 5").split()
+WEIGHTS = re.compile(r"^weights (\S+)$", re.M)
+
+
+class Process:
+    """On a host; what it says is kept in a file."""
+
+    def __init__(self, host, folder, name, *words):
+        self.name = name
+        self.said = folder / name
+        with open(self.said, "wb") as file:
+            self.popen = subprocess.Popen([*host.enter, LOCKSTEP, "train", *map(str, words)], stdin=subprocess.DEVNULL, stdout=file,
+                                          stderr=subprocess.STDOUT, preexec_fn=die_with_parent, env=self.environment())
+
+    @staticmethod
+    def environment():
+        """Steps that take a while: what is to happen in the run does."""
+        return {**os.environ, "LOCKSTEP_FAULT": ";".join(f"rank={rank} step=1 at=step do=slow ms=100" for rank in (0, "newcomer"))}
+
+    def text(self):
+        return self.said.read_text(errors="replace")
+
+    def ended(self):
+        return self.popen.poll() is not None
+
+
+class Run:
+    """A job of one worker on host 0, which every other host joins with one."""
+
+    def __init__(self, hosts, folder, text, alone):
+        self.hosts = hosts
+        self.folder = Path(folder)
+        self.alone = alone
+        self.out = self.folder / "out"
+        token = self.folder / "token"
+        token.write_text("correct horse battery staple\n")
+        token.chmod(0o600)
+        self.address = f"{hosts.network.address(0)}:{PORT}"
+        count = len(hosts.hosts)
+        self.processes = [Process(hosts[0], self.folder, "host-0", "--data", text, *SHAPE, "--steps", STEPS, "--workers", 1, "--timeout",
+                                  TIMEOUT, "--listen", self.address, "--expect", count, "--token-file", token, "--out", self.out,
+                                  "--save-every", 10)]
+        self.wait(lambda: "others can join" in self.processes[0].text(), "listener")
+        self.processes += [Process(hosts[i], self.folder, f"host-{i}", "--join", self.address, "--data", text, "--token-file", token)
+                           for i in range(1, count)]
+        self.wait(lambda: "step 1/" in self.processes[0].text(), "step 1")
+
+    def __enter__(self):
+        return self
+
+    def __exit__(self, *_):
+        for each in self.processes:
+            each.popen.kill()
+            each.popen.wait()
+
+    def wait(self, ready, what):
+        deadline = time.monotonic() + PATIENCE
+        while not ready():
+            self.expect(time.monotonic() < deadline, f"no {what} within {PATIENCE} s")
+            time.sleep(0.02)
+
+    def expect(self, condition, what):
+        if condition:
+            return
+        story = [what]
+        for each in self.processes:
+            story.append(f"--- {each.name}: code {each.popen.poll()}")
+            story += [line for line in each.text().splitlines() if not re.match(r"(\[\w+ \d+\] )?(data|model|run|workers)|step \d+/", line)][-25:]
+        raise Failure("\n".join(story))
+
+    def expect_result(self, finishers):
+        """These end in order, the others somehow; nobody tells of other weights, and what was written verifies."""
+        self.wait(lambda: all(each.ended() for each in self.processes), "end of all")
+        for i in finishers:
+            self.expect(self.processes[i].popen.returncode == 0, f"host {i} ended with {self.processes[i].popen.returncode}")
+        hashes = [found for each in self.processes for found in WEIGHTS.findall(each.text())]
+        self.expect(hashes and set(hashes) == {self.alone}, f"weights: {hashes}, not {self.alone}")
+        checkpoints = [path for path in self.out.glob("checkpoint-*") if re.search(r"-\d+$", path.name)]
+        self.expect(self.out / f"checkpoint-{STEPS}" in checkpoints, f"the last checkpoint is not among {checkpoints}")
+        for path in checkpoints:
+            check = subprocess.run([LOCKSTEP, "verify", path], capture_output=True, text=True)
+            self.expect(check.returncode == 0, f"{path.name}: {check.stdout}{check.stderr}")
+        return hashes
+
+
+def host_vanishes(start, victim):
+    with Hosts(3) as hosts, start(hosts) as run:
+        hosts[victim].run("ip", "link", "set", "eth0", "down")
+        run.expect_result([i for i in range(3) if i != victim])
+
+
+def link_is_cut(start):
+    """Hosts 1 and 2 no longer reach each other; host 0 reaches both. One of them is expelled, and cannot come back."""
+    with Hosts(3) as hosts, start(hosts) as run:
+        hosts.network.isolate(1)
+        hosts.network.isolate(2)
+        run.expect_result([0])
+
+
+def split_into_halves(start):
+    """Both go on. One of them has the outputs."""
+    with Hosts(4) as hosts, start(hosts) as run:
+        command("ip", "link", "add", "apart", "type", "bridge")
+        try:
+            command("ip", "link", "set", "apart", "up")
+            for host in (2, 3):
+                command("ip", "link", "set", hosts.network.port(host), "master", "apart")
+            run.expect_result(range(4))
+        finally:
+            command("ip", "link", "del", "apart")
+
+
+def short_cut(start):
+    """The link comes back before anybody is missed."""
+    with Hosts(3) as hosts, start(hosts) as run:
+        hosts.network.set_port(2, "down")
+        time.sleep(0.4 * TIMEOUT)  # the length of the cut is what is tried here
+        hosts.network.set_port(2, "up")
+        run.expect_result([0, 1])
+
+
+def main():
+    enter_own_network()
+    command("ip", "link", "set", "lo", "up")
+    only = os.environ.get("LOCKSTEP_CASE", "")
+    with tempfile.TemporaryDirectory() as temporary:
+        text = Path(temporary) / "text.txt"
+        text.write_text("".join(f"{i} small foxes sat under {i * 7 % 11} tall trees and sang about number {i * i}.\n" for i in range(300)))
+        alone = subprocess.run([LOCKSTEP, "train", "--data", text, *SHAPE, "--steps", str(STEPS)], capture_output=True, text=True, check=True)
+        alone = WEIGHTS.search(alone.stdout)[1]
+        folders, lock = iter(range(100)), threading.Lock()
+
+        def start(hosts):
+            with lock:
+                folder = Path(temporary) / str(next(folders))
+            folder.mkdir()
+            return Run(hosts, folder, text, alone)
+
+        cases = Cases()
+        for name, body, *arguments in (("a host that joined vanishes", host_vanishes, 2), ("the launcher's host vanishes", host_vanishes, 0),
+                                       ("a link is cut", link_is_cut), ("a split into halves", split_into_halves),
+                                       ("a cut that nobody notices", short_cut)):
+            if only in name:
+                cases.run(name, body, start, *arguments)
+        cases.finish()
+
+
+if __name__ == "__main__":
+    main()
