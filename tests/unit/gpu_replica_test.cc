@@ -195,7 +195,9 @@ TEST(GpuReplica, UpdatesOnlyWhenTheExchangeIsKnownToBeDone) {
         const std::vector<float> before = worker.parameters();
         EXPECT_EQ(test::error_of([&] { worker.trainer.step(); }).code(), ErrorCode::kPeerLost);
         EXPECT_EQ(worker.trainer.steps_done(), 0);
-        if (at == At::kReduce) EXPECT_TRUE(worker.parameters() == before);
+        if (at == At::kReduce) {
+          EXPECT_TRUE(worker.parameters() == before);
+        }
         worker.communicator.barrier();
       });
       for (const auto& error : errors) EXPECT_FALSE(error) << error->what();

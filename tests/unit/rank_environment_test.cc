@@ -231,7 +231,8 @@ TEST(RankEnvironment, ANewcomerHasNoRank) {
   EXPECT_EQ(found->master_host, "127.0.0.1");
   EXPECT_EQ(found->master_port, 7000);
   EXPECT_EQ(found->attempt, "this one");
-  const Environment at_a_server({{"LOCKSTEP_NEWCOMER", "1"}});
+  const std::map<std::string, std::string> newcomer = {{"LOCKSTEP_NEWCOMER", "1"}};
+  const Environment at_a_server(newcomer);
   EXPECT_TRUE(rank_environment()->newcomer());
   EXPECT_EQ(rank_environment()->master_host, "");
   const Environment rank({{"RANK", "0"}, {"WORLD_SIZE", "1"}});

@@ -167,7 +167,9 @@ TEST(Buddies, HaveEachOthersSums) {
             EXPECT_EQ(step.range, reducer.shard());
             EXPECT_EQ(step.tail[0], static_cast<double>(kLanes));
             expect_sums(held);
-            if (travels(options, ranks)) EXPECT_EQ(told, kSize);
+            if (travels(options, ranks)) {
+              EXPECT_EQ(told, kSize);
+            }
 
             // What a rank alone knows of its own shard.
             std::vector<float> values(held.size(), -1.0F);
