@@ -119,6 +119,10 @@ class Run:
             lines += [line for line in process.text().splitlines() if not re.match(r"(data|model|run|workers|step \d+/)", line)][-25:]
         return "\n".join(lines)
 
+    def outputs(self):
+        """When each file was changed last; temporaries are their maker's to remove."""
+        return {path: path.stat().st_mtime_ns for path in self.out.rglob("*") if ".tmp" not in str(path.relative_to(self.out))}
+
     def expect_end(self, processes, codes=(0,)):
         wait_for(lambda: all(each.popen.poll() is not None for each in processes), LIMIT,
                  f"the end of {', '.join(each.name for each in processes)}")
@@ -169,11 +173,13 @@ def by_hand(run, transport, sharded, fault, victims):
             raise Wrong(f"nothing happened to rank {victim}")
     run.expect_result(STEPS)
     # Who wakes up when all is over changes nothing.
-    before = {path: path.stat().st_mtime_ns for path in run.out.rglob("*")}
+    before = run.outputs()
     asleep = [ranks[victim] for victim in victims if ranks[victim].stopped()]
     run.wake(asleep)
-    if {path: path.stat().st_mtime_ns for path in run.out.rglob("*")} != before:
-        raise Wrong("a worker that woke up after the end has changed the outputs")
+    after = run.outputs()
+    if after != before:
+        changed = sorted(str(path) for path in before.keys() | after.keys() if before.get(path) != after.get(path))
+        raise Wrong(f"a worker that woke up after the end has changed the outputs: {changed}")
     run.expect_result(STEPS)
     run.expect_end(coordinator)
 

@@ -133,6 +133,7 @@ LeaseRule::Act LeaseRule::next(const Look& look, Time now) {
   if (state_ == State::kSettling && now >= settled_at_) {
     if (is_own(look) && now - renewed_ < term_) {
       state_ = State::kHeld;
+      had_it_ = true;
     } else {
       begin_waiting(look, now);
     }
@@ -152,6 +153,8 @@ LeaseRule::Act LeaseRule::next(const Look& look, Time now) {
 }
 
 LeaseRule::Act LeaseRule::wait(const Look& look, Time now) {
+  // Who has had it comes back to its own file only: others may have had theirs, and be done.
+  if (had_it_ && !is_own(look)) return Act::kNothing;
   if (!look.there) return Act::kCreate;
   const auto& record = look.record;
   if (!watched_ || *watched_ != look.text) {
@@ -183,6 +186,7 @@ void LeaseRule::done(Act act, bool succeeded, Time began) {
     case Act::kRenew: renewed_ = began; return;
     case Act::kCreate:
       state_ = State::kHeld;
+      had_it_ = true;
       renewed_ = began;
       return;
     case Act::kReplace:

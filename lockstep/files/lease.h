@@ -46,6 +46,8 @@ std::optional<LeaseRecord> parse_lease(std::string_view text);
 // - Others take the lease when they have seen it unchanged for a whole term, or when they know that
 //   the process of its holder has ended. A time in which they themselves stood still counts
 //   nothing.
+// - Who has lost it takes it back only if nobody else has had it since: its own file is still
+// there.
 // - Who replaces the file holds the lease only if the file is still its own a while later: of those
 //   that replace it at once, the last one wins. (That is Fischer's algorithm for mutual exclusion.)
 class LeaseRule {
@@ -97,6 +99,7 @@ class LeaseRule {
   Duration silence_{};
   Time looked_{};
   bool seen_renewed_ = false;
+  bool had_it_ = false;  // once
 };
 
 // Holds the folder of a run: its holder alone renames, removes and appends there. The lease is a

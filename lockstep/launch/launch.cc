@@ -325,7 +325,8 @@ class Launcher {
     if (!formed() || members || others_work()) return;
     restart_.stop();
     for (Child& child : children_) {
-      if (!child.running || child.lost) continue;
+      // Those that the job has lost end by themselves, or are ended while it runs.
+      if (!child.running || (child.lost && !centre_.expired())) continue;
       child.left_over = true;
       ::kill(child.pid, SIGKILL);
     }

@@ -179,14 +179,6 @@ Narrator::Narrator(const TrainOptions& options, const TrainPlan& plan, std::int6
                plan.data.bytes_per_token);
 }
 
-Narrator::~Narrator() {
-  try {
-    write_waiting();
-  } catch (const Error& error) {
-    log(LogLevel::kWarning, "metrics: {}", error.message());
-  }
-}
-
 void Narrator::step(const StepReport& report) {
   log_->step(report);
   if (report.save && out_.empty()) log_->note("nothing is saved: there is no --out");
@@ -237,6 +229,12 @@ void Narrator::write_waiting() {
 
 void Narrator::result() {
   log_.reset();
+  try {
+    if (!waiting_.empty()) hold_.guard().require(out_ + "/" + kMetricsFile);
+    write_waiting();
+  } catch (const Error& error) {
+    log(LogLevel::kWarning, "the last lines of metrics are not written: {}", error.message());
+  }
   tell_result(data_, validation_loss_);
 }
 

@@ -38,11 +38,11 @@ class Narrator {
   // `takes_over`: the run is under way, and another process has told of it so far.
   Narrator(const TrainOptions& options, const TrainPlan& plan, std::int64_t steps_done,
            bool takes_over, OutputHold& hold);
-  ~Narrator();
 
   void step(const StepReport& report);
   void event(const RunEvent& event);
-  // After the last step: what it all came to.
+  // After the last step: what it all came to. Lines that still wait are written if the folder is
+  // held; those of a process that the others have lost never are.
   void result();
 
  private:

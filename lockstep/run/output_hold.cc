@@ -34,17 +34,20 @@ Lease::Options OutputHold::options(std::uint32_t generation) const {
 void OutputHold::take() {
   if (folder_.empty()) return;
   const std::lock_guard lock(mutex_);
-  if (!lease_) lease_.emplace(options(1));
+  if (!lease_) lease_ = std::make_shared<Lease>(options(1));
   lease_->take(Deadline::after(kPatience * term_));
+  was_held_ = true;
 }
 
 void OutputHold::take_over(std::uint32_t generation) {
   if (folder_.empty()) return;
   const std::lock_guard lock(mutex_);
-  if (lease_) return lease_->set_generation(std::to_string(generation));
+  if (lease_ && lease_->held()) return lease_->set_generation(std::to_string(generation));
+  lease_.reset();  // one that was lost does not come back
+  was_held_ = false;
   std::error_code error;  // what is wrong shows when something is written
   std::filesystem::create_directories(folder_, error);
-  lease_.emplace(options(generation));
+  lease_ = std::make_shared<Lease>(options(generation));
 }
 
 bool OutputHold::held() {
@@ -53,12 +56,19 @@ bool OutputHold::held() {
 }
 
 void OutputHold::require(const std::string& path) {
+  bool wait = false;
+  std::shared_ptr<Lease> lease;
   {
     const std::lock_guard lock(mutex_);
     if (!lease_) throw Error(ErrorCode::kIo, "writing " + path + ": another process holds the run");
+    wait = !was_held_;
+    lease = lease_;
   }
-  lease_->wait(Deadline::after(kPatience * term_));
-  lease_->require("writing " + path);
+  // Who had it and stood still does not wait for it again: the others have gone on.
+  if (wait) lease->wait(Deadline::after(kPatience * term_));
+  lease->require("writing " + path);
+  const std::lock_guard lock(mutex_);
+  was_held_ = true;
 }
 
 WriteGuard OutputHold::guard() {

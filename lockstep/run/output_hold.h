@@ -2,8 +2,8 @@
 
 #include <chrono>
 #include <cstdint>
+#include <memory>
 #include <mutex>
-#include <optional>
 #include <string>
 
 #include "lockstep/files/atomic_file.h"
@@ -39,7 +39,8 @@ class OutputHold {
   const std::string member_;
   const std::chrono::nanoseconds term_;
   std::mutex mutex_;
-  std::optional<Lease> lease_;  // guarded by mutex_; made once
+  std::shared_ptr<Lease> lease_;  // guarded by mutex_; who uses it without the lock has a share
+  bool was_held_ = false;         // guarded by mutex_
 };
 
 }  // namespace lockstep

@@ -198,8 +198,8 @@ def read_envelope(connection):
     return kind, body
 
 
-def make_hello(token=b"", job=b"lockstep", purpose=PURPOSE_SERVER, rank=-1, member=None):
-    return (struct.pack("<BBHIIi", purpose, 1 if token else 0, 0, 0, 0, rank) + (member or os.urandom(16)) + os.urandom(32)
+def make_hello(token=b"", job=b"lockstep", purpose=PURPOSE_SERVER, rank=-1, member=None, generation=0):
+    return (struct.pack("<BBHIIi", purpose, 1 if token else 0, 0, generation, 0, rank) + (member or os.urandom(16)) + os.urandom(32)
             + struct.pack("<I", len(job)) + job)
 
 
@@ -272,6 +272,30 @@ def make_stamp(sequence, payload, part=0):
     return head + struct.pack("<I", crc32c(head + bytes(4) + rest)) + rest
 
 
+def blake3_of_a_block(message):
+    """The first four bytes of BLAKE3, as a number, of a message of at most 64 bytes."""
+    start = [0x6A09E667, 0xBB67AE85, 0x3C6EF372, 0xA54FF53A, 0x510E527F, 0x9B05688C, 0x1F83D9AB, 0x5BE0CD19]
+    words = list(struct.unpack("<16I", message.ljust(64, b"\0")))
+    v = start + start[:4] + [0, 0, len(message), 1 | 2 | 8]  # the first, the last and the root
+
+    def mix(a, b, c, d, x, y):
+        for shift_d, shift_b, word in ((16, 12, x), (8, 7, y)):
+            v[a] = (v[a] + v[b] + word) & 0xFFFFFFFF
+            v[d] = rotate(v[d] ^ v[a], shift_d)
+            v[c] = (v[c] + v[d]) & 0xFFFFFFFF
+            v[b] = rotate(v[b] ^ v[c], shift_b)
+
+    def rotate(value, by):
+        return (value >> by | value << 32 - by) & 0xFFFFFFFF
+
+    for _ in range(7):
+        for i, places in enumerate(((0, 4, 8, 12), (1, 5, 9, 13), (2, 6, 10, 14), (3, 7, 11, 15),
+                                    (0, 5, 10, 15), (1, 6, 11, 12), (2, 7, 8, 13), (3, 4, 9, 14))):
+            mix(*places, words[2 * i], words[2 * i + 1])
+        words = [words[i] for i in (2, 6, 3, 10, 7, 0, 4, 13, 1, 11, 12, 5, 9, 14, 15, 8)]
+    return v[0] ^ v[8]
+
+
 class Rank:
     """A rank of a job: its control link, and its connection for data once all are there."""
 
@@ -282,16 +306,22 @@ class Rank:
         texts = [version, "python", "boot", "", "", "python", ""]
         card = (struct.pack("<ii", rank, world_size) + self.member + struct.pack("<iQ", os.getpid(), 0)
                 + b"".join(struct.pack("<I", len(text)) + text.encode() for text in texts))
-        self.link.send_bytes(envelope(JOIN, struct.pack("<I", 30000) + card))
+        self.tag = 0  # of the generation
+        # It is new, does not survive losses, comes from no generation and has made no steps.
+        self.link.send_bytes(envelope(JOIN, struct.pack("<IBBI", 30000, 0, 0, 1) + bytes(4 + 16 + 8) + card))
 
     def connect(self):
-        kind, _ = read_envelope(self.link)
+        kind, body = read_envelope(self.link)
         assert kind == ROSTER, kind
+        place = 8
+        for _ in range(2):  # what the centre is, and its host
+            place += 4 + struct.unpack_from("<I", body, place)[0]
+        self.tag = blake3_of_a_block(body[place + 4:place + 24])
         self.data = connect(self.address)
-        shake_hands(self.data, self.token, purpose=PURPOSE_SERVER, rank=self.rank, member=self.member)
+        shake_hands(self.data, self.token, purpose=PURPOSE_SERVER, rank=self.rank, member=self.member, generation=self.tag)
 
     def leave(self):
-        self.link.send_bytes(envelope(GOODBYE, struct.pack("<I", 0)))
+        self.link.send_bytes(envelope(GOODBYE, struct.pack("<II", self.tag, 0)))
         self.close()
 
     def close(self):
