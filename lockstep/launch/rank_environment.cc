@@ -160,8 +160,8 @@ std::optional<RankEnvironment> rank_environment() {
   }
   found.attempt = attempt_name().substr(0, kMaxJobName / 2);
   found.secret = inherited_secret();
-  if (found.world_size == 1) return found;
   found.hosted = is_set(kHostedVariable);
+  if (found.world_size == 1 && !found.hosted) return found;  // others may come where it is hosted
   if (is_set(kListenerVariable) && found.rank == 0) {
     found.listener = number_in(kListenerVariable, 3, 1 << 20);
   }

@@ -369,6 +369,8 @@ int Worker::finish() {
   checkpoints_->finish(stopped_ != 0);
   if (is_first() && !std::exchange(told_end_, true)) {
     save_model();
+    // Those of workers that were lost while they wrote.
+    if (hold_.held()) remove_temporaries(options_.out);
     if (narrator_) narrator_->result();
     tell_end(options_, *plan_, *trainer_, stopped_, seconds_since(began_));
     for (const std::string& line : events_.summary()) log(LogLevel::kInfo, "{}", line);

@@ -8,6 +8,7 @@ import re
 import signal
 import subprocess
 import sys
+import threading
 import time
 import unittest
 from pathlib import Path
@@ -186,6 +187,24 @@ class Joining(Case):
         self.addCleanup(run.kill)
         return run
 
+    def follow(self, run):
+        """Reads what the run prints, so that it is never held up; `workers` is how many its last step had."""
+        run.workers = 0
+
+        def read():
+            for line in run.stdout:
+                if line.startswith("{") and "lanes" in (row := json.loads(line)) and "event" not in row:
+                    run.workers = len(row["lanes"])
+
+        threading.Thread(target=read, daemon=True).start()
+
+    def wait_for_workers(self, run, workers):
+        deadline = time.monotonic() + PATIENCE
+        while run.workers != workers:
+            self.assertLess(time.monotonic(), deadline, f"{run.workers} workers, not {workers}")
+            self.assertIsNone(run.poll())
+            time.sleep(0.01)
+
     def join(self, port, *arguments):
         run = subprocess.Popen([LOCKSTEP, "train", "--join", f"127.0.0.1:{port}", "--data", str(self.text), *arguments],
                                stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, preexec_fn=die_with_parent)
@@ -196,27 +215,20 @@ class Joining(Case):
     def test_a_job_that_runs(self):
         """Two workers of another command come, over tcp as the job has it, one is killed, the others leave."""
         with reserved_port() as port:
-            run = self.start(port, "--steps", 100000, "--workers", 2, "--transport", "tcp")
-            run.stdout.readline()
+            run = self.start(port, "--steps", 10 ** 8, "--workers", 2, "--transport", "tcp")
+            self.follow(run)
+            self.wait_for_workers(run, 2)
             joiner = self.join(port, "--workers", "2")
-            for line in run.stdout:
-                row = json.loads(line)
-                if len(row.get("lanes", [])) == 4 and "event" not in row:
-                    break
+            self.wait_for_workers(run, 4)
             os.kill(children_of(joiner.pid)[0], signal.SIGKILL)
-            for line in run.stdout:
-                if len(json.loads(line).get("lanes", [])) == 3:
-                    break
+            self.wait_for_workers(run, 3)
             joiner.send_signal(signal.SIGTERM)
             said = joiner.communicate(timeout=PATIENCE)[0]
             self.assertEqual(joiner.returncode, 0, said)
             self.assertIn("joined the job as rank", said)
-            for line in run.stdout:
-                if len(json.loads(line).get("lanes", [])) == 2:
-                    break
+            self.wait_for_workers(run, 2)
             run.send_signal(signal.SIGINT)
-            _, stderr = run.communicate(timeout=PATIENCE)
-            self.assertEqual(run.returncode, 130, stderr)
+            self.assertEqual(run.wait(PATIENCE), 130)
 
     def test_a_job_that_forms(self):
         with reserved_port() as port:
@@ -232,8 +244,9 @@ class Joining(Case):
         other = self.folder / "other.txt"
         other.write_text(Path(self.text).read_text() + "and more of it\n" * 40)
         with reserved_port() as port:
-            run = self.start(port, "--steps", 100000, "--workers", 1)
-            run.stdout.readline()
+            run = self.start(port, "--steps", 10 ** 8, "--workers", 1)
+            self.follow(run)
+            self.wait_for_workers(run, 1)
             joiner = subprocess.run([LOCKSTEP, "train", "--join", f"127.0.0.1:{port}", "--data", str(other)],
                                     capture_output=True, text=True, timeout=PATIENCE)
             self.assertEqual(joiner.returncode, 2, joiner.stderr)
