@@ -69,7 +69,9 @@ class Losses(Case):
             with self.subTest(place=place, action=action, victim=victim, transport=transport, sharded=sharded):
                 said = self.survives(f"rank={victim} step=3 at={place} do={action}", "--transport", transport,
                                      *(["--shard-optimizer"] if sharded else []))
-                self.assertRegex(said, rf"rank {victim} \(pid \d+\) was killed by signal 9")
+                # A server's job may be over before the launcher ends the one that is stopped, which it then does without a word.
+                if action == "kill" or transport != "server":
+                    self.assertRegex(said, rf"rank {victim} \(pid \d+\) was killed by signal 9")
                 self.assertRegex(said, r"step [234]: (lost|.* is expelled)")
 
     def test_a_worker_that_fails_by_itself(self):
