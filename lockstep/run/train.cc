@@ -6,6 +6,7 @@
 #include <chrono>
 #include <filesystem>
 #include <optional>
+#include <thread>
 
 #include "lockstep/base/deadline.h"
 #include "lockstep/base/error.h"
@@ -25,6 +26,7 @@
 namespace lockstep {
 namespace {
 
+constexpr std::chrono::seconds kSecretPatience{3};  // for the file of a job that has just begun
 constexpr int kWrongUsage = 2;  // the exit code of workers that did not even begin
 
 void require(bool condition, const std::string& message) {
@@ -117,8 +119,13 @@ std::chrono::milliseconds stop_grace(const TrainOptions& options) {
 // Workers of this machine for a job that somebody else has started.
 int join_others(const TrainOptions& options, const std::vector<std::string>& arguments) {
   const HostPort where = *parse_host_port(options.join);
-  const std::string secret =
-      options.job.token.empty() ? read_secret_file(where.port) : options.job.token;
+  std::string secret = options.job.token;
+  // The job may be started at the same time, and its secret be there in a moment.
+  const Deadline moment = Deadline::after(kSecretPatience);
+  while (secret.empty() && !moment.expired()) {
+    secret = read_secret_file(where.port);
+    if (secret.empty()) std::this_thread::sleep_for(std::chrono::milliseconds(20));
+  }
   const int workers = options.workers.value_or(1);
   if (workers == 1) {
     JoinOptions place = options.job;

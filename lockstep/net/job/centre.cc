@@ -302,7 +302,7 @@ void Centre::hear(int rank, const Message& message, Time now) {
         if (message.kind == MessageKind::kHeartbeat) {
           return health_->heartbeat(rank, std::move(heard->progress), now);
         }
-        place(rank).left = true;
+        if (!place(rank).failed) place(rank).left = true;  // else it has said why it goes
         told_ = {};
         if (phase_ == Phase::kForming) {  // all members are needed to begin
           return lose(Error(ErrorCode::kPeerLost, name_of(place(rank).card) + " has left", rank),
@@ -396,6 +396,10 @@ void Centre::lose(const Error& why, Time now) {
   if (woke_ && options_.moves) return resign();
   const bool was_in_generation = in_generation();
   const Error seen(why.code(), std::string(why.message()), why.rank());
+  if (!place(why.rank()).link) {  // its last words count, not that its connection has closed
+    const auto kind = place(why.rank()).failed ? Departure::Kind::kFailed : Departure::Kind::kDied;
+    take_away(why.rank(), kind, std::string(why.message()));
+  }
   if (was_in_generation) {
     end_generation(seen, now);
   } else {  // those who have not heard yet that the generation has ended
