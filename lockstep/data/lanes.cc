@@ -57,9 +57,16 @@ std::uint64_t EpochPermutation::operator()(std::uint64_t index) const {
 void LanePlan::sample_ids(std::uint64_t step, std::uint32_t lane,
                           std::span<std::uint64_t> out) const {
   LOCKSTEP_CHECK(lane < lanes() && out.size() == micro_batch);
-  std::uint64_t position = step * global_batch + lane * micro_batch;
+  samples_from(step, lane * micro_batch, out);
+}
+
+void LanePlan::samples_from(std::uint64_t step, std::uint64_t first,
+                            std::span<std::uint64_t> out) const {
+  LOCKSTEP_CHECK(first + out.size() <= global_batch);
+  std::uint64_t position = step * global_batch + first;
   for (std::uint64_t& id : out) {
-    id = EpochPermutation(samples, seed, position / samples)(position % samples);
+    id = mix.empty() ? EpochPermutation(samples, seed, position / samples)(position % samples)
+                     : mixed_sample(mix, seed, position);
     ++position;
   }
 }
@@ -78,6 +85,15 @@ void validate(const LanePlan& plan) {
   require(plan.global_batch % plan.micro_batch == 0,
           fmt::format("--micro-batch {} does not divide --global-batch {}", plan.micro_batch,
                       plan.global_batch));
+  if (plan.mix.empty()) return;
+  std::uint64_t samples = 0;
+  std::uint64_t shares = 0;
+  for (const MixPart& part : plan.mix) {
+    require(part.samples > 0, "a part of the mix has no samples to train on");
+    samples += part.samples;
+    shares += part.share;
+  }
+  require(samples == plan.samples && shares == kMixBlock, "the mix does not add up");
 }
 
 std::optional<SkippedLane> parse_skipped_lane(std::string_view text) {

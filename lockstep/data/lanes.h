@@ -8,6 +8,8 @@
 #include <string_view>
 #include <vector>
 
+#include "lockstep/data/mix.h"
+
 namespace lockstep {
 
 // A permutation of [0, size), drawn by (seed, epoch): a Feistel network over the next even power of
@@ -29,16 +31,20 @@ class EpochPermutation {
 
 // Which samples a step trains on. All samples are walked through in one permutation per epoch; a
 // step takes the next `global_batch` of them, of which lane v has the v-th `micro_batch`. So a
-// lane's samples are a function of (seed, step, lane), and every sample comes once per epoch.
+// lane's samples are a function of (seed, step, lane), and every sample comes once per epoch. With
+// a mix every source is walked through so, at the pace of its share.
 struct LanePlan {
   std::uint64_t samples = 0;
   std::uint64_t seed = 0;
   std::uint64_t global_batch = 0;
   std::uint64_t micro_batch = 0;
+  std::vector<MixPart> mix = {};  // empty: one source
 
   std::uint32_t lanes() const { return static_cast<std::uint32_t>(global_batch / micro_batch); }
   // Fills `out`, of micro_batch elements.
   void sample_ids(std::uint64_t step, std::uint32_t lane, std::span<std::uint64_t> out) const;
+  // The samples of a step from number `first` on, which is below global_batch as is the last.
+  void samples_from(std::uint64_t step, std::uint64_t first, std::span<std::uint64_t> out) const;
   // Passes over the data that are done when `steps` steps are.
   double epochs(std::uint64_t steps) const;
 };

@@ -1,19 +1,20 @@
 #include "lockstep/data/samples.h"
 
 #include <algorithm>
+#include <iterator>
 #include <utility>
 
 #include "lockstep/base/check.h"
-#include "lockstep/base/index.h"
+#include "lockstep/wire/bytes.h"
 
 namespace lockstep {
 
 Samples::Samples(std::vector<TokenShard> shards, std::uint32_t vocab, int context)
-    : shards_(std::move(shards)), vocab_(vocab), context_(context) {
+    : vocab_(vocab), context_(context) {
   LOCKSTEP_CHECK(context > 0);
-  for (const TokenShard& shard : shards_) {
+  for (TokenShard& shard : shards) {
     if (shard.size() > 0) count_ += (shard.size() - 1) / static_cast<std::uint64_t>(context);
-    ends_.push_back(count_);
+    runs_.push_back({std::move(shard), 0, count_});
   }
 }
 
@@ -21,37 +22,51 @@ void Samples::read(std::uint64_t sample, std::span<std::int32_t> tokens,
                    std::span<std::int32_t> targets) const {
   const auto length = static_cast<std::size_t>(context_);
   LOCKSTEP_CHECK(sample < count_ && tokens.size() == length && targets.size() == length);
-  const std::uint64_t id = first_ + sample;
-  const auto shard = std::ranges::upper_bound(ends_, id) - ends_.begin();
-  const std::uint64_t before = shard == 0 ? 0 : ends_[index_of(shard - 1)];
-  const TokenShard& from = shards_[index_of(shard)];
-  const std::uint64_t begin = (id - before) * length;
-  from.copy(begin, vocab_, tokens);
-  from.copy(begin + 1, vocab_, targets);
+  const auto run = std::ranges::upper_bound(runs_, sample, {}, &Run::end);
+  const std::uint64_t before = run == runs_.begin() ? 0 : std::prev(run)->end;
+  run->shard.copy_sample((run->first + sample - before) * length, vocab_, tokens, targets);
 }
 
 Blake3Hash Samples::fingerprint() const {
-  constexpr std::uint64_t kMostTokens = std::uint64_t{1} << 24;
-  const auto length = static_cast<std::size_t>(context_);
-  const std::uint64_t read_samples =
-      std::min(count_, std::max<std::uint64_t>(1, kMostTokens / length));
-  Blake3 hash;
-  hash.update(std::as_bytes(std::span(&count_, 1)));
-  std::vector<std::int32_t> tokens(length), targets(length);
-  for (std::uint64_t i = 0; i < read_samples; ++i) {
-    read(i * count_ / read_samples, tokens, targets);
-    hash.update(std::as_bytes(std::span(tokens)));
-    hash.update(std::as_bytes(std::span(targets).last(1)));
+  ByteWriter text;
+  text.u64(static_cast<std::uint64_t>(context_));
+  for (const Run& run : runs_) {
+    text.u64(run.first);
+    text.u64(run.end);
+    text.u64(run.shard.size());
+    text.bytes(run.shard.payload().get());
   }
-  return hash.finish();
+  return blake3(text.written());
+}
+
+std::vector<TokenShard> Samples::shards() const {
+  std::vector<TokenShard> shards;
+  for (const Run& run : runs_) shards.push_back(run.shard);
+  return shards;
 }
 
 Samples Samples::slice(std::uint64_t first, std::uint64_t count) const {
   LOCKSTEP_CHECK(first <= count_ && count <= count_ - first);
-  Samples part = *this;
-  part.first_ = first_ + first;
-  part.count_ = count;
+  Samples part({}, vocab_, context_);
+  std::uint64_t begin = 0;  // of the run
+  for (const Run& run : runs_) {
+    const std::uint64_t from = std::max(begin, first);
+    const std::uint64_t to = std::min(run.end, first + count);
+    if (from < to) {
+      part.count_ += to - from;
+      part.runs_.push_back({run.shard, run.first + from - begin, part.count_});
+    }
+    begin = run.end;
+  }
   return part;
+}
+
+void Samples::append(const Samples& more) {
+  LOCKSTEP_CHECK(more.vocab_ == vocab_ && more.context_ == context_);
+  for (const Run& run : more.runs_) {
+    runs_.push_back({run.shard, run.first, count_ + run.end});
+  }
+  count_ += more.count_;
 }
 
 }  // namespace lockstep

@@ -22,19 +22,28 @@ class Samples {
   void read(std::uint64_t sample, std::span<std::int32_t> tokens,
             std::span<std::int32_t> targets) const;
 
-  // Tells sets of samples apart: the BLAKE3 of the number of samples and of their tokens. Of more
-  // than some sixteen million tokens only samples at even distances are read.
+  // Tells sets of samples apart: the BLAKE3 of their length, and for every shard where its samples
+  // are and the hash of all its tokens. May read the shards: see PayloadHash.
   Blake3Hash fingerprint() const;
+  // Where the samples are.
+  std::vector<TokenShard> shards() const;
 
   // Samples [first, first + count) as a set of their own.
   Samples slice(std::uint64_t first, std::uint64_t count) const;
+  // Those of `more`, of the same vocabulary and context, behind these.
+  void append(const Samples& more);
 
  private:
-  std::vector<TokenShard> shards_;
-  std::vector<std::uint64_t> ends_;  // samples up to the end of each shard
+  // Samples of one shard that follow each other.
+  struct Run {
+    TokenShard shard;
+    std::uint64_t first = 0;  // in the shard
+    std::uint64_t end = 0;    // in the set
+  };
+
+  std::vector<Run> runs_;
   std::uint32_t vocab_;
   int context_;
-  std::uint64_t first_ = 0;
   std::uint64_t count_ = 0;
 };
 

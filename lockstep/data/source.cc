@@ -6,11 +6,13 @@
 #include <algorithm>
 #include <cctype>
 #include <filesystem>
+#include <set>
 
 #include "lockstep/base/error.h"
 #include "lockstep/base/log.h"
 #include "lockstep/data/shard_builder.h"
 #include "lockstep/files/mapped_file.h"
+#include "lockstep/files/storage.h"
 
 namespace lockstep {
 namespace {
@@ -26,8 +28,10 @@ std::string file_contents(const std::string& path) {
   return {reinterpret_cast<const char*>(file.bytes().data()), file.bytes().size()};
 }
 
-bool is_shard(const MappedFile& file) {
-  return file.path().ends_with(".bin") || has_shard_magic(file.bytes());
+bool is_shard(const std::string& path) {
+  if (path.ends_with(".bin")) return true;
+  const std::string begin = disk().open(path)->text(kLongestShardHeader);
+  return has_shard_magic(std::as_bytes(std::span(begin)));
 }
 
 // Whether the name asks for a tokenizer that is trained on the text.
@@ -110,13 +114,33 @@ std::shared_ptr<const Tokenizer> tokenizer_for(const TokenizerChoice& choice,
   return start.tokenizer;
 }
 
-DataSource open_texts(const std::vector<MappedFile>& files, const TokenizerChoice& choice) {
+// A file, and the path of --data that it comes from.
+struct Input {
+  std::string path;
+  std::size_t part = 0;
+  std::shared_ptr<const MappedFile> text = {};  // none: a shard
+};
+
+// Whether each file is kept for validation: its name says so, and its part has others to train on.
+std::vector<bool> kept_for_validation(std::span<const Input> inputs) {
+  std::set<std::size_t> trains;
+  for (const Input& input : inputs) {
+    if (!is_for_validation(input.path)) trains.insert(input.part);
+  }
+  std::vector<bool> kept;
+  for (const Input& input : inputs) {
+    kept.push_back(is_for_validation(input.path) && trains.contains(input.part));
+  }
+  return kept;
+}
+
+DataSource open_texts(std::span<const Input> inputs, const TokenizerChoice& choice) {
   std::vector<const MappedFile*> training;
   std::vector<const MappedFile*> validation;
-  for (const MappedFile& file : files) {
-    (is_for_validation(file.path()) ? validation : training).push_back(&file);
+  const std::vector<bool> kept = kept_for_validation(inputs);
+  for (std::size_t i = 0; i < inputs.size(); ++i) {
+    (kept[i] ? validation : training).push_back(inputs[i].text.get());
   }
-  if (training.empty()) std::swap(training, validation);
   std::vector<std::string_view> texts;
   for (const MappedFile* file : training) texts.push_back(text_of(*file));
   DataSource source;
@@ -180,13 +204,13 @@ void require_alike(const TokenShard& a, const TokenShard& b) {
   }
 }
 
-DataSource open_shards(const std::vector<std::string>& paths, const TokenizerChoice& choice) {
+DataSource open_shards(std::span<const Input> inputs, const TokenizerChoice& choice) {
   DataSource source;
-  for (const std::string& path : paths) {
-    TokenShard shard = TokenShard::open(path);
-    (is_for_validation(path) ? source.validation : source.training).push_back(std::move(shard));
+  const std::vector<bool> kept = kept_for_validation(inputs);
+  for (std::size_t i = 0; i < inputs.size(); ++i) {
+    TokenShard shard = TokenShard::open(inputs[i].path);
+    (kept[i] ? source.validation : source.training).push_back(std::move(shard));
   }
-  if (source.training.empty()) std::swap(source.training, source.validation);
   const TokenShard& first = source.training[0];
   for (const auto* shards : {&source.training, &source.validation}) {
     for (const TokenShard& shard : *shards) require_alike(first, shard);
@@ -260,18 +284,56 @@ std::vector<std::string> files_of(const std::string& path) {
   return inside;
 }
 
-// What follows from the shards and the tokenizer.
-DataSource completed(DataSource source) {
-  if (source.tokenizer) source.vocab = std::max(source.vocab, source.tokenizer->vocab());
+double bytes_per_token(std::span<const TokenShard> shards) {
   std::uint64_t tokens = 0;
   std::uint64_t bytes = 0;
-  for (const TokenShard& shard : source.training) {
+  for (const TokenShard& shard : shards) {
     tokens += shard.size();
     bytes += shard.header().text_bytes;
   }
-  if (tokens > 0) source.bytes_per_token = static_cast<double>(bytes) / static_cast<double>(tokens);
-  source.entropy_per_byte = source.training[0].header().entropy_per_byte;
+  return tokens > 0 ? static_cast<double>(bytes) / static_cast<double>(tokens) : 0;
+}
+
+// What follows from the shards and the tokenizer.
+DataSource completed(DataSource source) {
+  if (source.tokenizer) source.vocab = std::max(source.vocab, source.tokenizer->vocab());
+  const std::span<const TokenShard> shards = source.training;
+  if (source.mix.empty()) {
+    source.bytes_per_token = bytes_per_token(shards);
+    source.entropy_per_byte = shards[0].header().entropy_per_byte;
+    return source;
+  }
+  double weights = 0;
+  std::size_t first = 0;
+  for (const DataSource::Part& part : source.mix) {
+    source.bytes_per_token += part.weight * bytes_per_token(shards.subspan(first, part.training));
+    weights += part.weight;
+    first += part.training;
+  }
+  source.bytes_per_token /= weights;
   return source;
+}
+
+// The parts of a mix.
+std::vector<DataSource::Part> parts_of(std::span<const Input> inputs,
+                                       const std::vector<std::string>& paths,
+                                       const std::vector<double>& weights) {
+  if (weights.empty()) return {};
+  if (weights.size() != paths.size()) {
+    refuse(fmt::format(
+        "--mix has {} for {} of --data, and takes one for each; a folder or a quoted pattern "
+        "('web/*.txt') is one path",
+        weights.size() == 1 ? "one weight" : fmt::format("{} weights", weights.size()),
+        paths.size() == 1 ? "one path" : fmt::format("{} paths", paths.size())));
+  }
+  std::vector<DataSource::Part> parts;
+  for (std::size_t i = 0; i < paths.size(); ++i) parts.push_back({paths[i], weights[i]});
+  const std::vector<bool> kept = kept_for_validation(inputs);
+  for (std::size_t i = 0; i < inputs.size(); ++i) {
+    DataSource::Part& part = parts[inputs[i].part];
+    ++(kept[i] ? part.validation : part.training);
+  }
+  return parts;
 }
 
 }  // namespace
@@ -323,28 +385,30 @@ DataSource encode_documents(const Documents& documents, const TokenizerChoice& t
   return completed(std::move(source));
 }
 
-DataSource open_data(const std::vector<std::string>& paths, const TokenizerChoice& tokenizer) {
+DataSource open_data(const std::vector<std::string>& paths, const TokenizerChoice& tokenizer,
+                     const std::vector<double>& weights) {
   if (paths.empty()) refuse("there is no data: no path is given");
-  std::vector<std::string> shard_paths;
-  std::vector<MappedFile> texts;
-  for (const std::string& given : paths) {
-    for (const std::string& path : expand(given)) {
+  std::vector<Input> shards;
+  std::vector<Input> texts;
+  for (std::size_t i = 0; i < paths.size(); ++i) {
+    const std::size_t part = weights.empty() ? 0 : i;
+    for (const std::string& path : expand(paths[i])) {
       for (const std::string& name : files_of(path)) {
-        MappedFile file(name);
-        if (is_shard(file)) {
-          shard_paths.push_back(name);
+        if (is_shard(name)) {
+          shards.push_back({name, part});
         } else {
-          texts.push_back(std::move(file));
+          texts.push_back({name, part, std::make_shared<MappedFile>(name)});
         }
       }
     }
   }
-  if (!shard_paths.empty() && !texts.empty()) {
-    refuse(fmt::format("{} is text and {} is not: train on one kind", texts[0].path(),
-                       shard_paths[0]));
+  if (!shards.empty() && !texts.empty()) {
+    refuse(
+        fmt::format("{} is text and {} is not: train on one kind", texts[0].path, shards[0].path));
   }
-  DataSource source =
-      texts.empty() ? open_shards(shard_paths, tokenizer) : open_texts(texts, tokenizer);
+  std::vector<DataSource::Part> mix = parts_of(texts.empty() ? shards : texts, paths, weights);
+  DataSource source = texts.empty() ? open_shards(shards, tokenizer) : open_texts(texts, tokenizer);
+  source.mix = std::move(mix);
   source.name =
       paths.size() == 1 ? paths[0] : fmt::format("{} and {} more", paths[0], paths.size() - 1);
   return completed(std::move(source));

@@ -22,6 +22,14 @@ struct DataSource {
   std::uint32_t vocab = 0;
   double bytes_per_token = 0;   // 0: not known
   double entropy_per_byte = 0;  // of the source, in bits; 0: not known
+  // Of a mix: what a path of --data has given. The shards of the parts follow each other.
+  struct Part {
+    std::string name;  // for people
+    double weight = 0;
+    std::size_t training = 0;  // shards
+    std::size_t validation = 0;
+  };
+  std::vector<Part> mix;  // empty: one source
 };
 
 // The tokenizer of the model that training starts from.
@@ -43,8 +51,9 @@ struct TokenizerChoice {
 
 // Opens text files, shards, and folders of either; at least one path, which may have wildcards.
 // Throws Error{kIo} for input that is broken, with file and position, and Error{kInvalidArgument}
-// for what does not go together.
-DataSource open_data(const std::vector<std::string>& paths, const TokenizerChoice& tokenizer = {});
+// for what does not go together. With weights, one for each path, the paths are mixed.
+DataSource open_data(const std::vector<std::string>& paths, const TokenizerChoice& tokenizer = {},
+                     const std::vector<double>& weights = {});
 
 // Texts in memory, each of them a document.
 struct Documents {

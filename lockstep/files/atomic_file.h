@@ -2,11 +2,12 @@
 
 #include <cstddef>
 #include <functional>
+#include <memory>
 #include <span>
 #include <string>
 #include <string_view>
 
-#include "lockstep/base/descriptor.h"
+#include "lockstep/files/storage.h"
 
 namespace lockstep {
 
@@ -26,25 +27,29 @@ struct WriteGuard {
 };
 
 // A file that appears under its name complete or not at all: written as a temporary, synced,
-// renamed, and the folder synced. Without commit() the temporary is removed. Errors are Error{kIo}.
+// renamed, and the folder synced. What an earlier one left under the name of the temporary is
+// removed first. Without commit() the temporary is removed. Errors are Error{kIo}.
 class AtomicFile {
  public:
-  explicit AtomicFile(std::string path, WriteGuard guard = {});
+  explicit AtomicFile(const std::string& path, WriteGuard guard = {}, Storage& storage = disk());
+  AtomicFile(FilePlace place, WriteGuard guard);
   AtomicFile(const AtomicFile&) = delete;
   AtomicFile& operator=(const AtomicFile&) = delete;
   ~AtomicFile();
 
-  void write(std::span<const std::byte> bytes);
-  void write(std::string_view text);
+  void write(std::span<const std::byte> bytes) { file_->write(bytes); }
+  void write(std::string_view text) { write(std::as_bytes(std::span(text))); }
   // Over bytes that were written before.
-  void write_at(std::size_t position, std::span<const std::byte> bytes);
+  void write_at(std::size_t position, std::span<const std::byte> bytes) {
+    file_->write_at(position, bytes);
+  }
   void commit();
 
  private:
   const WriteGuard guard_;
-  std::string path_;
-  std::string temporary_;
-  Descriptor file_;
+  const FilePlace place_;
+  const std::string temporary_;
+  std::unique_ptr<File> file_;
 };
 
 // A folder that appears under its name complete or not at all: written as a temporary, every file
@@ -53,7 +58,7 @@ class AtomicFile {
 // time. Errors are Error{kIo}.
 class AtomicFolder {
  public:
-  explicit AtomicFolder(std::string path, WriteGuard guard = {});
+  explicit AtomicFolder(const std::string& path, WriteGuard guard = {}, Storage& storage = disk());
   AtomicFolder(const AtomicFolder&) = delete;
   AtomicFolder& operator=(const AtomicFolder&) = delete;
   ~AtomicFolder();
@@ -65,25 +70,18 @@ class AtomicFolder {
   // Fails when there is something else at PATH.
   void commit();
   // Where the files are until then.
-  const std::string& temporary() const { return temporary_; }
+  std::string temporary() const { return place_.folder->path_of(temporary_); }
+  // Whether nobody has removed it.
+  bool temporary_is_there() const { return place_.folder->find_folder(temporary_) != nullptr; }
 
  private:
   const WriteGuard guard_;
-  std::string path_;
-  std::string temporary_;
-  std::string file_path_;
-  Descriptor file_;
+  const FilePlace place_;
+  const std::string temporary_;
+  std::unique_ptr<Folder> folder_;  // the temporary one
+  std::unique_ptr<File> file_;
   std::size_t unsynced_ = 0;
   bool committed_ = false;
 };
-
-// A folder of plain files and all in it. It must have a name that nobody takes for a complete one,
-// because it goes bit by bit. One that is not there is no error.
-void remove_flat_folder(const std::string& path);
-// Both in the same folder, which is synced.
-void rename_and_sync(const std::string& from, const std::string& to);
-
-// Creates the folder and those above it where they are missing.
-void make_folder(const std::string& path);
 
 }  // namespace lockstep

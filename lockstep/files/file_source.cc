@@ -1,37 +1,92 @@
 #include "lockstep/files/file_source.h"
 
+#include <algorithm>
 #include <cerrno>
-#include <filesystem>
 #include <utility>
 
+#include "lockstep/base/check.h"
 #include "lockstep/base/error.h"
+#include "lockstep/files/mapped_file.h"
 
 namespace lockstep {
 
-std::span<const std::byte> FileSource::get(const std::string& name) {
-  const auto bytes = find(name);
-  if (!bytes) throw_io("opening " + path(name), ENOENT);
-  return *bytes;
+std::uint64_t FileSource::size(const std::string& name) {
+  const auto size = find_size(name);
+  if (!size) throw_io("opening " + path(name), ENOENT);
+  return *size;
 }
 
-std::optional<std::span<const std::byte>> MappedFolder::find(const std::string& name) {
+std::string FileSource::text(const std::string& name) {
+  std::string text(size(name), '\0');
+  read(name, 0, std::as_writable_bytes(std::span(text)));
+  return text;
+}
+
+std::optional<std::string> FileSource::find_text(const std::string& name) {
+  if (!find_size(name)) return std::nullopt;
+  return text(name);
+}
+
+StoredFiles::StoredFiles(std::string folder, Storage& storage)
+    : path_(std::move(folder)), folder_(storage.find_folder(path_)) {}
+
+std::vector<std::string> StoredFiles::names() const {
+  std::vector<std::string> names;
+  if (!folder_) return names;
+  for (Folder::Entry& entry : folder_->entries()) names.push_back(std::move(entry.name));
+  return names;
+}
+
+const StoredFiles::OpenFile* StoredFiles::find(const std::string& name) {
+  const std::lock_guard lock(mutex_);
   auto found = files_.find(name);
   if (found == files_.end()) {
-    std::error_code error;
-    if (!std::filesystem::exists(path(name), error) && !error) return std::nullopt;
-    found = files_.emplace(name, MappedFile(path(name))).first;
+    auto file = folder_ ? folder_->find(name) : nullptr;
+    if (!file) return nullptr;
+    const FileStatus status = file->status();
+    if (!status.regular) throw_bad_file(path(name), "not a regular file");
+    found = files_.emplace(name, OpenFile{std::move(file), status.size}).first;
   }
-  return found->second.bytes();
+  return &found->second;
+}
+
+std::optional<std::uint64_t> StoredFiles::find_size(const std::string& name) {
+  const OpenFile* found = find(name);
+  if (found == nullptr) return std::nullopt;
+  return found->size;
+}
+
+void StoredFiles::read(const std::string& name, std::uint64_t position, std::span<std::byte> into) {
+  const OpenFile* found = find(name);
+  if (found == nullptr) throw_io("opening " + path(name), ENOENT);
+  found->file->read(position, into);
 }
 
 bool FilesInMemory::add(std::string name, std::span<const std::byte> bytes) {
   return files_.emplace(std::move(name), bytes).second;
 }
 
-std::optional<std::span<const std::byte>> FilesInMemory::find(const std::string& name) {
+std::vector<std::string> FilesInMemory::names() const {
+  std::vector<std::string> names;
+  for (const auto& [name, bytes] : files_) names.push_back(name);
+  return names;
+}
+
+std::optional<std::uint64_t> FilesInMemory::find_size(const std::string& name) {
   const auto found = files_.find(name);
   if (found == files_.end()) return std::nullopt;
-  return found->second;
+  return found->second.size();
+}
+
+void FilesInMemory::read(const std::string& name, std::uint64_t position,
+                         std::span<std::byte> into) {
+  const auto found = files_.find(name);
+  LOCKSTEP_CHECK(found != files_.end());
+  const auto bytes = found->second;
+  if (position > bytes.size() || into.size() > bytes.size() - position) {
+    throw_bad_file(path(name), bytes.size(), "the file ends here");
+  }
+  std::ranges::copy(bytes.subspan(position, into.size()), into.begin());
 }
 
 bool is_plain_name(std::string_view name) {

@@ -1,15 +1,12 @@
 #include "lockstep/files/lease.h"
 
-#include <fcntl.h>
 #include <fmt/format.h>
 #include <sys/stat.h>
 #include <unistd.h>
 
 #include <algorithm>
-#include <array>
 #include <cerrno>
 #include <csignal>
-#include <cstring>
 #include <ctime>
 #include <fstream>
 #include <sstream>
@@ -65,12 +62,13 @@ std::optional<ProcessState> process_state(std::int64_t process) {
   return found;
 }
 
-bool has_ended(const LeaseRecord& holder) {
-  if (holder.process <= 0 || holder.process_space != own_process_space()) return false;
+// Whether the holder's process has ended; nothing where that cannot be known.
+std::optional<bool> has_ended(const LeaseRecord& holder) {
+  if (holder.process <= 0 || holder.process_space != own_process_space()) return std::nullopt;
   if (::kill(static_cast<pid_t>(holder.process), 0) != 0 && errno == ESRCH) return true;
   const auto found = process_state(holder.process);
-  return found &&
-         (found->state == 'Z' || found->state == 'X' || found->began != holder.process_began);
+  if (!found) return std::nullopt;
+  return found->state == 'Z' || found->state == 'X' || found->began != holder.process_began;
 }
 
 }  // namespace
@@ -239,58 +237,69 @@ Lease::~Lease() {
   }
   changed_.notify_all();
   thread_.join();
-  // If somebody takes it between the two, that holder finds no file and makes it again.
-  if (rule_.held(read(), options_.clock())) ::unlink(path_.c_str());
+  try {
+    // If somebody takes it between the two, that holder finds no file and makes it again.
+    if (rule_.held(read(), options_.clock())) {
+      options_.storage->open_folder(options_.folder)->remove(kLeaseFile);
+    }
+  } catch (const Error&) {  // others will see that nobody renews it
+  }
 }
 
 LeaseRule::Look Lease::read() const {
   LeaseRule::Look look;
-  // On network file systems, opening the folder asks the server which file the name means now.
-  const Descriptor folder(::open(options_.folder.c_str(), O_RDONLY | O_DIRECTORY | O_CLOEXEC));
-  const Descriptor file(folder ? ::openat(folder.get(), kLeaseFile, O_RDONLY | O_CLOEXEC) : -1);
-  if (!file) {
-    look.there = errno != ENOENT;  // what cannot be read may be anybody's
+  try {
+    // On network file systems, opening the folder asks the server which file the name means now.
+    const auto folder = options_.storage->find_folder(options_.folder);
+    const auto file = folder ? folder->find(kLeaseFile) : nullptr;
+    if (!file) return look;
+    look.there = true;
+    look.text = file->text(kLongestLease);
+  } catch (const Error&) {
+    look.there = true;  // what cannot be read may be anybody's
     return look;
   }
-  look.there = true;
-  std::array<char, kLongestLease> bytes{};
-  const ssize_t count = ::pread(file.get(), bytes.data(), bytes.size(), 0);
-  if (count > 0) look.text.assign(bytes.data(), static_cast<std::size_t>(count));
   look.record = parse_lease(look.text);
-  look.ended = look.record && has_ended(*look.record);
+  const auto ended = look.record ? has_ended(*look.record) : std::nullopt;
+  look.ended = ended == true;
+  look.lives = ended == false;
   return look;
 }
 
-// Acts need no sync: after a crash of the machine nobody holds anything.
+// Nothing here is synced: after a crash of the machine nobody holds anything.
+bool Lease::write_lease(LeaseRule::Act act, const std::string& text) {
+  const auto bytes = std::as_bytes(std::span(text));
+  // Into our own file: if another one has taken its place meanwhile, this changes nothing.
+  if (act == LeaseRule::Act::kRenew) {
+    file_->write_at(0, bytes);
+    return true;
+  }
+  const auto folder = options_.storage->open_folder(options_.folder);
+  const std::string mine = fmt::format("{}.{}.tmp", kLeaseFile, options_.member);
+  folder->remove(mine);
+  auto file = folder->open(mine, Folder::Mode::kCreate);
+  file->write_at(0, bytes);
+  if (act == LeaseRule::Act::kReplace) {
+    folder->rename(mine, kLeaseFile);
+  } else {
+    const bool made = folder->link(mine, kLeaseFile);
+    folder->remove(mine);
+    if (!made) return false;
+  }
+  file_ = std::move(file);
+  return true;
+}
+
 bool Lease::carry_out(LeaseRule::Act act) {
-  const auto failed = [&](const char* doing) {
-    problem_ = fmt::format("{} {}: {}", doing, path_, std::strerror(errno));
-    return false;
-  };
   LeaseRecord next = own_;
   ++next.counter;
-  const std::string text = to_json(next);
-  const auto write_to = [&](int file) {
-    return ::pwrite(file, text.data(), text.size(), 0) == static_cast<ssize_t>(text.size());
-  };
-  if (act == LeaseRule::Act::kRenew) {
-    // Into our own file: if another one has taken its place meanwhile, this changes nothing.
-    if (!write_to(file_.get())) return failed("renewing");
-  } else {
-    const std::string mine = fmt::format("{}.{}.tmp", path_, options_.member);
-    Descriptor file(::open(mine.c_str(), O_RDWR | O_CREAT | O_TRUNC | O_CLOEXEC, 0666));
-    if (!file || !write_to(file.get())) return failed("writing");
-    const bool there = act == LeaseRule::Act::kReplace ? ::rename(mine.c_str(), path_.c_str()) == 0
-                                                       : ::link(mine.c_str(), path_.c_str()) == 0;
-    const int error = errno;
-    if (!there || act == LeaseRule::Act::kCreate) ::unlink(mine.c_str());
-    errno = error;
-    if (!there && error == EEXIST) return false;  // somebody was faster
-    if (!there) return failed("taking");
-    file_ = std::move(file);
+  try {
+    if (!write_lease(act, to_json(next))) return false;
+    file_->send();
+  } catch (const Error& error) {
+    problem_ = error.message();
+    return false;
   }
-  // Closing any descriptor of a file has network file systems send what was written.
-  Descriptor(::fcntl(file_.get(), F_DUPFD_CLOEXEC, 0)).reset();
   own_ = next;
   problem_.clear();
   return true;
@@ -303,6 +312,7 @@ bool Lease::look() {
   if (act != LeaseRule::Act::kNothing) rule_.done(act, carry_out(act), now);
   const bool made = act == LeaseRule::Act::kCreate;
   const bool holds = rule_.held(made ? read() : look, now);
+  other_lives_ = look.lives && !holds && look.record->member != options_.member;
   if (std::exchange(holding_, holds) != holds || rule_.seen_renewed()) changed_.notify_all();
   return holds;
 }
@@ -312,12 +322,15 @@ void Lease::turn() {
   look();
 }
 
-void Lease::take(Deadline deadline) {
+void Lease::take(Deadline deadline, std::chrono::nanoseconds patience) {
   std::unique_lock lock(mutex_);
-  const bool known = changed_.wait_until(lock, deadline.time(),
-                                         [this] { return holding_ || rule_.seen_renewed(); });
+  const auto known = [this] { return holding_ || rule_.seen_renewed(); };
+  const auto soon = std::min(deadline.time(), Deadline::after(patience).time());
+  if (!changed_.wait_until(lock, soon, known) && !other_lives_ && problem_.empty()) {
+    changed_.wait_until(lock, deadline.time(), known);
+  }
   if (holding_) return;
-  if (known) {
+  if (rule_.seen_renewed() || other_lives_) {
     throw Error(ErrorCode::kInvalidArgument,
                 fmt::format("another run ({}) is writing to {}: wait for it or choose another "
                             "folder",

@@ -4,15 +4,16 @@
 #include <condition_variable>
 #include <cstdint>
 #include <functional>
+#include <memory>
 #include <mutex>
 #include <optional>
 #include <string>
 #include <string_view>
 
 #include "lockstep/base/deadline.h"
-#include "lockstep/base/descriptor.h"
 #include "lockstep/base/thread.h"
 #include "lockstep/files/atomic_file.h"
+#include "lockstep/files/storage.h"
 
 namespace lockstep {
 
@@ -61,6 +62,7 @@ class LeaseRule {
     std::string text;                   // as it stands there
     std::optional<LeaseRecord> record;  // what it says, if it can be read
     bool ended = false;                 // its holder's process is known to have ended
+    bool lives = false;                 // is known to live
   };
   enum class Act {
     kNothing,
@@ -118,9 +120,12 @@ class Lease {
     // turn() is called by the owner.
     std::function<LeaseRule::Time()> clock = {};
     bool thread = true;
+    Storage* storage = &disk();
   };
+  // A process of this host that was killed a moment ago may still be ending.
+  static constexpr std::chrono::seconds kPatience{5};
 
-  // Tries to get the lease from now on. The folder must be there.
+  // Tries to get the lease from now on. The folder must be there when it is to be held.
   explicit Lease(Options options);
   // Gives it back, if it is held.
   ~Lease();
@@ -128,8 +133,10 @@ class Lease {
   Lease& operator=(const Lease&) = delete;
 
   // For a run that begins: returns when the lease is held. Throws Error{kInvalidArgument} that
-  // names the other run when its holder lives, Error{kTimeout} at the deadline.
-  void take(Deadline deadline);
+  // names the other run when its holder renews it, or is a process of this host that lives and
+  // still does so after `patience`; Error{kTimeout} with what stands in the way, at the deadline,
+  // or after `patience` where the folder cannot be written to.
+  void take(Deadline deadline, std::chrono::nanoseconds patience = kPatience);
   // For a later generation: waits until the lease is held; false at the deadline.
   bool wait(Deadline deadline);
 
@@ -150,6 +157,8 @@ class Lease {
  private:
   bool look();  // does what is due and tells whether the lease is held
   LeaseRule::Look read() const;
+  // False when another one has made the file meanwhile.
+  bool write_lease(LeaseRule::Act act, const std::string& text);
   bool carry_out(LeaseRule::Act act);
   std::string other_holder() const;
 
@@ -161,10 +170,11 @@ class Lease {
   // Guarded by mutex_.
   LeaseRule rule_;
   LeaseRecord own_;
-  Descriptor file_;       // of the lease as we have made it, whatever stands there now
-  bool holding_ = false;  // as of the last turn
+  std::unique_ptr<File> file_;  // the lease as we have made it, whatever stands there now
+  bool holding_ = false;        // as of the last turn
   bool ends_ = false;
-  std::string problem_;  // of the last act
+  bool other_lives_ = false;  // as of the last turn: on this host
+  std::string problem_;       // of the last act
 
   Thread thread_;
 };

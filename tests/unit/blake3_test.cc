@@ -65,6 +65,33 @@ TEST(Blake3, FinishLeavesTheStateAlone) {
   EXPECT_EQ(hasher.finish(), blake3(input));
 }
 
+TEST(Blake3, PiecesInAnyOrderGiveTheSameHash) {
+  for (const std::size_t piece : {std::size_t{1024}, std::size_t{1} << 16, std::size_t{1} << 20}) {
+    SCOPED_TRACE(piece);
+    const auto input = random_input(5 * piece + 1500);
+    for (const std::size_t length :
+         {std::size_t{0}, std::size_t{1}, piece - 1, piece, piece + 1, 2 * piece, 2 * piece + 1024,
+          3 * piece, 4 * piece, 4 * piece + 7, input.size()}) {
+      const auto bytes = std::span(input).first(length);
+      Blake3Pieces pieces(length, piece);
+      for (std::size_t i = pieces.pieces(); i-- > 0;) {
+        const std::size_t begin = i * piece;
+        const auto own = bytes.subspan(begin, std::min(piece, length - begin));
+        if (i % 2 == 0) {
+          pieces.update(i, own);
+          continue;
+        }
+        Blake3 hasher = pieces.begin(i);  // bit by bit
+        for (std::size_t at = 0; at < own.size(); at += 777) {
+          hasher.update(own.subspan(at, std::min<std::size_t>(777, own.size() - at)));
+        }
+        pieces.end(i, hasher);
+      }
+      EXPECT_EQ(pieces.finish(), blake3(bytes)) << length;
+    }
+  }
+}
+
 // Every way to hash rows, against the vectors, against one block at a time, and in pieces.
 class Blake3KernelTest : public testing::TestWithParam<const char*> {
  protected:

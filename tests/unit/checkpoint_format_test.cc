@@ -142,7 +142,7 @@ RunState some_run() {
   state.settings.schedule = {Decay::kLinear, 0.1 / 3, 1e-300, 5, 1000};
   state.settings.clip = 0.7;
   state.settings.seed = UINT64_MAX;
-  state.data = {12345, std::string(64, 'e')};
+  state.data = {12345, std::string(64, 'e'), {{12000, 7000}, {345, 3000}}};
   state.validation = {30, 0.1 / 7, 2};
   state.skipped_lanes = {{3, 1}, {17, 0}};
   state.versions = {"0.1.0", "2.36", "x"};
@@ -188,6 +188,8 @@ TEST(CheckpointFormat, BrokenRunStatesAreTold) {
               HasSubstr("schedule: 'stairs' is no schedule"));
   EXPECT_THAT(problem(with(text, "\"bf16\"", "\"bf17\"")), HasSubstr("'bf17' is no precision"));
   EXPECT_THAT(problem(with(text, "\"adamw\"", "\"sgd\"")), HasSubstr("optimizer: not adamw"));
+  EXPECT_THAT(problem(with(text, "7000", "\"most\"")),
+              HasSubstr("data: a part of the mix is not [samples, share]"));
   EXPECT_THAT(problem(with(text, "\"clip\": 0.7", "\"clip\": \"0.7\"")), HasSubstr("'clip'"));
 }
 
@@ -206,6 +208,12 @@ TEST(CheckpointFormat, AnotherRunIsToldFromAChange) {
   now.data.fingerprint = std::string(64, 'f');
   EXPECT_THAT(compare(saved, now).forbidden, ElementsAre("the data are not the same"));
   now = saved;
+  now.data.mix[0].share = 5000;
+  now.data.mix[1].share = 5000;
+  EXPECT_THAT(compare(saved, now).forbidden,
+              ElementsAre("the mix is 50 % of 12000 samples and 50 % of 345 samples, and was 70 % "
+                          "of 12000 samples and 30 % of 345 samples"));
+  now = saved;
   now.settings.schedule.steps = 2000;
   now.settings.schedule.steps = 40;  // fewer than are done
   EXPECT_THAT(compare(saved, now).forbidden, ElementsAre("steps is 40, but 41 are done"));
@@ -214,6 +222,36 @@ TEST(CheckpointFormat, AnotherRunIsToldFromAChange) {
   EXPECT_THAT(compare(saved, now).forbidden, IsEmpty());
   EXPECT_THAT(compare(saved, now).noted,
               ElementsAre("steps is 2000, and was 1000", "the C library is 2.39, and was 2.36"));
+}
+
+TEST(CheckpointFormat, WhatAGpuComputesWithIsRecordedAndCompared) {
+  RunState saved = some_run();
+  EXPECT_THAT(to_json(saved), ::testing::Not(HasSubstr("cuda")));  // of a run on processors
+  saved.versions.gpu = {"GPU A", "12040", "120405", "90100"};
+  const auto parsed = parse_run_state(to_json(saved));
+  ASSERT_TRUE(std::holds_alternative<RunState>(parsed)) << std::get<FormatProblem>(parsed).what;
+  RunState now = std::get<RunState>(parsed);
+  EXPECT_EQ(now.versions, saved.versions);
+  EXPECT_THAT(compare(saved, now).noted, IsEmpty());
+  now.versions.gpu = {"GPU B", "12050", "120500", "90200"};
+  EXPECT_THAT(compare(saved, now).forbidden, IsEmpty());
+  EXPECT_THAT(compare(saved, now).noted,
+              ElementsAre("the GPU is GPU B, and was GPU A", "CUDA is 12050, and was 12040",
+                          "cuBLASLt is 120500, and was 120405", "cuDNN is 90200, and was 90100"));
+  now.versions.gpu = {};
+  EXPECT_THAT(compare(saved, now).noted, ::testing::Contains("the GPU is none, and was GPU A"));
+}
+
+// Version 1 looked at some of the data only: that they are the same cannot be said.
+TEST(CheckpointFormat, AnEarlierStateIsReadWithAWarning) {
+  const RunState now = some_run();
+  const auto parsed = parse_run_state(with(to_json(now), "\"version\": 2", "\"version\": 1"));
+  ASSERT_TRUE(std::holds_alternative<RunState>(parsed)) << std::get<FormatProblem>(parsed).what;
+  const auto& saved = std::get<RunState>(parsed);
+  EXPECT_THAT(compare(saved, now).forbidden, IsEmpty());
+  EXPECT_THAT(compare(saved, now).noted, ElementsAre(HasSubstr("is not known")));
+  const auto later = parse_run_state(with(to_json(now), "\"version\": 2", "\"version\": 3"));
+  EXPECT_TRUE(std::holds_alternative<FormatProblem>(later));
 }
 
 }  // namespace

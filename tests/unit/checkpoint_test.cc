@@ -10,6 +10,7 @@
 #include "lockstep/model/weights_hash.h"
 #include "lockstep/train/checkpoint/folders.h"
 #include "lockstep/train/checkpoint/manifest.h"
+#include "tests/support/faulty_storage.h"
 #include "tests/support/temporary_folder.h"
 #include "tests/support/training_states.h"
 
@@ -110,7 +111,7 @@ class DamagedCheckpoint : public ::testing::Test {
     write(path(name), text);
   }
   std::vector<std::string> damage(bool tensors = true) const {
-    MappedFolder files(out_.path() + "/checkpoint-4");
+    StoredFiles files(out_.path() + "/checkpoint-4");
     std::vector<std::string> lines;
     for (const Damage& each : find_damage(files, tensors)) {
       lines.push_back(std::filesystem::path(each.path).filename().string() + ": " + each.what);
@@ -178,11 +179,22 @@ TEST_F(DamagedCheckpoint, AManifestThatIsNotOfThisCheckpoint) {
   manifest = good;
   manifest.files.pop_back();
   write(path("manifest.json"), to_json(manifest));
-  EXPECT_THAT(damage(), ElementsAre("manifest.json: says nothing of optimizer.safetensors"));
+  EXPECT_THAT(damage(),
+              ElementsAre("manifest.json: says nothing of optimizer.safetensors",
+                          HasSubstr("optimizer.safetensors: does not belong to the checkpoint")));
   manifest = good;
   manifest.weights.back() = manifest.weights.back() == '0' ? '1' : '0';
   write(path("manifest.json"), to_json(manifest));
   EXPECT_THAT(damage(), ElementsAre(HasSubstr("not that of their tensors")));
+  // Of other weights, though it has the hash of the file that is there.
+  manifest = good;
+  for (ManifestFile& file : manifest.files) {
+    if (file.name != "model.safetensors") continue;
+    file.tensors[1].hash = file.tensors[0].hash;
+    manifest.weights = combine_tensor_hashes(file.tensors);
+  }
+  write(path("manifest.json"), to_json(manifest));
+  EXPECT_THAT(damage(), ElementsAre(HasSubstr("is damaged")));
 }
 
 // The header of a safetensors file says something else, and the manifest vouches for it.
@@ -200,6 +212,54 @@ TEST_F(DamagedCheckpoint, AHeaderThatLiesIsRefused) {
   write(path("manifest.json"), to_json(manifest));
   EXPECT_THAT(damage(true), ElementsAre(HasSubstr("tensor 'model.embed_tokens.weight'")));
   EXPECT_THAT(load_error(), HasSubstr("tensor 'model.embed_tokens.weight'"));
+}
+
+// What a reader of models would take for a part of it.
+TEST_F(DamagedCheckpoint, AFileThatIsNotListedIsRefused) {
+  for (const char* name : {"tokenizer.model", "tokenizer.json", "model.safetensors.index.json"}) {
+    write(path(name), "x");
+    const std::string what = std::string(name) + ": does not belong to the checkpoint";
+    EXPECT_THAT(damage(), ElementsAre(HasSubstr(what)));
+    EXPECT_THAT(load_error(), HasSubstr(what));
+    EXPECT_THAT(message_of([&] { load_model(out_.path() + "/checkpoint-4"); }), HasSubstr(what));
+    std::filesystem::remove(path(name));
+  }
+  write(path(".nfs0001"), "x");  // a file system's own
+  EXPECT_THAT(damage(), IsEmpty());
+  EXPECT_EQ(load_error(), "no error");
+}
+
+// A place that the disk cannot read is an error with file and position, and the checkpoint before
+// is taken.
+TEST(Checkpoints, ABadSectorIsNamedAndTheOneBeforeIsTaken) {
+  test::FaultyStorage storage;
+  make_folder("/out", storage);
+  for (const std::int64_t step : {1, 2}) save_checkpoint("/out", some_state(step), {}, storage);
+  for (const char* name : {"config.json", "manifest.json", "trainer_state.json",
+                           "model.safetensors", "optimizer.safetensors"}) {
+    const std::string bad = std::string("/out/checkpoint-2/") + name;
+    storage.fault = [&](test::FaultyStorage::Call call, const std::string& path) {
+      return call == test::FaultyStorage::Call::kRead && path == bad ? EIO : 0;
+    };
+    EXPECT_THAT(message_of([&] { load_checkpoint("/out/checkpoint-2", storage); }),
+                HasSubstr(bad + ": Input/output error"));
+    EXPECT_EQ(load_newest_checkpoint("/out", storage)->state.run.step, 1) << name;
+  }
+  // In the middle of a large file.
+  const std::string bad = "/out/checkpoint-2/optimizer.safetensors";
+  std::uint64_t reads = 0;
+  storage.most_at_once = 1000;
+  storage.fault = [&](test::FaultyStorage::Call call, const std::string& path) {
+    return call == test::FaultyStorage::Call::kRead && path == bad && ++reads > 50 ? EIO : 0;
+  };
+  EXPECT_THAT(message_of([&] { load_checkpoint("/out/checkpoint-2", storage); }),
+              ::testing::ContainsRegex("reading " + bad + " at byte [1-9][0-9]*: Input/output"));
+  reads = 0;
+  StoredFiles files("/out/checkpoint-2", storage);
+  const auto damage = find_damage(files, true);
+  ASSERT_EQ(damage.size(), 1u);
+  EXPECT_EQ(damage[0].path, bad);
+  EXPECT_THAT(damage[0].what, HasSubstr("cannot be read: reading " + bad + " at byte"));
 }
 
 TEST(Checkpoints, TheNewestIntactOneIsTaken) {
@@ -247,6 +307,54 @@ TEST(Checkpoints, OldOnesGoAndDamagedOnesAreKeptAside) {
   EXPECT_THAT(names_in(out.path()),
               ElementsAre("checkpoint-2", "checkpoint-3", "checkpoint-3.damaged",
                           "checkpoint-3.damaged2", "mine.tmp"));
+}
+
+// Names that anybody could have put there, to have what they lead to emptied or overwritten.
+// Who takes a run over writes while the holder before tidies up, and waits for its lease.
+TEST(Checkpoints, OneThatIsTakenForALeftoverIsWrittenAgain) {
+  TemporaryFolder out;
+  save_checkpoint(out.path(), some_state(4));
+  int asked = 0;
+  const auto tidies_up = [&](const std::string&) {
+    if (++asked > 1) return;
+    remove_temporaries(out.path());
+    save_checkpoint(out.path(), some_state(5));  // by the one before
+  };
+  save_checkpoint(out.path(), some_state(5), {tidies_up, "me"});
+  EXPECT_THAT(names_in(out.path()), ElementsAre("checkpoint-4", "checkpoint-5"));
+  asked = 0;
+  const auto tidies_up_only = [&](const std::string&) {
+    if (++asked == 1) remove_temporaries(out.path());
+  };
+  save_checkpoint(out.path(), some_state(6), {tidies_up_only, "me"});
+  EXPECT_THAT(names_in(out.path()), ElementsAre("checkpoint-4", "checkpoint-5", "checkpoint-6"));
+  EXPECT_GE(asked, 2);
+}
+
+TEST(Checkpoints, SymbolicLinksAreNotFollowed) {
+  TemporaryFolder out;
+  TemporaryFolder precious;
+  write(precious.path() + "/letter", "dear");
+  const auto link = [&](const std::string& name, const std::string& to) {
+    std::filesystem::create_symlink(precious.path() + to, out.path() + "/" + name);
+  };
+  link("checkpoint-5.tmp", "");
+  remove_temporaries(out.path());
+  EXPECT_THAT(names_in(out.path()), IsEmpty());
+  link("checkpoint-5.tmp", "");
+  link("metrics.jsonl.tmp", "/letter");
+  save_checkpoint(out.path(), some_state(5));
+  AtomicFile file(out.path() + "/metrics.jsonl");
+  file.write("mine");
+  file.commit();
+  EXPECT_EQ(contents(out.path() + "/metrics.jsonl"), "mine");
+  EXPECT_FALSE(std::filesystem::is_symlink(out.path() + "/metrics.jsonl"));
+  link("checkpoint-5.me.tmp", "");
+  save_checkpoint(out.path(), some_state(6));
+  delete_old_checkpoints(out.path(), 6, 1, {}, {{}, "me"});
+  EXPECT_THAT(names_in(out.path()), ElementsAre("checkpoint-6", "metrics.jsonl"));
+  EXPECT_EQ(contents(precious.path() + "/letter"), "dear");
+  EXPECT_THAT(names_in(precious.path()), ElementsAre("letter"));
 }
 
 TEST(Checkpoints, OneThatIsThereIntactAndTheSameStays) {

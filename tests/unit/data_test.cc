@@ -57,6 +57,39 @@ TEST(Samples, CutEndToEndWithTheNextTokenAsTarget) {
   EXPECT_EQ(end.size(), 1u);
   end.read(0, tokens, targets);
   EXPECT_THAT(tokens, ElementsAre(100, 101, 102));
+
+  Samples both = samples.slice(1, 1);
+  both.append(end);
+  both.append(samples.slice(2, 2));
+  ASSERT_EQ(both.size(), 4u);
+  for (const auto& [sample, begins] : {std::pair(0u, 3), {1u, 100}, {2u, 6}, {3u, 100}}) {
+    both.read(sample, tokens, targets);
+    EXPECT_EQ(tokens[0], begins) << sample;
+    EXPECT_EQ(targets[2], begins + 3) << sample;
+  }
+  both.slice(2, 2).read(0, tokens, targets);
+  EXPECT_EQ(tokens[0], 6);
+}
+
+TEST(Samples, TheFingerprintSeesEveryToken) {
+  std::vector<std::int32_t> tokens(5000, 1);
+  const auto fingerprint = [&](int context = 10) {
+    return Samples({TokenShard::of("t", tokens, {})}, 200, context).fingerprint();
+  };
+  const Blake3Hash before = fingerprint();
+  EXPECT_EQ(fingerprint(), before);
+  EXPECT_NE(fingerprint(11), before);
+  for (const std::size_t place : {std::size_t{0}, std::size_t{2511}, tokens.size() - 1}) {
+    tokens[place] = 2;
+    EXPECT_NE(fingerprint(), before) << place;
+    tokens[place] = 1;
+  }
+  const Samples all({TokenShard::of("t", tokens, {})}, 200, 10);
+  EXPECT_NE(all.slice(0, 100).fingerprint(), all.slice(100, 100).fingerprint());
+  // The order of files counts: it is the order of the samples.
+  const TokenShard a = TokenShard::of("a", std::vector<std::int32_t>(50, 1), {});
+  const TokenShard b = TokenShard::of("b", std::vector<std::int32_t>(50, 2), {});
+  EXPECT_NE(Samples({a, b}, 200, 10).fingerprint(), Samples({b, a}, 200, 10).fingerprint());
 }
 
 TEST(Tokenizer, BytesComeBack) {
@@ -193,6 +226,34 @@ TEST(OpenData, TextIsKeptForValidationByNameToo) {
   EXPECT_THAT(message_of([&] { open_data({folder.path() + "/*.md"}); }),
               HasSubstr("*.md: there is no such file"));
   EXPECT_THAT(message_of([] { open_data({"-"}); }), HasSubstr("standard input"));
+}
+
+TEST(OpenData, AMixKnowsWhatEachPathHasGiven) {
+  TemporaryFolder folder;
+  std::filesystem::create_directory(folder.path() + "/web");
+  const std::string one = write(folder.path() + "/web/one.txt", "learn this\n");
+  const std::string two = write(folder.path() + "/web/two.txt", "and this\n");
+  const std::string val = write(folder.path() + "/web/val.txt", "and try it on this\n");
+  const std::string code = write(folder.path() + "/my_val.txt", "int main() {}\n");
+  const DataSource source = open_data({folder.path() + "/web", code}, {}, {3, 1});
+  ASSERT_EQ(source.mix.size(), 2u);
+  EXPECT_EQ(source.mix[0].name, folder.path() + "/web");
+  EXPECT_EQ(source.mix[0].weight, 3);
+  EXPECT_EQ(source.mix[0].training, 2u);
+  EXPECT_EQ(source.mix[0].validation, 1u);
+  // There is nothing else in this path to train on.
+  EXPECT_EQ(source.mix[1].training, 1u);
+  EXPECT_EQ(source.mix[1].validation, 0u);
+  ASSERT_EQ(source.training.size(), 3u);
+  EXPECT_EQ(source.training[0].name(), one);
+  EXPECT_EQ(source.training[1].name(), two);
+  EXPECT_EQ(source.training[2].name(), code);
+  EXPECT_EQ(source.validation[0].name(), val);
+  EXPECT_EQ(source.bytes_per_token, 1.0);
+  EXPECT_THAT(message_of([&] {
+                open_data({one, two, code}, {}, {3, 1});
+              }),
+              HasSubstr("--mix has 2 weights for 3 paths of --data"));
 }
 
 TEST(OpenData, BytesWithoutAHeaderAreNoTokensUnlessSomebodySaysSo) {

@@ -14,6 +14,7 @@
 #include <vector>
 
 #include "lockstep/base/error.h"
+#include "tests/support/faulty_storage.h"
 #include "tests/support/temporary_folder.h"
 
 namespace lockstep::lease_test {
@@ -395,6 +396,109 @@ TEST(Lease, IsTakenWhenTheOtherEnds) {
   Lease second(options);
   first.reset();
   EXPECT_TRUE(second.wait(Deadline::after(20s)));
+}
+
+// Of a process of this host it is known at once that it lives, however seldom it renews.
+class TwoRuns : public ::testing::Test {
+ protected:
+  std::unique_ptr<Lease> lease(const std::string& member, const std::string& folder = "") {
+    Lease::Options options;
+    options.folder = folder.empty() ? folder_.path() : folder;
+    options.job = "job " + member;
+    options.member = member;
+    options.term = 10min;
+    return std::make_unique<Lease>(options);
+  }
+  // Why a second run may not begin; empty: it may.
+  std::string refusal(const std::string& folder = "") {
+    try {
+      lease("b", folder)->take(Deadline::after(20s), 30ms);
+    } catch (const Error& error) {
+      EXPECT_EQ(error.code(), ErrorCode::kInvalidArgument);
+      return error.what();
+    }
+    return "";
+  }
+
+  TemporaryFolder folder_;
+  TemporaryFolder other_;
+};
+
+TEST_F(TwoRuns, OneAtATime) {
+  auto first = lease("a");
+  first->take(Deadline::after(20s));
+  EXPECT_THAT(refusal(), HasSubstr("is writing to " + folder_.path()));
+  EXPECT_EQ(refusal(other_.path()), "");
+  first.reset();
+  EXPECT_EQ(refusal(), "");
+}
+
+TEST_F(TwoRuns, TheOtherIsNamed) {
+  const auto first = lease("a");
+  first->take(Deadline::after(20s));
+  EXPECT_THAT(refusal(),
+              HasSubstr("another run (job job a, process " + std::to_string(::getpid()) + " on "));
+}
+
+TEST_F(TwoRuns, TheOtherMayStillBeEnding) {
+  const auto first = lease("a");
+  first->take(Deadline::after(20s));
+  const auto begin = Deadline::Clock::now();
+  EXPECT_NE(refusal(), "");
+  EXPECT_GE(Deadline::Clock::now() - begin, 30ms);
+  EXPECT_LT(Deadline::Clock::now() - begin, 10s);  // and not a fifth of the term
+}
+
+// File systems without hard links: nobody writes there unnoticed.
+TEST(Lease, OneThatCannotBeHadIsSaid) {
+  test::FaultyStorage storage;
+  make_folder("/out", storage);
+  storage.fault = [](test::FaultyStorage::Call call, const std::string&) {
+    return call == test::FaultyStorage::Call::kLink ? EPERM : 0;
+  };
+  Lease::Options options;
+  options.folder = "/out";
+  options.member = "a";
+  options.term = 100ms;
+  options.storage = &storage;
+  Lease lease(options);
+  try {
+    lease.take(Deadline::after(50ms));
+    ADD_FAILURE();
+  } catch (const Error& error) {
+    EXPECT_EQ(error.code(), ErrorCode::kTimeout);
+    EXPECT_THAT(error.what(), HasSubstr("/out is not free: creating /out/lease.json"));
+    EXPECT_THAT(error.what(), HasSubstr("Operation not permitted"));
+  }
+  EXPECT_THROW(lease.require("writing"), Error);
+}
+
+TEST(Lease, ADiskThatFailsLosesIt) {
+  test::FaultyStorage storage;
+  make_folder("/out", storage);
+  LeaseRule::Time now = kBegin;
+  Lease::Options options;
+  options.folder = "/out";
+  options.member = "a";
+  options.term = kTerm;
+  options.storage = &storage;
+  options.clock = [&] { return now; };
+  options.thread = false;
+  Lease lease(options);
+  EXPECT_TRUE(lease.held());
+  for (const int error : {EIO, ENOSPC, EDQUOT}) {
+    storage.fault = [&](test::FaultyStorage::Call call, const std::string&) {
+      return call == test::FaultyStorage::Call::kWrite ? error : 0;
+    };
+    now += kTerm * 9 / 10;
+    EXPECT_TRUE(lease.held()) << error;
+    now += kTerm / 5;
+    EXPECT_FALSE(lease.held()) << error;  // nobody could renew it
+    storage.fault = {};
+    // Its own file still stands there, and nobody has taken it for a whole term.
+    for (int i = 0; i < 20 && !lease.held(); ++i) now += kTerm / 10;
+    EXPECT_TRUE(lease.held()) << error;
+  }
 }
 
 TEST(Lease, NeedsAFolderItCanWriteTo) {

@@ -12,7 +12,7 @@
 
 #include "lockstep/base/error.h"
 #include "lockstep/base/thread_pool.h"
-#include "lockstep/files/mapped_file.h"
+#include "lockstep/files/file_source.h"
 #include "lockstep/model/init.h"
 #include "lockstep/model/weights_hash.h"
 #include "lockstep/train/checkpoint/folders.h"
@@ -34,7 +34,7 @@ std::vector<std::byte> file_of(std::string_view header, std::size_t data_bytes) 
 }
 
 std::string problem_of(std::span<const std::byte> file) {
-  const auto parsed = parse_safetensors(file);
+  const auto parsed = parse_safetensors(file, file.size());
   const auto* problem = std::get_if<SafetensorsProblem>(&parsed);
   return problem == nullptr ? "none" : std::to_string(problem->position) + ": " + problem->what;
 }
@@ -56,17 +56,20 @@ TEST(Safetensors, WhatItWritesItReads) {
   const std::vector<float> b = {7};
   const std::vector<TensorToStore> tensors = {{"z", {2, 3}, a}, {"a", {1}, b}, {"none", {0}, {}}};
   write_safetensors(path, tensors, {{"format", "pt"}});
-  const MappedFile mapped(path);
-  const SafetensorsView file(path, mapped.bytes());
+  StoredFiles files(folder.path());
+  const SafetensorsFile file(files, "m.safetensors");
   ASSERT_EQ(file.tensors().size(), 3u);
   EXPECT_EQ(file.tensors()[0].name, "z");  // in the order given, not by name
   EXPECT_THAT(file.tensors()[0].shape, ElementsAre(2, 3));
   EXPECT_EQ(file.tensors()[0].begin % 8, 0u);
   std::vector<float> back(6);
-  file.read(*file.find("z"), back);
+  const std::string text = files.text("m.safetensors");
+  EXPECT_EQ(file.read({file.target("z", back)}), blake3(std::as_bytes(std::span(text))));
+  EXPECT_EQ(file.metadata("format"), "pt");
+  EXPECT_EQ(file.metadata("none"), "");
   EXPECT_EQ(std::memcmp(back.data(), a.data(), 24), 0);
   EXPECT_EQ(file.find("b"), nullptr);
-  EXPECT_THAT(message_of([&] { file.read(*file.find("a"), back); }),
+  EXPECT_THAT(message_of([&] { file.target("a", back); }),
               HasSubstr("tensor 'a' has 1 elements, not 6"));
 }
 
@@ -85,15 +88,44 @@ TEST(Safetensors, ReadsHalves) {
   std::ofstream(path, std::ios::binary)
       .write(reinterpret_cast<const char*>(writer.written().data()),
              static_cast<std::streamsize>(writer.written().size()));
-  const MappedFile mapped(path);
-  const SafetensorsView file(path, mapped.bytes());
+  StoredFiles files(folder.path());
+  const SafetensorsFile file(files, "h.safetensors");
   std::vector<float> h(6), b(2), i(1);
-  file.read(*file.find("h"), h);
+  file.read({file.target("h", h), file.target("b", b)});
   EXPECT_THAT(h, ElementsAre(1.0f, -2.0f, 0x1p-24f, -0.0f, 65504.0f, INFINITY));
   EXPECT_TRUE(std::signbit(h[3]));
-  file.read(*file.find("b"), b);
   EXPECT_THAT(b, ElementsAre(1.0f, -3.140625f));
-  EXPECT_THAT(message_of([&] { file.read(*file.find("i"), i); }), HasSubstr("neither F32"));
+  EXPECT_THAT(message_of([&] { file.target("i", i); }), HasSubstr("neither F32"));
+}
+
+// Tensors of all widths that begin, end and have elements across the blocks in which files are
+// read.
+TEST(Safetensors, ReadsAcrossBlocks) {
+  constexpr std::size_t kElements = 700'000;
+  for (const std::size_t spaces : {0, 1, 2, 3}) {
+    std::string header =
+        fmt::format(R"({{"f":{{"dtype":"F32","shape":[{0}],"data_offsets":[0,{1}]}},)"
+                    R"("b":{{"dtype":"BF16","shape":[{0}],"data_offsets":[{1},{2}]}}}})",
+                    kElements, 4 * kElements, 6 * kElements);
+    header.append(spaces, ' ');
+    std::vector<std::byte> bytes = file_of(header, 6 * kElements);
+    for (std::size_t i = 8 + header.size(); i < bytes.size(); ++i) {
+      bytes[i] = static_cast<std::byte>(i * 2654435761u >> 13);
+    }
+    FilesInMemory files("memory");
+    files.add("x", bytes);
+    const SafetensorsFile file(files, "x");
+    std::vector<float> f(kElements), b(kElements);
+    EXPECT_EQ(file.read({file.target("b", b), file.target("f", f)}), blake3(bytes));
+    const std::byte* data = bytes.data() + 8 + header.size();
+    EXPECT_EQ(std::memcmp(f.data(), data, 4 * kElements), 0) << spaces;
+    std::size_t wrong = 0;
+    for (std::size_t i = 0; i < kElements; ++i) {
+      const auto half = load_little_endian<std::uint16_t>(data + 4 * kElements + 2 * i);
+      wrong += std::bit_cast<std::uint32_t>(b[i]) != std::uint32_t{half} << 16;
+    }
+    EXPECT_EQ(wrong, 0u) << spaces;
+  }
 }
 
 TEST(Safetensors, BrokenFilesAreTold) {
@@ -158,8 +190,8 @@ TEST(ModelFiles, ComeBackBitForBit) {
     EXPECT_EQ(model.start, 0);
     EXPECT_EQ(weights_hash(layout, model.parameters.span()),
               weights_hash(layout, parameters.span()));
-    const MappedFile mapped(folder.path() + "/model.safetensors");
-    const SafetensorsView file(mapped.path(), mapped.bytes());
+    StoredFiles files(folder.path());
+    const SafetensorsFile file(files, "model.safetensors");
     ASSERT_EQ(file.tensors().size(), layout.tensors().size());
     for (std::size_t i = 0; i < file.tensors().size(); ++i) {
       EXPECT_EQ(file.tensors()[i].name, layout.tensors()[i].name);
@@ -209,6 +241,21 @@ TEST(ModelFiles, WhatIsWrongIsNamed) {
   EXPECT_THAT(with("{", "["), HasSubstr("config.json: not a JSON object"));
   EXPECT_THAT(message_of([] { load_model("/nonexistent"); }),
               HasSubstr("/nonexistent/config.json: No such file"));
+}
+
+TEST(ModelFiles, WeightsThatAreNotThoseThatWereWrittenAreRefused) {
+  TemporaryFolder folder;
+  const ParameterLayout layout(small_model(true));
+  FloatBuffer parameters(layout.size());
+  save_model(folder.path(), layout, parameters.span(), nullptr, 0);
+  EXPECT_EQ(load_model(folder.path()).weights, weights_hash(layout, parameters.span()));
+  const std::string path = folder.path() + "/model.safetensors";
+  std::fstream file(path, std::ios::binary | std::ios::in | std::ios::out);
+  file.seekp(-1, std::ios::end);
+  file.put('\x3f');
+  file.close();
+  EXPECT_THAT(message_of([&] { load_model(folder.path()); }),
+              HasSubstr("model.safetensors: is damaged: weights blake3:"));
 }
 
 // A model as Hugging Face saves large ones: two files and an index, here in half precision.

@@ -10,6 +10,7 @@
 #include "lockstep/base/error.h"
 #include "lockstep/base/hash/crc32c.h"
 #include "lockstep/wire/bytes.h"
+#include "tests/support/faulty_storage.h"
 #include "tests/support/temporary_folder.h"
 
 namespace lockstep::token_shard_test {
@@ -140,7 +141,9 @@ TEST_F(TokenShardTest, BrokenHeadersAreToldWithTheirPosition) {
     return message_of([&] { TokenShard::open(write("s.bin", file)); });
   };
   EXPECT_EQ(broken(24, {2}), "no error");
-  EXPECT_THAT(broken(8, {2}), HasSubstr("s.bin: byte 8: shard version 2, this program reads 1"));
+  EXPECT_THAT(broken(8, {3}),
+              HasSubstr("s.bin: byte 8: shard version 3, this program reads 1 and 2"));
+  EXPECT_EQ(broken(8, {2}), "no error");  // with a hash of zeros, which nobody has compared yet
   EXPECT_THAT(broken(12, {3}), HasSubstr("byte 12: 3 bytes per token"));
   EXPECT_THAT(broken(16, {0, 0}), HasSubstr("byte 16: a vocabulary of 0"));
   EXPECT_THAT(broken(16, {1, 0, 0, 0x80}), HasSubstr("byte 16: a vocabulary of 2147483649"));
@@ -167,6 +170,144 @@ TEST_F(TokenShardTest, FilesThatAreNoShards) {
   EXPECT_THAT(message_of([&] { TokenShard::open(write("short.bin", std::span(head).first(20))); }),
               HasSubstr("short.bin: byte 20: the file ends inside its header"));
   EXPECT_THAT(message_of([&] { TokenShard::open(folder_.path()); }), HasSubstr("Is a directory"));
+}
+
+// It was mapped once, and the process ended with SIGBUS.
+TEST_F(TokenShardTest, AFileThatIsCutShortIsAnError) {
+  const std::vector<std::uint16_t> tokens(10'000, 7);
+  const std::string name = write("t.bin", std::as_bytes(std::span(tokens)));
+  const TokenShard shard = TokenShard::open(name);
+  std::filesystem::resize_file(name, 4096);
+  std::vector<std::int32_t> out(100);
+  EXPECT_EQ(message_of([&] { shard.copy(1948, 8, out); }), "no error");
+  EXPECT_THAT(message_of([&] { shard.copy(1950, 8, out); }),
+              HasSubstr("t.bin: the file ends at byte 4096, but bytes up to 4100 were there"));
+  EXPECT_THAT(message_of([&] { shard.copy(9000, 8, out); }),
+              HasSubstr("t.bin: the file ends at byte 4096, but bytes up to 18200 were there"));
+  EXPECT_THAT(message_of([&] { shard.payload().get(); }), HasSubstr("t.bin: the file ends at"));
+}
+
+TEST_F(TokenShardTest, ABadSectorIsNamed) {
+  test::FaultyStorage storage;
+  storage.set_contents("/t.bin", std::string(20'000, 'x'));
+  storage.fault = [&](test::FaultyStorage::Call call, const std::string& name) {
+    return call == test::FaultyStorage::Call::kRead && name == "/t.bin" &&
+                   storage.bytes_read() > 5000
+               ? EIO
+               : 0;
+  };
+  const TokenShard shard = TokenShard::open("/t.bin", storage);
+  std::vector<std::int32_t> out(3000);
+  EXPECT_EQ(message_of([&] { shard.copy(0, kMostVocab, out); }), "no error");
+  EXPECT_THAT(message_of([&] { shard.copy(3000, kMostVocab, out); }),
+              HasSubstr("reading /t.bin at byte 6000: Input/output error"));
+}
+
+TEST_F(TokenShardTest, SamplesAreReadInOnePiece) {
+  for (const std::size_t length : {1u, 2u, 1000u, 30'000u}) {
+    ShardWriter writer(path("s.bin"), header_of(60'000));
+    std::vector<std::int32_t> tokens(length + 11);
+    for (std::size_t i = 0; i < tokens.size(); ++i)
+      tokens[i] = static_cast<std::int32_t>(3 * i % 60'000);
+    writer.write(tokens);
+    writer.commit(0);
+    std::vector<std::int32_t> first(length), second(length);
+    for (const TokenShard& shard :
+         {TokenShard::open(path("s.bin")), TokenShard::of("memory", tokens, header_of(60'000))}) {
+      shard.copy_sample(10, 60'000, first, second);
+      EXPECT_TRUE(std::ranges::equal(first, std::span(tokens).subspan(10, length)));
+      EXPECT_TRUE(std::ranges::equal(second, std::span(tokens).subspan(11, length)));
+    }
+    EXPECT_THAT(message_of([&] {
+                  TokenShard::open(path("s.bin"))
+                      .copy_sample(10, static_cast<std::uint32_t>(tokens.back()), first, second);
+                }),
+                HasSubstr("token"));
+  }
+}
+
+// The hash of the tokens: in the header of ours, and the same for tokens in memory.
+TEST_F(TokenShardTest, OneHashWhereverTheTokensAre) {
+  for (const std::uint32_t vocab : {300u, 70'000u}) {
+    const std::vector<std::int32_t> tokens = {1, 2, 299, 4};
+    ShardWriter writer(path("a.bin"), header_of(vocab));
+    writer.write(tokens);
+    const ShardHeader header = writer.commit(0);
+    const TokenShard shard = TokenShard::open(path("a.bin"));
+    EXPECT_EQ(shard.header().payload, header.payload);
+    EXPECT_EQ(shard.payload().get(), header.payload);
+    EXPECT_EQ(TokenShard::of("memory", tokens, header_of(vocab)).payload().get(), header.payload);
+  }
+  EXPECT_EQ(
+      TokenShard::of("memory", std::vector<std::uint8_t>{1, 2}, header_of(256)).payload().get(),
+      TokenShard::of("memory", std::vector<std::int32_t>{1, 2}, header_of(256)).payload().get());
+}
+
+TEST_F(TokenShardTest, AChangedTokenIsFound) {
+  ShardWriter writer(path("a.bin"), header_of(300));
+  writer.write(std::vector<std::int32_t>(5000, 7));
+  writer.commit(0);
+  EXPECT_EQ(message_of([&] { TokenShard::open(path("a.bin")).payload().get(); }), "no error");
+  std::fstream file(path("a.bin"), std::ios::binary | std::ios::in | std::ios::out);
+  file.seekp(-2, std::ios::end);
+  file.put('\x08');
+  file.close();
+  EXPECT_THAT(message_of([&] { TokenShard::open(path("a.bin")).payload().get(); }),
+              HasSubstr("a.bin: is damaged: the hash of its tokens is not the one in its header"));
+}
+
+// Kept beside the file, as long as the file stays as it is.
+TEST_F(TokenShardTest, TheHashOfAFileIsFoundOnce) {
+  test::FaultyStorage storage;
+  const std::string bytes(100'000, 'x');
+  storage.set_contents("/t.bin", bytes);
+  const auto hash = [&] { return TokenShard::open("/t.bin", storage).payload().get(); };
+  const auto read_by = [&](auto&& body) {
+    const std::uint64_t before = storage.bytes_read();
+    body();
+    return storage.bytes_read() - before;
+  };
+  storage.pass(2'000'000'000);
+  EXPECT_GT(read_by([&] { EXPECT_EQ(hash(), blake3(std::as_bytes(std::span(bytes)))); }), 100'000u);
+  EXPECT_TRUE(storage.contents("/t.bin.blake3"));
+  EXPECT_LT(read_by([&] { EXPECT_EQ(hash(), blake3(std::as_bytes(std::span(bytes)))); }), 5'000u);
+  // The same size, one other token.
+  std::string other = bytes;
+  other[99'999] = 'y';
+  storage.pass(2'000'000'000);
+  storage.set_contents("/copy.bin", other);
+  storage.pass(2'000'000'000);
+  storage.set_contents("/copy.bin.blake3", *storage.contents("/t.bin.blake3"));  // copied along
+  EXPECT_EQ(TokenShard::open("/copy.bin", storage).payload().get(),
+            blake3(std::as_bytes(std::span(other))));
+  storage.set_contents("/t.bin", other);
+  storage.pass(2'000'000'000);
+  EXPECT_GT(read_by([&] { EXPECT_EQ(hash(), blake3(std::as_bytes(std::span(other)))); }), 100'000u);
+  EXPECT_LT(read_by([&] { EXPECT_EQ(hash(), blake3(std::as_bytes(std::span(other)))); }), 5'000u);
+  // A change so shortly before the hash was written could have been followed by another.
+  storage.set_contents("/t.bin", bytes);
+  EXPECT_GT(read_by(hash), 100'000u);
+  EXPECT_GT(read_by(hash), 100'000u);
+  // What somebody else has written there is not believed.
+  for (const char* text : {"", "{}", "{\"blake3\":\"00\"}"}) {
+    storage.pass(2'000'000'000);
+    storage.set_contents("/t.bin.blake3", text);
+    EXPECT_GT(read_by(hash), 100'000u) << text;
+  }
+  // A folder that cannot be written to.
+  storage.set_contents("/t.bin", other);
+  storage.fault = [](test::FaultyStorage::Call call, const std::string&) {
+    return call == test::FaultyStorage::Call::kCreate ? EROFS : 0;
+  };
+  EXPECT_GT(read_by(hash), 100'000u);
+}
+
+TEST_F(TokenShardTest, AFileThatChangesWhileItIsHashedIsRefused) {
+  test::FaultyStorage storage;
+  storage.set_contents("/t.bin", std::string(20'000, 'x'));
+  const TokenShard shard = TokenShard::open("/t.bin", storage);
+  storage.set_contents("/t.bin", std::string(20'000, 'y'));
+  EXPECT_THAT(message_of([&] { shard.payload().get(); }), HasSubstr("changes while it is read"));
 }
 
 }  // namespace

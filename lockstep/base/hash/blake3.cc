@@ -4,6 +4,7 @@
 #include <bit>
 #include <cstring>
 
+#include "lockstep/base/check.h"
 #include "lockstep/base/hash/blake3_kernel.h"
 
 namespace lockstep {
@@ -16,14 +17,21 @@ constexpr std::size_t kBlocksPerChunk = 16;
 // A larger subtree takes more memory and saves no time.
 constexpr std::size_t kMostChunksAtOnce = 256;
 
+int digit(char character) {
+  if (character >= '0' && character <= '9') return character - '0';
+  if (character >= 'a' && character <= 'f') return character - 'a' + 10;
+  return -1;
+}
+
 }  // namespace
 
 Blake3::Blake3() : Blake3(blake3_kernels().front()) {}
 
 Blake3::Blake3(const Blake3Kernel& kernel) : Blake3(kernel, kIv, 0) {}
 
-Blake3::Blake3(const Blake3Kernel& kernel, const ChainingValue& key, std::uint32_t flags)
-    : kernel_(&kernel), key_(key), flags_(flags) {}
+Blake3::Blake3(const Blake3Kernel& kernel, const ChainingValue& key, std::uint32_t flags,
+               std::uint64_t first_chunk)
+    : kernel_(&kernel), key_(key), flags_(flags), first_chunk_(first_chunk), chunks_(first_chunk) {}
 
 Blake3 Blake3::keyed(std::span<const std::byte, 32> key) {
   return keyed(key, blake3_kernels().front());
@@ -59,7 +67,7 @@ void Blake3::update(std::span<const std::byte> bytes) {
 // Called when more input is certain, so that what is merged here is not the root. Complete subtrees
 // are as the ones in the binary number of chunks.
 void Blake3::merge_complete_subtrees() {
-  while (subtree_count_ > static_cast<std::size_t>(std::popcount(chunks_))) {
+  while (subtree_count_ > static_cast<std::size_t>(std::popcount(chunks_ - first_chunk_))) {
     const auto& right = subtrees_[subtree_count_ - 1];
     auto& left = subtrees_[subtree_count_ - 2];
     left = hash_parent(left, right, 0);
@@ -123,16 +131,56 @@ Blake3::ChainingValue Blake3::hash_parent(const ChainingValue& left, const Chain
   return value;
 }
 
-Blake3Hash Blake3::finish() const {
-  if (chunks_ == 0) return std::bit_cast<Blake3Hash>(hash_buffer(kBlake3Root));
+Blake3Hash Blake3::finish() const { return std::bit_cast<Blake3Hash>(tree_value(kBlake3Root)); }
+
+Blake3::ChainingValue Blake3::tree_value(std::uint32_t root) const {
+  if (chunks_ == first_chunk_) return hash_buffer(root);
   // An empty buffer follows a subtree, and that left two halves.
   std::size_t left = subtree_count_;
   ChainingValue value = buffered_ > 0 ? hash_buffer(0) : subtrees_[--left];
   while (left > 0) {
     --left;
-    value = hash_parent(subtrees_[left], value, left == 0 ? kBlake3Root : 0);
+    value = hash_parent(subtrees_[left], value, left == 0 ? root : 0);
   }
-  return std::bit_cast<Blake3Hash>(value);
+  return value;
+}
+
+// A piece is a complete subtree, so the tree over pieces has the shape of the tree over chunks.
+Blake3Pieces::Blake3Pieces(std::uint64_t bytes, std::size_t piece_bytes)
+    : bytes_(bytes),
+      piece_bytes_(piece_bytes),
+      values_(std::max<std::size_t>(1, (bytes + piece_bytes - 1) / piece_bytes)) {
+  LOCKSTEP_CHECK(std::has_single_bit(piece_bytes) && piece_bytes >= Blake3::kChunkBytes);
+}
+
+Blake3 Blake3Pieces::begin(std::size_t index) const {
+  return {blake3_kernels().front(), kIv, 0, index * (piece_bytes_ / Blake3::kChunkBytes)};
+}
+
+void Blake3Pieces::end(std::size_t index, const Blake3& hasher) {
+  const std::uint64_t before = std::uint64_t{index} * piece_bytes_;
+  const std::uint64_t had =
+      (hasher.chunks_ - hasher.first_chunk_) * Blake3::kChunkBytes + hasher.buffered_;
+  LOCKSTEP_CHECK(had == std::min<std::uint64_t>(piece_bytes_, bytes_ - before));
+  values_[index] = hasher.tree_value(pieces() == 1 ? kBlake3Root : 0);
+}
+
+void Blake3Pieces::update(std::size_t index, std::span<const std::byte> piece) {
+  Blake3 hasher = begin(index);
+  hasher.update(piece);
+  end(index, hasher);
+}
+
+Blake3Hash Blake3Pieces::finish() const {
+  return std::bit_cast<Blake3Hash>(merged(0, pieces(), kBlake3Root));
+}
+
+// The left subtree is the largest complete one that leaves something for the right.
+Blake3Pieces::ChainingValue Blake3Pieces::merged(std::size_t begin, std::size_t end,
+                                                 std::uint32_t root) const {
+  if (end - begin == 1) return values_[begin];
+  const std::size_t middle = begin + std::bit_floor(end - begin - 1);
+  return Blake3().hash_parent(merged(begin, middle, 0), merged(middle, end, 0), root);
 }
 
 Blake3Hash blake3(std::span<const std::byte> bytes) {
@@ -150,6 +198,18 @@ std::string to_hex(std::span<const std::byte> bytes) {
     text += kDigits[std::to_integer<unsigned>(byte & std::byte{15})];
   }
   return text;
+}
+
+std::optional<Blake3Hash> parse_hash(std::string_view text) {
+  Blake3Hash hash{};
+  if (text.size() != 2 * hash.size()) return std::nullopt;
+  for (std::size_t i = 0; i < hash.size(); ++i) {
+    const int high = digit(text[2 * i]);
+    const int low = digit(text[2 * i + 1]);
+    if (high < 0 || low < 0) return std::nullopt;
+    hash[i] = static_cast<std::byte>(high * 16 + low);
+  }
+  return hash;
 }
 
 }  // namespace lockstep

@@ -3,7 +3,6 @@
 #include <fmt/format.h>
 
 #include <algorithm>
-#include <cerrno>
 #include <charconv>
 #include <filesystem>
 #include <functional>
@@ -11,8 +10,9 @@
 
 #include "lockstep/base/error.h"
 #include "lockstep/base/log.h"
-#include "lockstep/data/shard_builder.h"
 #include "lockstep/files/atomic_file.h"
+#include "lockstep/files/file_source.h"
+#include "lockstep/files/mapped_file.h"
 #include "lockstep/train/checkpoint/manifest.h"
 
 namespace lockstep {
@@ -22,33 +22,32 @@ constexpr std::string_view kPrefix = "checkpoint-";
 constexpr std::string_view kTemporarySuffix = ".tmp";
 
 // The names in a folder; none when it does not exist.
-std::vector<std::string> names_in(const std::string& folder) {
-  std::error_code error;
-  std::filesystem::directory_iterator entries(folder, error);
-  if (error == std::errc::no_such_file_or_directory) return {};
-  if (error) throw_io("reading the folder " + folder, error.value());
+std::vector<std::string> names_in(const std::string& path, Storage& storage) {
   std::vector<std::string> names;
-  for (const auto& entry : entries) names.push_back(entry.path().filename());
+  const auto folder = storage.find_folder(path);
+  if (!folder) return names;
+  for (Folder::Entry& entry : folder->entries()) names.push_back(std::move(entry.name));
   return names;
 }
 
 // A damaged checkpoint is kept: somebody may want to look at it.
-void move_aside(const std::string& folder, const WriteGuard& guard) {
-  if (!std::filesystem::exists(folder)) return;
-  guard.require(folder);
-  std::string to = folder + ".damaged";
-  for (int i = 2; std::filesystem::exists(to); ++i) to = fmt::format("{}.damaged{}", folder, i);
-  log(LogLevel::kWarning, "{} is there already: it is now {}", folder, to);
-  rename_and_sync(folder, to);
+void move_aside(Folder& out, const std::string& name, const WriteGuard& guard) {
+  if (!out.has(name)) return;
+  guard.require(out.path_of(name));
+  std::string to = name + ".damaged";
+  for (int i = 2; out.has(to); ++i) to = fmt::format("{}.damaged{}", name, i);
+  out.rename(name, to);
+  log(LogLevel::kWarning, "{} is there already: it is now {}", out.path_of(name), to);
+  out.sync();
 }
 
 // Whether a checkpoint that is there has the files of one that was just written. The manifest is a
 // function of them.
-bool same_and_intact(const std::string& there, const std::string& written) {
+bool same_and_intact(const std::string& there, const std::string& written, Storage& storage) {
   try {
-    MappedFolder old_files(there);
-    MappedFolder new_files(written);
-    return as_text(old_files.get(kManifestFile)) == as_text(new_files.get(kManifestFile)) &&
+    StoredFiles old_files(there, storage);
+    StoredFiles new_files(written, storage);
+    return old_files.text(kManifestFile) == new_files.text(kManifestFile) &&
            find_damage(old_files, false).empty();
   } catch (const Error&) {  // it is not there, or cannot be read
     return false;
@@ -80,27 +79,41 @@ bool is_temporary_name(std::string_view name) {
 }
 
 std::uint64_t save_checkpoint(const std::string& out, const TrainingState& state,
-                              const WriteGuard& guard) {
+                              const WriteGuard& guard, Storage& storage) {
   const std::string path = checkpoint_path(out, state.run.step);
-  AtomicFolder folder(path, guard);
-  const std::uint64_t bytes = write_training_state(state, folder);
-  if (same_and_intact(path, folder.temporary())) return bytes;
-  move_aside(path, guard);
-  folder.commit();
-  return bytes;
+  for (bool again = false;; again = true) {
+    if (again) guard.require(path);
+    AtomicFolder folder(path, guard, storage);
+    try {
+      const std::uint64_t bytes = write_training_state(state, folder);
+      const auto is_done = [&] { return same_and_intact(path, folder.temporary(), storage); };
+      if (is_done()) return bytes;
+      guard.require(path);  // may wait for another one that saves the same, or tidies up
+      if (!folder.temporary_is_there()) {
+        throw Error(ErrorCode::kIo, folder.temporary() + " was removed while it was written");
+      }
+      if (is_done()) return bytes;
+      move_aside(*storage.open_folder(out), checkpoint_name(state.run.step), guard);
+      folder.commit();
+      return bytes;
+    } catch (const Error&) {
+      // Who held the run until now may have taken it for a leftover.
+      if (again || folder.temporary_is_there()) throw;
+    }
+  }
 }
 
-std::vector<std::int64_t> list_checkpoints(const std::string& out) {
+std::vector<std::int64_t> list_checkpoints(const std::string& out, Storage& storage) {
   std::vector<std::int64_t> steps;
-  for (const std::string& name : names_in(out)) {
+  for (const std::string& name : names_in(out, storage)) {
     if (const auto step = parse_checkpoint_name(name)) steps.push_back(*step);
   }
   std::ranges::sort(steps, std::greater());
   return steps;
 }
 
-TrainingState load_checkpoint(const std::string& folder) {
-  MappedFolder files(folder);
+TrainingState load_checkpoint(const std::string& folder, Storage& storage) {
+  StoredFiles files(folder, storage);
   TrainingState state = read_training_state(files);
   const auto step = parse_checkpoint_name(std::filesystem::path(folder).filename().string());
   if (step && *step != state.run.step) {
@@ -110,11 +123,11 @@ TrainingState load_checkpoint(const std::string& folder) {
   return state;
 }
 
-std::optional<NewestCheckpoint> load_newest_checkpoint(const std::string& out) {
+std::optional<NewestCheckpoint> load_newest_checkpoint(const std::string& out, Storage& storage) {
   std::vector<std::int64_t> damaged;
-  for (const std::int64_t step : list_checkpoints(out)) {
+  for (const std::int64_t step : list_checkpoints(out, storage)) {
     try {
-      TrainingState state = load_checkpoint(checkpoint_path(out, step));
+      TrainingState state = load_checkpoint(checkpoint_path(out, step), storage);
       if (!damaged.empty()) {
         log(LogLevel::kWarning, "going back to {}, which is intact", checkpoint_name(step));
       }
@@ -130,13 +143,9 @@ std::optional<NewestCheckpoint> load_newest_checkpoint(const std::string& out) {
                           damaged.size()));
 }
 
-SavedModel load_model(const std::string& folder) {
-  MappedFolder files(folder);
-  if (files.find(kManifestFile)) {
-    require_intact(files,
-                   {kConfigFile, kSentencePieceFile, kBpeFile, kBpeConfigFile, kWeightsFile});
-  }
-  return read_model(files);
+SavedModel load_model(const std::string& folder, Storage& storage) {
+  StoredFiles files(folder, storage);
+  return files.find_size(kManifestFile) ? read_checkpoint_model(files) : read_model(files);
 }
 
 std::vector<std::int64_t> checkpoints_to_delete(std::span<const std::int64_t> steps,
@@ -155,21 +164,28 @@ std::vector<std::int64_t> checkpoints_to_delete(std::span<const std::int64_t> st
 }
 
 void delete_old_checkpoints(const std::string& out, std::int64_t saved, std::int64_t keep_last,
-                            std::span<const std::int64_t> spared, const WriteGuard& guard) {
-  for (const std::int64_t step :
-       checkpoints_to_delete(list_checkpoints(out), saved, keep_last, spared)) {
-    const std::string path = checkpoint_path(out, step);
-    const std::string going = guard.temporary(path);
-    guard.require(path);
-    remove_flat_folder(going);
-    rename_and_sync(path, going);  // from now on it is not a checkpoint
-    remove_flat_folder(going);
+                            std::span<const std::int64_t> spared, const WriteGuard& guard,
+                            Storage& storage) {
+  const auto steps =
+      checkpoints_to_delete(list_checkpoints(out, storage), saved, keep_last, spared);
+  if (steps.empty()) return;
+  const auto folder = storage.open_folder(out);
+  for (const std::int64_t step : steps) {
+    const std::string name = checkpoint_name(step);
+    const std::string going = guard.temporary(name);
+    guard.require(folder->path_of(name));
+    remove_flat_folder(*folder, going);
+    folder->rename(name, going);  // from now on it is not a checkpoint
+    folder->sync();
+    remove_flat_folder(*folder, going);
   }
 }
 
-void remove_temporaries(const std::string& out) {
-  for (const std::string& name : names_in(out)) {
-    if (is_temporary_name(name)) remove_flat_folder(out + "/" + name);
+void remove_temporaries(const std::string& out, Storage& storage) {
+  const auto folder = storage.find_folder(out);
+  if (!folder) return;
+  for (const Folder::Entry& entry : folder->entries()) {
+    if (is_temporary_name(entry.name)) remove_flat_folder(*folder, entry.name);
   }
 }
 

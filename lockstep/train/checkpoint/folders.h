@@ -28,12 +28,12 @@ bool is_temporary_name(std::string_view name);
 // process of the run has saved it. Any other is moved to checkpoint-STEP.damaged. Returns the bytes
 // written.
 std::uint64_t save_checkpoint(const std::string& out, const TrainingState& state,
-                              const WriteGuard& guard = {});
+                              const WriteGuard& guard = {}, Storage& storage = disk());
 
 // The steps of all checkpoints in a folder, newest first. Empty when there is no such folder.
-std::vector<std::int64_t> list_checkpoints(const std::string& out);
+std::vector<std::int64_t> list_checkpoints(const std::string& out, Storage& storage = disk());
 
-TrainingState load_checkpoint(const std::string& folder);
+TrainingState load_checkpoint(const std::string& folder, Storage& storage = disk());
 
 struct NewestCheckpoint {
   TrainingState state;
@@ -41,11 +41,13 @@ struct NewestCheckpoint {
 };
 // The newest checkpoint whose hashes are right; warns of every later one. Nothing when there are no
 // checkpoints. Throws when there are some and all are damaged.
-std::optional<NewestCheckpoint> load_newest_checkpoint(const std::string& out);
+std::optional<NewestCheckpoint> load_newest_checkpoint(const std::string& out,
+                                                       Storage& storage = disk());
 
 // The model in a folder that save_model() or save_checkpoint() wrote, or of Hugging Face: see
-// read_model(). Where the folder has a manifest, the hashes of what is read are checked.
-SavedModel load_model(const std::string& folder);
+// read_model(). Where the folder has a manifest, the hashes of what is read are checked, and a file
+// that is not listed there is refused.
+SavedModel load_model(const std::string& folder, Storage& storage = disk());
 
 // Which checkpoints to delete once that of step `saved` is complete. Spared ones, which are damaged
 // or the best, neither count nor are deleted; later ones belong to another run and stay. keep_last
@@ -54,8 +56,10 @@ std::vector<std::int64_t> checkpoints_to_delete(std::span<const std::int64_t> st
                                                 std::int64_t saved, std::int64_t keep_last,
                                                 std::span<const std::int64_t> spared);
 void delete_old_checkpoints(const std::string& out, std::int64_t saved, std::int64_t keep_last,
-                            std::span<const std::int64_t> spared, const WriteGuard& guard = {});
-// Removes what interrupted saves and deletions have left.
-void remove_temporaries(const std::string& out);
+                            std::span<const std::int64_t> spared, const WriteGuard& guard = {},
+                            Storage& storage = disk());
+// Removes what interrupted saves and deletions have left. A symbolic link among them goes; what it
+// leads to stays.
+void remove_temporaries(const std::string& out, Storage& storage = disk());
 
 }  // namespace lockstep

@@ -16,27 +16,15 @@ namespace {
 constexpr std::string_view kFormat = "lockstep checkpoint";
 constexpr std::uint64_t kVersion = 1;
 constexpr std::string_view kHashScheme = "blake3:";
-constexpr std::size_t kHashDigits = 64;
 constexpr std::uint64_t kMostBytes = std::uint64_t{1} << 62;
 
 std::string hash_of(std::string_view text) {
   return to_hex(blake3(std::as_bytes(std::span(text))));
 }
 
-int digit(char character) {
-  if (character >= '0' && character <= '9') return character - '0';
-  if (character >= 'a' && character <= 'f') return character - 'a' + 10;
-  return -1;
-}
-
-bool is_hash(std::string_view text) {
-  return text.size() == kHashDigits &&
-         std::ranges::all_of(text, [](char character) { return digit(character) >= 0; });
-}
-
 std::string read_hash(JsonReader& reader, const char* key) {
   std::string hash = reader.text(key);
-  if (!is_hash(hash)) reader.fail(fmt::format("'{}' is not a hash", key));
+  if (!parse_hash(hash)) reader.fail(fmt::format("'{}' is not a hash", key));
   return hash;
 }
 
@@ -116,12 +104,7 @@ std::variant<Manifest, FormatProblem> parse_manifest(std::string_view text) {
 std::string combine_tensor_hashes(std::span<const ManifestTensor> tensors) {
   Blake3 all;
   for (const ManifestTensor& tensor : tensors) {
-    Blake3Hash hash{};
-    for (std::size_t i = 0; i < hash.size() && is_hash(tensor.hash); ++i) {
-      hash[i] =
-          static_cast<std::byte>(digit(tensor.hash[2 * i]) * 16 + digit(tensor.hash[2 * i + 1]));
-    }
-    all.update(hash);
+    all.update(parse_hash(tensor.hash).value_or(Blake3Hash{}));
   }
   return std::string(kHashScheme) + to_hex(all.finish());
 }

@@ -2,13 +2,18 @@
 
 #include <fmt/format.h>
 
+#include <span>
+#include <utility>
+
 #include "lockstep/files/json.h"
 
 namespace lockstep {
 namespace {
 
 constexpr std::string_view kStateFormat = "lockstep trainer state";
-constexpr std::uint64_t kStateVersion = 1;
+constexpr std::uint64_t kStateVersion = 2;
+// Its fingerprint was over some of the data only.
+constexpr std::uint64_t kVersionWithoutFingerprint = 1;
 constexpr std::uint64_t kMostSize = 1 << 30;
 constexpr auto kMostStep = static_cast<std::uint64_t>(INT64_MAX);
 
@@ -36,23 +41,33 @@ Json json_of(const Schedule& schedule) {
           {"steps", schedule.steps}};
 }
 
+Json json_of(const Versions& versions) {
+  Json json = {{"lockstep", versions.lockstep},
+               {"c_library", versions.c_library},
+               {"instruction_set", versions.instruction_set}};
+  if (versions.gpu == GpuVersions{}) return json;
+  json["gpu"] = versions.gpu.name;
+  json["cuda"] = versions.gpu.cuda;
+  json["cublas_lt"] = versions.gpu.cublas_lt;
+  json["cudnn"] = versions.gpu.cudnn;
+  return json;
+}
+
 Json json_of(const RunState& state) {
   const RunSettings& settings = state.settings;
   Json skipped = Json::array();
   for (const SkippedLane& lane : state.skipped_lanes) skipped.push_back({lane.step, lane.lane});
+  Json data = {{"samples", state.data.samples},
+               {"fingerprint", state.data.fingerprint},
+               {"position", static_cast<std::uint64_t>(state.step) * settings.global_batch}};
+  for (const MixPart& part : state.data.mix) data["mix"].push_back({part.samples, part.share});
   return {
       {"format", kStateFormat},
       {"version", kStateVersion},
-      {"versions",
-       {{"lockstep", state.versions.lockstep},
-        {"c_library", state.versions.c_library},
-        {"instruction_set", state.versions.instruction_set}}},
+      {"versions", json_of(state.versions)},
       {"step", state.step},
       {"seed", settings.seed},
-      {"data",
-       {{"samples", state.data.samples},
-        {"fingerprint", state.data.fingerprint},
-        {"position", static_cast<std::uint64_t>(state.step) * settings.global_batch}}},
+      {"data", std::move(data)},
       {"validation",
        {{"best_step", state.validation.best_step},
         {"best_loss", state.validation.best_loss},
@@ -119,6 +134,17 @@ void read_skipped(JsonReader& reader, std::vector<SkippedLane>& lanes) {
   }
 }
 
+void read_mix(JsonReader& reader, std::vector<MixPart>& mix) {
+  for (const Json& entry : reader.list("mix")) {
+    if (!entry.is_array() || entry.size() != 2 || !entry[0].is_number_unsigned() ||
+        !entry[1].is_number_unsigned()) {
+      reader.fail("a part of the mix is not [samples, share]");
+      return;
+    }
+    mix.push_back({entry[0].get<std::uint64_t>(), entry[1].get<std::uint64_t>()});
+  }
+}
+
 void read_settings(JsonReader& reader, RunSettings& settings) {
   settings.seed = reader.whole("seed");
   settings.global_batch = reader.whole("global_batch", kMostSize);
@@ -152,16 +178,24 @@ std::variant<RunState, FormatProblem> parse_run_state(std::string_view text) {
   JsonReader reader(json);
   if (reader.problem()) return FormatProblem{*reader.problem()};
   if (reader.text("format") != kStateFormat) return FormatProblem{"not a trainer's state"};
-  if (reader.whole("version") != kStateVersion) {
-    return FormatProblem{fmt::format("another version, and this program reads {}", kStateVersion)};
+  const std::uint64_t version = reader.whole("version");
+  if (version != kStateVersion && version != kVersionWithoutFingerprint) {
+    return FormatProblem{fmt::format("another version, and this program reads {} and {}",
+                                     kVersionWithoutFingerprint, kStateVersion)};
   }
   RunState state;
   state.step = static_cast<std::int64_t>(reader.whole("step", kMostStep));
   read_settings(reader, state.settings);
   read_skipped(reader, state.skipped_lanes);
   read_object(reader, "versions", [&](JsonReader& inner) {
-    state.versions = {inner.text("lockstep"), inner.text("c_library"),
-                      inner.text("instruction_set")};
+    state.versions = {.lockstep = inner.text("lockstep"),
+                      .c_library = inner.text("c_library"),
+                      .instruction_set = inner.text("instruction_set")};
+    if (!json["versions"].contains("gpu")) return;
+    state.versions.gpu = {.name = inner.text("gpu"),
+                          .cuda = inner.text("cuda"),
+                          .cublas_lt = inner.text("cublas_lt"),
+                          .cudnn = inner.text("cudnn")};
   });
   if (json.contains("validation")) {
     read_object(reader, "validation", [&](JsonReader& inner) {
@@ -172,6 +206,8 @@ std::variant<RunState, FormatProblem> parse_run_state(std::string_view text) {
   }
   read_object(reader, "data", [&](JsonReader& inner) {
     state.data = {inner.whole("samples"), inner.text("fingerprint")};
+    if (version == kVersionWithoutFingerprint) state.data.fingerprint.clear();
+    if (json["data"].contains("mix")) read_mix(inner, state.data.mix);
     const auto position = static_cast<std::uint64_t>(state.step) * state.settings.global_batch;
     if (inner.whole("position") != position) inner.fail("'position' is not step x global_batch");
   });
@@ -196,7 +232,10 @@ Differences compare(const RunState& saved, const RunState& now) {
   check(no, "micro-batch", saved.settings.micro_batch, now.settings.micro_batch);
   check(no, "precision", to_string(saved.settings.precision), to_string(now.settings.precision));
   check(no, "the number of samples", saved.data.samples, now.data.samples);
-  if (saved.data.samples == now.data.samples && saved.data != now.data) {
+  check(no, "the mix", to_string(std::span(saved.data.mix)), to_string(std::span(now.data.mix)));
+  const bool recorded = !saved.data.fingerprint.empty();
+  if (recorded && saved.data.samples == now.data.samples &&
+      saved.data.fingerprint != now.data.fingerprint) {
     no.emplace_back("the data are not the same");
   }
 
@@ -206,6 +245,9 @@ Differences compare(const RunState& saved, const RunState& now) {
   }
 
   auto& yes = differences.noted;
+  if (!recorded) {
+    yes.emplace_back("whether the data are the same is not known: an earlier version saved this");
+  }
   const Schedule& before = saved.settings.schedule;
   const Schedule& after = now.settings.schedule;
   check(yes, "steps", before.steps, after.steps);
@@ -219,6 +261,13 @@ Differences compare(const RunState& saved, const RunState& now) {
   check(yes, "the version", saved.versions.lockstep, now.versions.lockstep);
   check(yes, "the C library", saved.versions.c_library, now.versions.c_library);
   check(yes, "the instruction set", saved.versions.instruction_set, now.versions.instruction_set);
+  const GpuVersions& gpu_before = saved.versions.gpu;
+  const GpuVersions& gpu_after = now.versions.gpu;
+  const auto or_none = [](const std::string& text) { return text.empty() ? "none" : text; };
+  check(yes, "the GPU", or_none(gpu_before.name), or_none(gpu_after.name));
+  check(yes, "CUDA", or_none(gpu_before.cuda), or_none(gpu_after.cuda));
+  check(yes, "cuBLASLt", or_none(gpu_before.cublas_lt), or_none(gpu_after.cublas_lt));
+  check(yes, "cuDNN", or_none(gpu_before.cudnn), or_none(gpu_after.cudnn));
   return differences;
 }
 

@@ -8,6 +8,7 @@
 
 #include "lockstep/data/lanes.h"
 #include "lockstep/model/config.h"
+#include "lockstep/model/gpu_model.h"
 #include "lockstep/model/schedule.h"
 #include "lockstep/model/update.h"
 #include "lockstep/train/checkpoint/manifest.h"
@@ -33,7 +34,8 @@ struct RunSettings {
 
 struct DataIdentity {
   std::uint64_t samples = 0;
-  std::string fingerprint = {};  // as Samples has it, in hexadecimal digits
+  std::string fingerprint = {};   // as Samples has it, in hexadecimal digits; empty: not recorded
+  std::vector<MixPart> mix = {};  // empty: one source
   bool operator==(const DataIdentity&) const = default;
 };
 
@@ -42,6 +44,7 @@ struct Versions {
   std::string lockstep = {};
   std::string c_library = {};
   std::string instruction_set = {};
+  GpuVersions gpu = {};
   bool operator==(const Versions&) const = default;
 };
 

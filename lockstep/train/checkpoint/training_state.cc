@@ -4,7 +4,6 @@
 
 #include <algorithm>
 #include <functional>
-#include <future>
 #include <iterator>
 #include <optional>
 #include <utility>
@@ -12,7 +11,10 @@
 #include "lockstep/base/check.h"
 #include "lockstep/base/error.h"
 #include "lockstep/base/hash/blake3.h"
-#include "lockstep/data/shard_builder.h"
+#include "lockstep/base/index.h"
+#include "lockstep/base/thread_pool.h"
+#include "lockstep/files/hashed_read.h"
+#include "lockstep/files/mapped_file.h"
 #include "lockstep/model/layout.h"
 #include "lockstep/train/checkpoint/manifest.h"
 #include "lockstep/train/formats/model_files.h"
@@ -22,8 +24,8 @@
 namespace lockstep {
 namespace {
 
-// A piece is hashed twice and copied while it is in the cache.
-constexpr std::size_t kPieceBytes = 1 << 20;
+// What is written at once, or hashed twice while it is in the cache.
+constexpr std::size_t kPieceBytes = 256 << 10;
 
 constexpr const char* kFirstMoment = "exp_avg.";
 constexpr const char* kSecondMoment = "exp_avg_sq.";
@@ -62,45 +64,127 @@ StateFile tensors_file(const char* name, std::vector<TensorToStore> tensors) {
 }
 
 Manifest read_manifest(FileSource& files) {
-  auto parsed = parse_manifest(as_text(files.get(kManifestFile)));
+  const auto text = files.find_text(kManifestFile);
+  if (!text) throw_bad_file(files.path(kManifestFile), "is missing");
+  auto parsed = parse_manifest(*text);
   if (const auto* problem = std::get_if<FormatProblem>(&parsed)) {
     throw_bad_file(files.path(kManifestFile), problem->what);
   }
   return std::get<Manifest>(std::move(parsed));
 }
 
-// The tensors of a file whose bytes are not those that were written.
-std::vector<Damage> find_damaged_tensors(const ManifestFile& file, const std::string& path,
-                                         std::span<const std::byte> bytes) {
-  std::vector<Damage> damage;
-  const auto parsed = parse_safetensors(bytes);
-  if (const auto* problem = std::get_if<SafetensorsProblem>(&parsed)) {
-    return {{path, fmt::format("byte {}: {}", problem->position, problem->what)}};
-  }
-  const auto& stored = std::get<SafetensorsHeader>(parsed);
-  for (const ManifestTensor& tensor : file.tensors) {
-    const auto found = std::ranges::find(stored, tensor.name, &StoredTensor::name);
-    if (found == stored.end()) {
-      damage.push_back({path, fmt::format("tensor '{}' is missing", tensor.name)});
-    } else if (to_hex(blake3(bytes.subspan(found->begin, found->end - found->begin))) !=
-               tensor.hash) {
-      damage.push_back({path, fmt::format("tensor '{}' is damaged", tensor.name)});
+constexpr const char* kHashDoesNotHold = "is damaged: its hash does not hold";
+
+Blake3Hash hash_of_file(FileSource& files, const std::string& name,
+                        const std::function<void(BlockReader& block)>& body = {}) {
+  return read_and_hash(
+      files.size(name),
+      [&](std::uint64_t position, std::span<std::byte> into) { files.read(name, position, into); },
+      body);
+}
+
+// The hash of a tensor, from pieces that are found in blocks of its file. A piece belongs to the
+// block in which it begins; the block has been read so far ahead that the piece is all there.
+class TensorHash {
+ public:
+  static constexpr std::size_t kPiece = BlockReader::kMostAhead;
+
+  explicit TensorHash(const StoredTensor& tensor)
+      : begin_(tensor.begin), end_(tensor.end), hash_(end_ - begin_, kPiece) {}
+
+  // Pieces that begin in [position, end); `bytes` are those of the file from `position` on.
+  void update(std::uint64_t position, std::uint64_t end, std::span<const std::byte> bytes) {
+    const std::uint64_t from = std::max(begin_, position);
+    for (std::size_t piece = (from - begin_ + kPiece - 1) / kPiece; piece < hash_.pieces();
+         ++piece) {
+      const std::uint64_t at = begin_ + piece * kPiece;
+      if (at >= end) return;
+      hash_.update(piece, bytes.subspan(at - position, std::min<std::uint64_t>(kPiece, end_ - at)));
     }
   }
+  std::string hex() const { return to_hex(hash_.finish()); }
+
+ private:
+  std::uint64_t begin_;
+  std::uint64_t end_;
+  Blake3Pieces hash_;
+};
+
+// What is wrong with a file of tensors. With `each` its tensors are hashed in the same pass,
+// otherwise only if the hash of the file does not hold.
+std::vector<Damage> check_tensors(FileSource& files, const ManifestFile& file, bool each) {
+  const SafetensorsFile stored(files, file.name);
+  std::vector<TensorHash> hashes;
+  if (each) hashes = std::vector<TensorHash>(stored.tensors().begin(), stored.tensors().end());
+  const Blake3Hash hash = hash_of_file(files, file.name, [&](BlockReader& block) {
+    if (!each) return;
+    const std::uint64_t position = block.at();
+    const auto bytes = block.read_rest(TensorHash::kPiece);
+    for (TensorHash& tensor : hashes) tensor.update(position, block.end(), bytes);
+  });
+  std::vector<Damage> damage;
+  for (const ManifestTensor& tensor : file.tensors) {
+    const StoredTensor* found = stored.find(tensor.name);
+    if (found == nullptr) {
+      damage.push_back({stored.path(), fmt::format("tensor '{}' is missing", tensor.name)});
+    } else if (each && hashes[index_of(found - stored.tensors().data())].hex() != tensor.hash) {
+      damage.push_back({stored.path(), fmt::format("tensor '{}' is damaged", tensor.name)});
+    }
+  }
+  if (!damage.empty() || to_hex(hash) == file.hash) return damage;
+  if (!each) return check_tensors(files, file, true);
+  return {{stored.path(), kHashDoesNotHold}};
+}
+
+// Of a file whose hash does not hold.
+std::vector<Damage> name_damage(FileSource& files, const ManifestFile& file) {
+  std::vector<Damage> damage;
+  if (!file.tensors.empty()) damage = check_tensors(files, file, true);
+  if (damage.empty()) damage.push_back({files.path(file.name), kHashDoesNotHold});
   return damage;
 }
 
-std::vector<Damage> check_file(const ManifestFile& file, const std::string& path,
-                               std::optional<std::span<const std::byte>> bytes, bool tensors) {
-  if (!bytes) return {{path, "is missing"}};
-  if (bytes->size() != file.bytes) {
-    return {{path, fmt::format("has {} bytes instead of {}", bytes->size(), file.bytes)}};
+std::optional<Damage> find_wrong_size(FileSource& files, const ManifestFile& file) {
+  const auto size = files.find_size(file.name);
+  if (!size) return Damage{files.path(file.name), "is missing"};
+  if (*size == file.bytes) return std::nullopt;
+  return Damage{files.path(file.name),
+                fmt::format("has {} bytes instead of {}", *size, file.bytes)};
+}
+
+// With `tensors` the file's header must fit the manifest, too, and tensors of weights are hashed
+// though the hash of their file holds: the hash of the weights is made of theirs.
+std::vector<Damage> check_file(FileSource& files, const ManifestFile& file, bool tensors) {
+  try {
+    if (const auto wrong = find_wrong_size(files, file)) return {*wrong};
+    if (tensors && !file.tensors.empty())
+      return check_tensors(files, file, file.name == kWeightsFile);
+    if (to_hex(hash_of_file(files, file.name)) == file.hash) return {};
+    return name_damage(files, file);
+  } catch (const Error& error) {
+    return {{files.path(file.name), fmt::format("cannot be read: {}", error.message())}};
   }
-  const bool same = to_hex(blake3(*bytes)) == file.hash;
-  if (same && !tensors) return {};
+}
+
+// What is wrong with a checkpoint whatever its files hold.
+std::vector<Damage> check_list(FileSource& files, const Manifest& manifest) {
   std::vector<Damage> damage;
-  if (!file.tensors.empty()) damage = find_damaged_tensors(file, path, *bytes);
-  if (!same && damage.empty()) damage.push_back({path, "is damaged: its hash does not hold"});
+  const std::string path = files.path(kManifestFile);
+  for (const char* name : {kConfigFile, kStateFile, kWeightsFile, kOptimizerFile}) {
+    if (manifest.find(name) == nullptr) {
+      damage.push_back({path, fmt::format("says nothing of {}", name)});
+    }
+  }
+  const ManifestFile* weights = manifest.find(kWeightsFile);
+  if (weights != nullptr && combine_tensor_hashes(weights->tensors) != manifest.weights) {
+    damage.push_back({path, "the hash of the weights is not that of their tensors"});
+  }
+  for (const std::string& name : files.names()) {
+    // Hidden files, which some file systems make by themselves, are never read.
+    if (name == kManifestFile || !is_plain_name(name) || manifest.find(name) != nullptr) continue;
+    damage.push_back(
+        {files.path(name), "does not belong to the checkpoint: the manifest does not list it"});
+  }
   return damage;
 }
 
@@ -114,28 +198,61 @@ void require_none(std::span<const Damage> damage) {
   throw Error(ErrorCode::kIo, text);
 }
 
-FloatBuffer read_moment(const ParameterLayout& layout, const SafetensorsView& file,
-                        const char* prefix) {
-  FloatBuffer values(layout.size());
-  read_tensors(layout, file, prefix, values.span());
-  return values;
+// The manifest of a checkpoint that has what the manifest lists, and nothing else. Hashes the files
+// without tensors; those with tensors are hashed when they are read.
+Manifest require_listed(FileSource& files) {
+  const Manifest manifest = read_manifest(files);
+  require_none(check_list(files, manifest));
+  for (const ManifestFile& file : manifest.files) {
+    if (const auto wrong = find_wrong_size(files, file)) require_none({&*wrong, 1});
+    if (file.tensors.empty()) require_none(check_file(files, file, false));
+  }
+  return manifest;
 }
 
-FloatBuffer read_residuals(FileSource& files, std::size_t size) {
-  const SafetensorsView file(files.path(kResidualFile), files.get(kResidualFile));
-  FloatBuffer residuals(file.tensors().size() * size);
-  for (std::size_t rank = 0; rank < file.tensors().size(); ++rank) {
-    const std::string name = fmt::format("{}{}", kRank, rank);
-    const StoredTensor* tensor = file.find(name);
-    if (tensor == nullptr) throw_bad_file(file.path(), fmt::format("'{}' is missing", name));
-    file.read(*tensor, residuals.span().subspan(rank * size, size));
+void require_hash(FileSource& files, const Manifest& manifest, const std::string& name,
+                  const Blake3Hash& hash) {
+  const ManifestFile* file = manifest.find(name);
+  LOCKSTEP_CHECK(file != nullptr);  // the source has only files that are listed
+  if (to_hex(hash) != file->hash) require_none(name_damage(files, *file));
+}
+
+SavedModel read_listed_model(FileSource& files, const Manifest& manifest) {
+  return read_model(files, [&](const std::string& name, const Blake3Hash& hash) {
+    require_hash(files, manifest, name, hash);
+  });
+}
+
+void read_moments(FileSource& files, const Manifest& manifest, const ParameterLayout& layout,
+                  TrainingState& state) {
+  const SafetensorsFile file(files, kOptimizerFile);
+  state.first_moment = FloatBuffer::untouched(layout.size());
+  state.second_moment = FloatBuffer::untouched(layout.size());
+  auto targets = targets_in(layout, file, kFirstMoment, state.first_moment.span());
+  std::ranges::move(targets_in(layout, file, kSecondMoment, state.second_moment.span()),
+                    std::back_inserter(targets));
+  require_hash(files, manifest, kOptimizerFile, file.read(std::move(targets)));
+}
+
+FloatBuffer read_residuals(FileSource& files, const Manifest& manifest, std::size_t size) {
+  const SafetensorsFile file(files, kResidualFile);
+  const std::size_t ranks = file.tensors().size();
+  if (size > files.size(kResidualFile) / sizeof(float) / std::max<std::size_t>(1, ranks)) {
+    throw_bad_file(file.path(), "too small for its ranks");
   }
+  FloatBuffer residuals(ranks * size);
+  std::vector<SafetensorsFile::Target> targets;
+  for (std::size_t rank = 0; rank < ranks; ++rank) {
+    targets.push_back(
+        file.target(fmt::format("{}{}", kRank, rank), residuals.span().subspan(rank * size, size)));
+  }
+  require_hash(files, manifest, kResidualFile, file.read(std::move(targets)));
   return residuals;
 }
 
 // Called before memory for the model is allocated: the file must be large enough to fill it.
 void require_room(FileSource& files, const ModelConfig& model) {
-  const std::size_t bytes = files.get(kOptimizerFile).size();
+  const std::uint64_t bytes = files.size(kOptimizerFile);
   try {
     if (ParameterLayout(model).size() <= bytes / (2 * sizeof(float))) return;
   } catch (const Error& error) {
@@ -177,24 +294,37 @@ std::vector<StateFile> state_files(const TrainingState& state) {
   return files;
 }
 
-// Gives the file to `sink` in pieces; returns its entry of the manifest.
-ManifestFile emit_file(const StateFile& file, const ByteSink& sink) {
+// The file's entry of the manifest.
+ManifestFile hash_file(const StateFile& file) {
   ManifestFile entry = {.name = file.name, .bytes = file.bytes()};
   Blake3 all;
-  for_pieces(std::as_bytes(std::span(file.head)), [&](std::span<const std::byte> piece) {
-    all.update(piece);
-    sink(piece);
-  });
+  all.update(std::as_bytes(std::span(file.head)));
   for (const TensorToStore& tensor : file.tensors) {
     Blake3 own;
     for_pieces(std::as_bytes(tensor.values), [&](std::span<const std::byte> piece) {
       own.update(piece);
       all.update(piece);
-      sink(piece);
     });
     entry.tensors.push_back({tensor.name, to_hex(own.finish())});
   }
   entry.hash = to_hex(all.finish());
+  return entry;
+}
+
+// Gives the file to `sink` in pieces, while another thread hashes it; returns its entry of the
+// manifest.
+ManifestFile emit_file(const StateFile& file, const ByteSink& sink) {
+  constexpr std::size_t kWrites = 0, kTasks = 2;
+  ManifestFile entry;
+  ThreadPool pool(kTasks);
+  pool.run(kTasks, [&](std::size_t task) {
+    if (task != kWrites) {
+      entry = hash_file(file);
+      return;
+    }
+    for_pieces(std::as_bytes(std::span(file.head)), sink);
+    for (const TensorToStore& tensor : file.tensors) for_pieces(std::as_bytes(tensor.values), sink);
+  });
   return entry;
 }
 
@@ -210,43 +340,25 @@ Manifest make_manifest(const RunState& run, std::vector<ManifestFile> files) {
 
 std::vector<Damage> find_damage(FileSource& files, bool tensors) {
   const std::string path = files.path(kManifestFile);
-  const auto text = files.find(kManifestFile);
+  const auto text = files.find_text(kManifestFile);
   if (!text) return {{path, "is missing"}};
-  const auto parsed = parse_manifest(as_text(*text));
+  const auto parsed = parse_manifest(*text);
   if (const auto* problem = std::get_if<FormatProblem>(&parsed)) return {{path, problem->what}};
   const auto& manifest = std::get<Manifest>(parsed);
-  std::vector<Damage> damage;
-  for (const char* name : {kConfigFile, kStateFile, kWeightsFile, kOptimizerFile}) {
-    if (manifest.find(name) == nullptr) {
-      damage.push_back({path, fmt::format("says nothing of {}", name)});
-    }
-  }
-  const ManifestFile* weights = manifest.find(kWeightsFile);
-  if (weights != nullptr && combine_tensor_hashes(weights->tensors) != manifest.weights) {
-    damage.push_back({path, "the hash of the weights is not that of their tensors"});
-  }
-  std::vector<std::future<std::vector<Damage>>> checks;  // in parallel: two files are large
+  std::vector<Damage> damage = check_list(files, manifest);
   for (const ManifestFile& file : manifest.files) {
-    checks.push_back(std::async(std::launch::async, check_file, std::cref(file),
-                                files.path(file.name), files.find(file.name), tensors));
+    std::ranges::move(check_file(files, file, tensors), std::back_inserter(damage));
   }
-  for (auto& check : checks) std::ranges::move(check.get(), std::back_inserter(damage));
   return damage;
 }
 
-void require_intact(FileSource& files, std::initializer_list<const char*> names) {
-  const Manifest manifest = read_manifest(files);
-  for (const char* name : names) {
-    if (const ManifestFile* file = manifest.find(name)) {
-      require_none(check_file(*file, files.path(name), files.find(name), false));
-    }
-  }
+SavedModel read_checkpoint_model(FileSource& files) {
+  return read_listed_model(files, require_listed(files));
 }
 
 TrainingState read_training_state(FileSource& files) {
-  require_none(find_damage(files, false));
-  const Manifest manifest = read_manifest(files);
-  auto parsed = parse_run_state(as_text(files.get(kStateFile)));
+  const Manifest manifest = require_listed(files);
+  auto parsed = parse_run_state(files.text(kStateFile));
   if (const auto* problem = std::get_if<FormatProblem>(&parsed)) {
     throw_bad_file(files.path(kStateFile), problem->what);
   }
@@ -258,23 +370,15 @@ TrainingState read_training_state(FileSource& files) {
   }
   require_room(files, state.run.settings.model);
   const ParameterLayout layout(state.run.settings.model);
-  const SafetensorsView moments(files.path(kOptimizerFile), files.get(kOptimizerFile));
-  const auto read = [&](const char* prefix) {
-    return std::async(std::launch::async, read_moment, std::cref(layout), std::cref(moments),
-                      prefix);
-  };
-  auto first_moment = read(kFirstMoment);
-  auto second_moment = read(kSecondMoment);
-  SavedModel model = read_model(files);
+  SavedModel model = read_listed_model(files, manifest);
   if (model.config != state.run.settings.model) {
     throw_bad_file(files.path(kStateFile), "another model than that of config.json");
   }
   state.tokenizer = std::move(model.tokenizer);
   state.parameters = std::move(model.parameters);
-  state.first_moment = first_moment.get();
-  state.second_moment = second_moment.get();
+  read_moments(files, manifest, layout, state);
   if (manifest.find(kResidualFile) != nullptr) {
-    state.residuals = read_residuals(files, layout.size());
+    state.residuals = read_residuals(files, manifest, layout.size());
   }
   return state;
 }

@@ -2,7 +2,6 @@
 
 #include <cstddef>
 #include <cstdint>
-#include <initializer_list>
 #include <memory>
 #include <span>
 #include <string>
@@ -13,6 +12,7 @@
 #include "lockstep/files/atomic_file.h"
 #include "lockstep/files/file_source.h"
 #include "lockstep/train/checkpoint/run_state.h"
+#include "lockstep/train/formats/model_files.h"
 
 namespace lockstep {
 
@@ -46,11 +46,14 @@ struct Damage {
   std::string path;
   std::string what;
 };
-// Reads and hashes every file that the manifest names. Empty: all are as they were written. With
-// `tensors` every tensor is hashed as well, otherwise only those of a file whose hash differs.
+// Reads and hashes every file that the manifest names. Empty: all are as they were written, and no
+// other file is there. Tensors of a file whose hash differs are hashed to name those that are
+// damaged; with `tensors` those of the weights always are, as the hash of the weights is made of
+// theirs.
 std::vector<Damage> find_damage(FileSource& files, bool tensors);
-// Throws Error{kIo} when the manifest is damaged, or one of these files that the manifest lists.
-void require_intact(FileSource& files, std::initializer_list<const char*> names);
+// The model in a checkpoint. Throws Error{kIo} when something that it consists of is damaged, or
+// something else is there.
+SavedModel read_checkpoint_model(FileSource& files);
 
 // The same files, one after another in memory: a state that can be sent to another process.
 std::vector<std::byte> to_bytes(const TrainingState& state);

@@ -110,7 +110,8 @@ void CheckpointWriter::log_outcome() {
     log(LogLevel::kInfo, "saved {} ({:.1f} MB in {:.2f} s behind training)", name,
         static_cast<double>(outcome->bytes) / 1e6, outcome->seconds);
   } else {
-    log(LogLevel::kWarning, "{} could not be saved, earlier ones are untouched: {}", name, error_);
+    log(LogLevel::kWarning,
+        "{} could not be saved, earlier ones are untouched and training goes on: {}", name, error_);
   }
 }
 

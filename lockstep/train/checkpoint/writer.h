@@ -60,6 +60,8 @@ class CheckpointWriter {
   void finish(Deadline deadline);
 
   CheckpointPhase phase() const;
+  // The last save that ended, and was logged, has failed. On the owner's thread.
+  bool last_failed() const { return !error_.empty(); }
 
  private:
   struct Outcome {

@@ -6,14 +6,12 @@
 #include <limits>
 #include <map>
 #include <utility>
-#include <variant>
 
 #include "lockstep/base/error.h"
 #include "lockstep/files/atomic_file.h"
 #include "lockstep/files/json.h"
 #include "lockstep/files/mapped_file.h"
 #include "lockstep/model/weights_hash.h"
-#include "lockstep/wire/bytes.h"
 
 namespace lockstep {
 namespace {
@@ -146,16 +144,16 @@ ModelConfig read_config(const ConfigReader& reader) {
   return config;
 }
 
-void write_file(const std::string& path, std::string_view text, const WriteGuard& guard) {
-  AtomicFile file(path, guard);
+void write_file(const std::string& path, std::string_view text, const WriteGuard& guard,
+                Storage& storage) {
+  AtomicFile file(path, guard, storage);
   file.write(text);
   file.commit();
 }
 
 std::shared_ptr<const Tokenizer> read_bpe(FileSource& files) {
-  const auto beside = files.find(kBpeConfigFile);
-  return bpe_tokenizer(std::string(as_text(files.get(kBpeFile))),
-                       beside ? std::string(as_text(*beside)) : "", files.path(kBpeFile));
+  return bpe_tokenizer(files.text(kBpeFile), files.find_text(kBpeConfigFile).value_or(""),
+                       files.path(kBpeFile));
 }
 
 // `problem`: weights of others are of use without their tokenizer, of which there are many kinds.
@@ -165,12 +163,12 @@ std::shared_ptr<const Tokenizer> read_tokenizer(FileSource& files, const ConfigF
   if (config.tokenizer == "bytes") {
     tokenizer = byte_tokenizer();
   } else if (config.tokenizer == "sentencepiece" ||
-             (config.tokenizer.empty() && files.find(kSentencePieceFile))) {
-    tokenizer = sentencepiece_tokenizer(std::string(as_text(files.get(kSentencePieceFile))),
-                                        files.path(kSentencePieceFile));
+             (config.tokenizer.empty() && files.find_size(kSentencePieceFile))) {
+    tokenizer =
+        sentencepiece_tokenizer(files.text(kSentencePieceFile), files.path(kSentencePieceFile));
   } else if (config.tokenizer == "bpe") {
     tokenizer = read_bpe(files);
-  } else if (config.tokenizer.empty() && files.find(kBpeFile)) {
+  } else if (config.tokenizer.empty() && files.find_size(kBpeFile)) {
     try {
       tokenizer = read_bpe(files);
     } catch (const Error& error) {
@@ -183,12 +181,6 @@ std::shared_ptr<const Tokenizer> read_tokenizer(FileSource& files, const ConfigF
                                tokenizer->vocab()));
   }
   return tokenizer;
-}
-
-void read_tensor(const SafetensorsView& file, const std::string& name, std::span<float> values) {
-  const StoredTensor* stored = file.find(name);
-  if (stored == nullptr) throw_bad_file(file.path(), fmt::format("tensor '{}' is missing", name));
-  file.read(*stored, values);
 }
 
 // The file of every tensor, from an index of Hugging Face.
@@ -209,21 +201,29 @@ std::map<std::string, std::string> read_index(const std::string& path, std::stri
   return files;
 }
 
-void read_sharded(const ParameterLayout& layout, FileSource& files, std::span<float> values) {
+void read_sharded(const ParameterLayout& layout, FileSource& files, std::span<float> values,
+                  const OnHash& on_hash) {
   const std::string path = files.path(kWeightsIndexFile);
-  const auto index = read_index(path, as_text(files.get(kWeightsIndexFile)));
-  std::map<std::string, SafetensorsView> open;
+  const auto index = read_index(path, files.text(kWeightsIndexFile));
+  struct Part {
+    SafetensorsFile file;
+    std::vector<SafetensorsFile::Target> targets = {};
+  };
+  std::map<std::string, Part> parts;
   for (const TensorSpec& tensor : layout.tensors()) {
     const auto place = index.find(tensor.name);
     if (place == index.end()) {
       throw_bad_file(path, fmt::format("tensor '{}' is missing", tensor.name));
     }
     const std::string& name = place->second;
-    if (!open.contains(name)) {
-      open.emplace(name, SafetensorsView(files.path(name), files.get(name)));
-    }
-    read_tensor(open.at(name), tensor.name,
-                values.subspan(tensor.range.begin, tensor.range.size()));
+    auto part = parts.find(name);
+    if (part == parts.end()) part = parts.emplace(name, Part{SafetensorsFile(files, name)}).first;
+    part->second.targets.push_back(part->second.file.target(
+        tensor.name, values.subspan(tensor.range.begin, tensor.range.size())));
+  }
+  for (auto& [name, part] : parts) {
+    const Blake3Hash hash = part.file.read(std::move(part.targets));
+    if (on_hash) on_hash(name, hash);
   }
 }
 
@@ -258,62 +258,61 @@ std::vector<TensorToStore> tensors_to_store(const ParameterLayout& layout,
   return tensors;
 }
 
-void read_tensors(const ParameterLayout& layout, const SafetensorsView& file,
-                  const std::string& prefix, std::span<float> values) {
+std::vector<SafetensorsFile::Target> targets_in(const ParameterLayout& layout,
+                                                const SafetensorsFile& file,
+                                                const std::string& prefix,
+                                                std::span<float> values) {
+  std::vector<SafetensorsFile::Target> targets;
   for (const TensorSpec& tensor : layout.tensors()) {
-    read_tensor(file, prefix + tensor.name,
-                values.subspan(tensor.range.begin, tensor.range.size()));
+    targets.push_back(
+        file.target(prefix + tensor.name, values.subspan(tensor.range.begin, tensor.range.size())));
   }
+  return targets;
 }
 
 void save_model(const std::string& folder, const ParameterLayout& layout,
                 std::span<const float> parameters, const Tokenizer* tokenizer, std::int64_t steps,
-                const WriteGuard& guard) {
-  make_folder(folder);
+                const WriteGuard& guard, Storage& storage) {
+  make_folder(folder, storage);
   const std::string prefix = folder + "/";
   if (tokenizer != nullptr) {
     for (const TokenizerFile& file : tokenizer->files()) {
-      write_file(prefix + file.name, file.bytes, guard);
+      write_file(prefix + file.name, file.bytes, guard, storage);
     }
   }
-  write_file(prefix + kConfigFile, config_json(layout.config(), tokenizer), guard);
+  write_file(prefix + kConfigFile, config_json(layout.config(), tokenizer), guard, storage);
   write_safetensors(prefix + kWeightsFile, tensors_to_store(layout, parameters),
                     {{"format", "pt"},
                      {"lockstep_steps", std::to_string(steps)},
                      {kWeightsHashKey, weights_hash(layout, parameters)}},
-                    guard);
+                    guard, storage);
 }
 
-std::string written_weights_hash(std::span<const std::byte> file) {
-  if (!std::holds_alternative<SafetensorsHeader>(parse_safetensors(file))) return {};
-  const auto length = load_little_endian<std::uint64_t>(file.data());  // of the header; it fits
-  const std::string_view text(reinterpret_cast<const char*>(file.data()) + sizeof length, length);
-  const Json header = parse_json(text);
-  if (!header.contains("__metadata__")) return {};
-  const Json& metadata = header["__metadata__"];
-  if (!metadata.is_object() || !metadata.contains(kWeightsHashKey)) return {};
-  const Json& hash = metadata[kWeightsHashKey];
-  return hash.is_string() ? hash.get<std::string>() : std::string();
-}
-
-SavedModel read_model(FileSource& files) {
-  const ConfigFile config =
-      parse_config_json(files.path(kConfigFile), as_text(files.get(kConfigFile)));
+SavedModel read_model(FileSource& files, const OnHash& on_hash) {
+  const ConfigFile config = parse_config_json(files.path(kConfigFile), files.text(kConfigFile));
   SavedModel model;
   model.config = config.model;
   model.start = config.start;
   model.tokenizer = read_tokenizer(files, config, model.no_tokenizer);
   const ParameterLayout layout(model.config);
-  if (!files.find(kWeightsFile) && files.find(kWeightsIndexFile)) {
-    model.parameters = FloatBuffer(layout.size());
-    read_sharded(layout, files, model.parameters.span());
-  } else {
-    const SafetensorsView file(files.path(kWeightsFile), files.get(kWeightsFile));
-    if (layout.size() > files.get(kWeightsFile).size() / 2) {  // before so much memory is allocated
-      throw_bad_file(file.path(), fmt::format("too small for {} parameters", layout.size()));
-    }
-    model.parameters = FloatBuffer(layout.size());
-    read_tensors(layout, file, "", model.parameters.span());
+  if (!files.find_size(kWeightsFile) && files.find_size(kWeightsIndexFile)) {
+    model.parameters = FloatBuffer::untouched(layout.size());
+    read_sharded(layout, files, model.parameters.span(), on_hash);
+    return model;
+  }
+  const SafetensorsFile file(files, kWeightsFile);
+  if (layout.size() > files.size(kWeightsFile) / 2) {  // before so much memory is allocated
+    throw_bad_file(file.path(), fmt::format("too small for {} parameters", layout.size()));
+  }
+  model.parameters = FloatBuffer::untouched(layout.size());
+  const Blake3Hash hash = file.read(targets_in(layout, file, "", model.parameters.span()));
+  if (on_hash) on_hash(kWeightsFile, hash);
+  model.weights = file.metadata(kWeightsHashKey);
+  if (model.weights.empty()) return model;
+  const std::string found = weights_hash(layout, model.parameters.span());
+  if (found != model.weights) {
+    throw_bad_file(file.path(), fmt::format("is damaged: weights {}, but {} were written", found,
+                                            model.weights));
   }
   return model;
 }

@@ -1,7 +1,9 @@
 #pragma once
 
+#include <array>
 #include <cstddef>
 #include <cstdint>
+#include <functional>
 #include <memory>
 #include <optional>
 #include <span>
@@ -43,27 +45,32 @@ struct SavedModel {
   std::string no_tokenizer;                    // why the one in a folder of others is not known
   std::optional<std::int32_t> start;           // the token before the first one of a document
   FloatBuffer parameters;                      // in the order of ParameterLayout(config)
+  std::string weights = {};  // their hash, as save_model() left it in the file; empty: it did not
 };
 
 // Writes the weights as f32. Each file appears complete or not at all, the weights last.
 void save_model(const std::string& folder, const ParameterLayout& layout,
                 std::span<const float> parameters, const Tokenizer* tokenizer, std::int64_t steps,
-                const WriteGuard& guard = {});
+                const WriteGuard& guard = {}, Storage& storage = disk());
 
-// The hash of the weights that save_model() put into the file with these bytes; empty: none.
-std::string written_weights_hash(std::span<const std::byte> file);
-
+// The files that read_model() may read.
+inline constexpr std::array kModelFiles = {kConfigFile, kSentencePieceFile, kBpeFile,
+                                           kBpeConfigFile, kWeightsFile};
+// Told the hash of a file of tensors that was read.
+using OnHash = std::function<void(const std::string& name, const Blake3Hash& hash)>;
 // Reads weights in f32, bf16 or f16, from one file or from several with an index. Throws Error{kIo}
-// that names the file, and the tensor or the key. load_model() in train/checkpoint reads a folder.
-SavedModel read_model(FileSource& files);
+// that names the file, and the tensor or the key, and when the weights are not those whose hash
+// save_model() left. load_model() in train/checkpoint reads a folder.
+SavedModel read_model(FileSource& files, const OnHash& on_hash = {});
 
 // The tensors of a flat buffer, each named `prefix` + its name, in the order of files.
 std::vector<TensorToStore> tensors_to_store(const ParameterLayout& layout,
                                             std::span<const float> values,
                                             const std::string& prefix = "");
-// Fills a flat buffer from tensors so named. Throws Error{kIo} for one that is missing or of
+// Where tensors so named go in a flat buffer. Throws Error{kIo} for one that is missing or of
 // another size.
-void read_tensors(const ParameterLayout& layout, const SafetensorsView& file,
-                  const std::string& prefix, std::span<float> values);
+std::vector<SafetensorsFile::Target> targets_in(const ParameterLayout& layout,
+                                                const SafetensorsFile& file,
+                                                const std::string& prefix, std::span<float> values);
 
 }  // namespace lockstep

@@ -4,8 +4,11 @@
 
 #include <algorithm>
 #include <bit>
+#include <cstring>
+#include <utility>
 
 #include "lockstep/files/atomic_file.h"
+#include "lockstep/files/hashed_read.h"
 #include "lockstep/files/json.h"
 #include "lockstep/files/mapped_file.h"
 #include "lockstep/wire/bytes.h"
@@ -86,6 +89,53 @@ float from_f16(std::uint16_t half) {
   return std::bit_cast<float>(sign | ((exponent + 112) << 23) | (fraction << 13));
 }
 
+// Puts what a block has of a tensor of two bytes an element into its place. An element belongs to
+// the block in which it begins: `bytes` are those from `position` on, up to `end`, and one more.
+void convert_halves(std::uint64_t position, std::uint64_t end, std::span<const std::byte> bytes,
+                    const SafetensorsFile::Target& target) {
+  constexpr std::size_t kWidth = 2;
+  const StoredTensor& tensor = *target.tensor;
+  const std::uint64_t begin = std::max<std::uint64_t>(tensor.begin, position);
+  for (std::size_t i = (begin - tensor.begin + kWidth - 1) / kWidth;
+       tensor.begin + i * kWidth < std::min<std::uint64_t>(tensor.end, end); ++i) {
+    const auto bits =
+        load_little_endian<std::uint16_t>(bytes.data() + (tensor.begin + i * kWidth - position));
+    target.values[i] = tensor.type == TensorType::kF16
+                           ? from_f16(bits)
+                           : std::bit_cast<float>(std::uint32_t{bits} << 16);
+  }
+}
+
+// Reads what a block has of the tensors, which are in the order of the file. Elements of four bytes
+// need no conversion: they go straight to their places, and may come in parts.
+void read_block(BlockReader& block, std::span<const SafetensorsFile::Target> targets) {
+  const bool straight = std::ranges::all_of(targets, [](const SafetensorsFile::Target& target) {
+    return target.tensor->type == TensorType::kF32;
+  });
+  if (straight) {
+    for (const auto& [tensor, values] : targets) {
+      const std::uint64_t begin = std::max<std::uint64_t>(tensor->begin, block.at());
+      const std::uint64_t end = std::min<std::uint64_t>(tensor->end, block.end());
+      block.skip_to(begin);
+      block.read_to(std::as_writable_bytes(values).subspan(begin - tensor->begin, end - begin));
+    }
+    return;
+  }
+  const std::uint64_t position = block.at();
+  const auto bytes = block.read_rest(1);
+  for (const SafetensorsFile::Target& target : targets) {
+    const StoredTensor& tensor = *target.tensor;
+    if (tensor.type != TensorType::kF32) {
+      convert_halves(position, block.end(), bytes, target);
+      continue;
+    }
+    const std::uint64_t begin = std::max<std::uint64_t>(tensor.begin, position);
+    const std::uint64_t end = std::min<std::uint64_t>(tensor.end, block.end());
+    std::ranges::copy(bytes.subspan(begin - position, end - begin),
+                      std::as_writable_bytes(target.values).subspan(begin - tensor.begin).begin());
+  }
+}
+
 }  // namespace
 
 std::size_t StoredTensor::elements() const {
@@ -94,15 +144,22 @@ std::size_t StoredTensor::elements() const {
   return count;
 }
 
+std::uint64_t safetensors_head_bytes(std::span<const std::byte> begin, std::uint64_t file_bytes) {
+  if (file_bytes < kLengthBytes) return file_bytes;
+  const auto length = load_little_endian<std::uint64_t>(begin.data());
+  const bool fits = length <= kMostHeader && length <= file_bytes - kLengthBytes;
+  return kLengthBytes + (fits ? length : 0);
+}
+
 std::variant<SafetensorsHeader, SafetensorsProblem> parse_safetensors(
-    std::span<const std::byte> file) {
-  if (file.size() < kLengthBytes)
-    return SafetensorsProblem{file.size(), "the file ends inside its first 8 bytes"};
-  const auto length = load_little_endian<std::uint64_t>(file.data());
-  if (length > kMostHeader || length > file.size() - kLengthBytes) {
+    std::span<const std::byte> head, std::uint64_t file_bytes) {
+  if (file_bytes < kLengthBytes)
+    return SafetensorsProblem{file_bytes, "the file ends inside its first 8 bytes"};
+  const auto length = load_little_endian<std::uint64_t>(head.data());
+  if (length > kMostHeader || length > head.size() - kLengthBytes) {
     return SafetensorsProblem{0, fmt::format("a header of {} bytes does not fit the file", length)};
   }
-  const std::string_view text(reinterpret_cast<const char*>(file.data()) + kLengthBytes, length);
+  const std::string_view text(reinterpret_cast<const char*>(head.data()) + kLengthBytes, length);
   const SortedJson header = parse_sorted_json(text);
   if (!header.is_object())
     return SafetensorsProblem{kLengthBytes, "the header is not a JSON object"};
@@ -112,7 +169,7 @@ std::variant<SafetensorsHeader, SafetensorsProblem> parse_safetensors(
   for (const auto& [name, entry] : header.items()) {
     if (name == "__metadata__") continue;
     StoredTensor tensor{.name = name};
-    if (const auto problem = read_entry(entry, file.size() - data, tensor)) {
+    if (const auto problem = read_entry(entry, file_bytes - data, tensor)) {
       return SafetensorsProblem{kLengthBytes, fmt::format("tensor '{}' {}", name, *problem)};
     }
     tensor.begin += data;
@@ -130,49 +187,67 @@ std::variant<SafetensorsHeader, SafetensorsProblem> parse_safetensors(
     }
     position = tensor.end;
   }
-  if (position != file.size())
-    return SafetensorsProblem{position, "bytes that belong to no tensor"};
+  if (position != file_bytes) return SafetensorsProblem{position, "bytes that belong to no tensor"};
   return tensors;
 }
 
-SafetensorsView::SafetensorsView(std::string path, std::span<const std::byte> file)
-    : path_(std::move(path)), file_(file) {
-  auto parsed = parse_safetensors(file_);
+SafetensorsFile::SafetensorsFile(FileSource& files, std::string name)
+    : files_(files), name_(std::move(name)), bytes_(files.size(name_)) {
+  head_.resize(std::min<std::uint64_t>(bytes_, kLengthBytes));
+  files_.read(name_, 0, head_);
+  head_.resize(safetensors_head_bytes(head_, bytes_));
+  files_.read(name_, 0, head_);
+  auto parsed = parse_safetensors(head_, bytes_);
   if (const auto* problem = std::get_if<SafetensorsProblem>(&parsed)) {
-    throw_bad_file(path_, problem->position, problem->what);
+    throw_bad_file(path(), problem->position, problem->what);
   }
   tensors_ = std::get<SafetensorsHeader>(std::move(parsed));
 }
 
-const StoredTensor* SafetensorsView::find(std::string_view name) const {
+const StoredTensor* SafetensorsFile::find(std::string_view name) const {
   const auto found = std::ranges::find(tensors_, name, &StoredTensor::name);
   return found == tensors_.end() ? nullptr : &*found;
 }
 
-void SafetensorsView::read(const StoredTensor& tensor, std::span<float> out) const {
-  if (tensor.elements() != out.size()) {
-    throw_bad_file(path_, tensor.begin,
-                   fmt::format("tensor '{}' has {} elements, not {}", tensor.name,
-                               tensor.elements(), out.size()));
+std::string SafetensorsFile::metadata(const char* key) const {
+  const Json header = parse_json(as_text(std::span(head_).subspan(kLengthBytes)));
+  const auto metadata = header.find("__metadata__");
+  if (metadata == header.end() || !metadata->is_object()) return {};
+  const auto value = metadata->find(key);
+  return value != metadata->end() && value->is_string() ? value->get<std::string>() : std::string();
+}
+
+SafetensorsFile::Target SafetensorsFile::target(const std::string& name,
+                                                std::span<float> values) const {
+  const StoredTensor* tensor = find(name);
+  if (tensor == nullptr) throw_bad_file(path(), fmt::format("tensor '{}' is missing", name));
+  if (tensor->elements() != values.size()) {
+    throw_bad_file(path(), tensor->begin,
+                   fmt::format("tensor '{}' has {} elements, not {}", name, tensor->elements(),
+                               values.size()));
   }
-  const std::byte* from = file_.data() + tensor.begin;
-  switch (tensor.type) {
-    case TensorType::kF32: std::memcpy(out.data(), from, out.size_bytes()); return;
-    case TensorType::kF16:
-      for (std::size_t i = 0; i < out.size(); ++i) {
-        out[i] = from_f16(load_little_endian<std::uint16_t>(from + 2 * i));
-      }
-      return;
-    case TensorType::kBf16:
-      for (std::size_t i = 0; i < out.size(); ++i) {
-        const std::uint32_t bits = load_little_endian<std::uint16_t>(from + 2 * i);
-        out[i] = std::bit_cast<float>(bits << 16);
-      }
-      return;
-    case TensorType::kOther: break;
+  if (tensor->type == TensorType::kOther) {
+    throw_bad_file(path(), tensor->begin,
+                   fmt::format("tensor '{}' is neither F32, F16 nor BF16", name));
   }
-  throw_bad_file(path_, tensor.begin,
-                 fmt::format("tensor '{}' is neither F32, F16 nor BF16", tensor.name));
+  return {tensor, values};
+}
+
+Blake3Hash SafetensorsFile::read(std::vector<Target> targets) const {
+  std::ranges::sort(targets, {}, [](const Target& target) { return target.tensor->begin; });
+  return read_and_hash(
+      bytes_,
+      [&](std::uint64_t position, std::span<std::byte> into) {
+        files_.read(name_, position, into);
+      },
+      [&](BlockReader& block) {
+        const auto first = std::ranges::upper_bound(
+            targets, block.at(), {}, [](const Target& each) { return each.tensor->end; });
+        const auto last =
+            std::ranges::lower_bound(first, targets.end(), block.end(), {},
+                                     [](const Target& each) { return each.tensor->begin; });
+        read_block(block, {first, last});
+      });
 }
 
 std::string safetensors_head(std::span<const TensorToStore> tensors,
@@ -194,8 +269,9 @@ std::string safetensors_head(std::span<const TensorToStore> tensors,
 }
 
 void write_safetensors(const std::string& path, std::span<const TensorToStore> tensors,
-                       const SafetensorsMetadata& metadata, const WriteGuard& guard) {
-  AtomicFile file(path, guard);
+                       const SafetensorsMetadata& metadata, const WriteGuard& guard,
+                       Storage& storage) {
+  AtomicFile file(path, guard, storage);
   file.write(safetensors_head(tensors, metadata));
   for (const TensorToStore& tensor : tensors) file.write(std::as_bytes(tensor.values));
   file.commit();

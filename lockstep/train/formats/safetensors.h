@@ -10,7 +10,9 @@
 #include <variant>
 #include <vector>
 
+#include "lockstep/base/hash/blake3.h"
 #include "lockstep/files/atomic_file.h"
+#include "lockstep/files/file_source.h"
 
 namespace lockstep {
 
@@ -34,26 +36,44 @@ struct SafetensorsProblem {
 };
 using SafetensorsHeader = std::vector<StoredTensor>;  // in the order of the file
 
-// Parses bytes that may be anything. In the result every tensor lies inside the file, its size fits
-// its shape, and the tensors cover the data without gap or overlap. Pure.
+// How many bytes of a file parse_safetensors() needs: its length and header, or fewer where `begin`
+// or the length is wrong. `begin` is at least the first eight bytes, or all of a shorter file.
+std::uint64_t safetensors_head_bytes(std::span<const std::byte> begin, std::uint64_t file_bytes);
+// Parses the first bytes of a file of `file_bytes` bytes, which may be anything. In the result
+// every tensor lies inside the file, its size fits its shape, and the tensors cover the data
+// without gap or overlap. Pure.
 std::variant<SafetensorsHeader, SafetensorsProblem> parse_safetensors(
-    std::span<const std::byte> file);
+    std::span<const std::byte> head, std::uint64_t file_bytes);
 
-// The tensors in the bytes of a file. The bytes must outlive the view.
-class SafetensorsView {
+// A file of tensors, which is read where it is. The source must outlive it.
+class SafetensorsFile {
  public:
-  // `path` is for messages. Throws Error{kIo} with file and position.
-  SafetensorsView(std::string path, std::span<const std::byte> file);
+  // Reads the header. Throws Error{kIo} with file and position.
+  SafetensorsFile(FileSource& files, std::string name);
 
-  const std::string& path() const { return path_; }
+  std::string path() const { return files_.path(name_); }
   const SafetensorsHeader& tensors() const { return tensors_; }
   const StoredTensor* find(std::string_view name) const;  // nullptr: none
-  // Converts to f32. Throws Error{kIo} when the type is kOther or the number of elements differs.
-  void read(const StoredTensor& tensor, std::span<float> out) const;
+  // The text under this key of the metadata; empty: none.
+  std::string metadata(const char* key) const;
+
+  // Where the values of one of the tensors go.
+  struct Target {
+    const StoredTensor* tensor = nullptr;
+    std::span<float> values = {};
+  };
+  // Where the values of the tensor of that name go. Throws Error{kIo} when there is none, when it
+  // has another number of elements, or when its type is kOther.
+  Target target(const std::string& name, std::span<float> values) const;
+  // Reads these tensors, each at most once, converted to f32, on several threads. Reads the whole
+  // file; returns its BLAKE3. Throws Error{kIo} with file and position.
+  Blake3Hash read(std::vector<Target> targets) const;
 
  private:
-  std::string path_;
-  std::span<const std::byte> file_;
+  FileSource& files_;
+  const std::string name_;
+  const std::uint64_t bytes_;
+  std::vector<std::byte> head_;
   SafetensorsHeader tensors_;
 };
 
@@ -71,6 +91,7 @@ std::string safetensors_head(std::span<const TensorToStore> tensors,
 
 // Writes the tensors in this order. The file appears complete or not at all.
 void write_safetensors(const std::string& path, std::span<const TensorToStore> tensors,
-                       const SafetensorsMetadata& metadata, const WriteGuard& guard = {});
+                       const SafetensorsMetadata& metadata, const WriteGuard& guard = {},
+                       Storage& storage = disk());
 
 }  // namespace lockstep

@@ -1,0 +1,411 @@
+// Every crash point of a run: of its saves, rotations, resumes and lines of metrics. The file
+// system is one in memory that loses what was not synced.
+
+#include <fmt/format.h>
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+#include <atomic>
+#include <cerrno>
+#include <chrono>
+#include <map>
+#include <optional>
+#include <set>
+#include <string>
+#include <vector>
+
+#include "lockstep/base/error.h"
+#include "lockstep/comm/collectives/plan_engine.h"
+#include "lockstep/comm/transport/local_group.h"
+#include "lockstep/files/json.h"
+#include "lockstep/model/weights_hash.h"
+#include "lockstep/report/metrics.h"
+#include "lockstep/train/checkpoint/folders.h"
+#include "lockstep/train/resume.h"
+#include "lockstep/train/run_checkpoints.h"
+#include "tests/support/build_kind.h"
+#include "tests/support/faulty_storage.h"
+#include "tests/support/trainers.h"
+
+namespace lockstep::storage_crash_test {
+namespace {
+
+using test::FaultyStorage;
+using Call = FaultyStorage::Call;
+using Names = FaultyStorage::Names;
+using Bytes = FaultyStorage::Bytes;
+using ::testing::ElementsAre;
+
+constexpr const char* kOut = "/runs/out";
+constexpr const char* kMetrics = "/runs/out/metrics.jsonl";
+constexpr std::int64_t kSteps = 4;
+constexpr std::int64_t kSaveEvery = 2;
+constexpr std::int64_t kKeepLast = 1;
+
+// Whatever the machine makes of what was not synced.
+struct Crash {
+  Names names;
+  Bytes bytes;
+};
+constexpr Crash kCrashes[] = {
+    {Names::kLost, Bytes::kLost}, {Names::kLost, Bytes::kKept}, {Names::kHalf, Bytes::kHalf},
+    {Names::kKept, Bytes::kLost}, {Names::kKept, Bytes::kHalf}, {Names::kKept, Bytes::kZeros},
+    {Names::kKept, Bytes::kKept},  // as after kill -9
+};
+
+TrainingState first_state() {
+  TrainingState state;
+  state.run.settings.model = {.vocab = 8,
+                              .hidden = 16,
+                              .layers = 1,
+                              .heads = 1,
+                              .kv_heads = 1,
+                              .intermediate = 16,
+                              .context = 4};
+  state.run.settings.global_batch = 1;
+  state.run.settings.micro_batch = 1;
+  const std::size_t size = ParameterLayout(state.run.settings.model).size();
+  for (FloatBuffer* buffer : {&state.parameters, &state.first_moment, &state.second_moment}) {
+    *buffer = FloatBuffer(size);
+    for (std::size_t i = 0; i < size; ++i) buffer->span()[i] = static_cast<float>(i) / 3;
+  }
+  return state;
+}
+
+// A step of training, as far as a disk can tell: all that there is changes, as a function of
+// itself.
+void step(TrainingState& state) {
+  ++state.run.step;
+  for (std::size_t i = 0; i < state.parameters.size(); ++i) {
+    float& first = state.first_moment.span()[i];
+    float& second = state.second_moment.span()[i];
+    first = 0.9f * first + state.parameters.span()[i] / 7;
+    second = 0.99f * second + first;
+    state.parameters.span()[i] -= 0.01f * second + static_cast<float>(state.run.step);
+  }
+}
+
+std::string hash_of(const TrainingState& state) {
+  return weights_hash(ParameterLayout(state.run.settings.model), state.parameters.span());
+}
+
+// What the run has been told is on disk: the last step.
+struct Told {
+  std::int64_t saved = 0;
+};
+
+// A run in kOut, from wherever it stands to its end: returns the hash of its weights. A save that
+// fails does not end it, and lines of metrics wait; what else fails does.
+std::string run(FaultyStorage& storage, Told& told) {
+  Communicator communicator(std::make_unique<PlanEngine>(std::move(make_local_group(1)[0])),
+                            std::chrono::seconds(20));
+  ResumePoint resume = find_resume_point(communicator, kOut, FolderUse::kResume, {}, storage);
+  TrainingState state = resume.state ? std::move(*resume.state) : first_state();
+  std::optional<MetricsFile> metrics;
+  metrics.emplace(kMetrics, state.run.step, WriteGuard{}, storage);
+  std::map<std::int64_t, std::string> waiting;
+  const auto write_waiting = [&] {
+    try {
+      if (!metrics) metrics.emplace(MetricsFile::go_on(kMetrics, {}, storage));
+      while (!waiting.empty()) {
+        metrics->write_step(waiting.begin()->first, waiting.begin()->second);
+        waiting.erase(waiting.begin());
+      }
+    } catch (const Error&) {
+      metrics.reset();
+    }
+  };
+  while (state.run.step < kSteps) {
+    step(state);
+    waiting[state.run.step] = fmt::format(R"({{"step":{},"loss":1.5}})", state.run.step);
+    write_waiting();
+    if (state.run.step % kSaveEvery != 0 && state.run.step != kSteps) continue;
+    try {
+      save_checkpoint(kOut, state, {}, storage);
+      told.saved = state.run.step;
+      delete_old_checkpoints(kOut, state.run.step, kKeepLast, resume.damaged, {}, storage);
+    } catch (const Error&) {
+    }
+  }
+  write_waiting();
+  const ParameterLayout layout(state.run.settings.model);
+  save_model(kOut, layout, state.parameters.span(), nullptr, state.run.step, {}, storage);
+  return hash_of(state);
+}
+
+std::optional<std::string> run_if_it_can(FaultyStorage& storage, Told& told) {
+  try {
+    return run(storage, told);
+  } catch (const Error&) {
+    return std::nullopt;
+  }
+}
+
+// The steps of the lines in metrics.jsonl; a line that is none is a failure.
+std::vector<std::int64_t> lines_of(const FaultyStorage& storage) {
+  std::vector<std::int64_t> steps;
+  std::string text = storage.contents(kMetrics).value_or("");
+  while (!text.empty()) {
+    const std::size_t end = text.find('\n');
+    EXPECT_NE(end, std::string::npos) << "an incomplete line: " << text;
+    if (end == std::string::npos) break;
+    const Json line = parse_json(text.substr(0, end));
+    EXPECT_TRUE(line.is_object()) << text.substr(0, end);
+    if (line.is_object()) steps.push_back(line["step"].get<std::int64_t>());
+    text.erase(0, end + 1);
+  }
+  return steps;
+}
+
+class CrashedRun : public ::testing::Test {
+ protected:
+  void SetUp() override {
+    testing::internal::CaptureStderr();  // thousands of warnings
+    FaultyStorage storage;
+    Told told;
+    hash_ = run(storage, told);
+    calls_ = storage.calls();
+    names_ = storage.names_in(kOut);
+    ASSERT_EQ(told.saved, kSteps);
+  }
+  void TearDown() override { testing::internal::GetCapturedStderr(); }
+
+  // After a crash: what was told to be saved is there, and the run ends as it always does.
+  void ends_as_ever(FaultyStorage& storage, const Told& told, bool all_metrics) {
+    if (const auto newest = load_newest_checkpoint(kOut, storage)) {
+      EXPECT_GE(newest->state.run.step, told.saved);
+      TrainingState expected = first_state();
+      while (expected.run.step < newest->state.run.step) step(expected);
+      EXPECT_EQ(hash_of(newest->state), hash_of(expected));
+    } else {
+      EXPECT_EQ(told.saved, 0);
+    }
+    Told again;
+    const auto hash = run_if_it_can(storage, again);
+    ASSERT_TRUE(hash);
+    EXPECT_EQ(*hash, hash_);
+    EXPECT_EQ(load_newest_checkpoint(kOut, storage)->state.run.step, kSteps);
+    EXPECT_EQ(hash_of(load_newest_checkpoint(kOut, storage)->state), hash_);
+    EXPECT_EQ(load_model(kOut, storage).weights, hash_);
+    const std::vector<std::int64_t> lines = lines_of(storage);
+    EXPECT_TRUE(std::ranges::is_sorted(lines));
+    EXPECT_EQ(std::set(lines.begin(), lines.end()).size(), lines.size()) << "a step has two lines";
+    if (all_metrics) {
+      EXPECT_THAT(lines, ElementsAre(1, 2, 3, 4));
+    }
+    // Nothing half done stays. An old checkpoint may: one whose deletion had not begun.
+    for (const std::string& name : storage.names_in(kOut)) {
+      EXPECT_TRUE(std::ranges::find(names_, name) != names_.end() || parse_checkpoint_name(name))
+          << name;
+    }
+  }
+
+  std::string hash_;
+  std::uint64_t calls_ = 0;
+  std::vector<std::string> names_;
+};
+
+// Sanitizers look at some of the calls.
+constexpr std::uint64_t kStride = test::kSanitizers.empty() ? 1 : 7;
+
+TEST_F(CrashedRun, AtEveryCall) {
+  EXPECT_GT(calls_, 100u);
+  for (std::uint64_t call = 1; call <= calls_; call += kStride) {
+    for (const Crash& crash : kCrashes) {
+      SCOPED_TRACE(fmt::format("call {} of {}, names {}, bytes {}", call, calls_,
+                               static_cast<int>(crash.names), static_cast<int>(crash.bytes)));
+      FaultyStorage storage;
+      storage.crash_at(call);
+      Told told;
+      run_if_it_can(storage, told);
+      ASSERT_TRUE(storage.crashed());
+      storage.restart(crash.names, crash.bytes);
+      ends_as_ever(storage, told, crash.bytes == Bytes::kKept && crash.names == Names::kKept);
+      if (HasFailure()) return;
+    }
+  }
+}
+
+// The next run, which tidies up after the first, crashes as well.
+TEST_F(CrashedRun, AtEveryCallOfTheRunThatResumes) {
+  // In the second save, and in the rotation after it.
+  for (const std::uint64_t first : {calls_ / 2, calls_ * 3 / 4}) {
+    FaultyStorage before;
+    before.crash_at(first);
+    Told told;
+    run_if_it_can(before, told);
+    before.restart(Names::kKept, Bytes::kHalf);
+    FaultyStorage measured(before);
+    Told ignored;
+    ASSERT_TRUE(run_if_it_can(measured, ignored));
+    for (std::uint64_t call = 1; call <= measured.calls(); call += kStride) {
+      for (const Crash& crash : {kCrashes[0], kCrashes[2], kCrashes[6]}) {
+        SCOPED_TRACE(fmt::format("calls {} and {}, names {}, bytes {}", first, call,
+                                 static_cast<int>(crash.names), static_cast<int>(crash.bytes)));
+        FaultyStorage storage(before);
+        storage.crash_at(call);
+        Told then = told;
+        run_if_it_can(storage, then);
+        ASSERT_TRUE(storage.crashed());
+        storage.restart(crash.names, crash.bytes);
+        ends_as_ever(storage, then, false);
+        if (HasFailure()) return;
+      }
+    }
+  }
+}
+
+// One call fails, and the machine goes on.
+TEST_F(CrashedRun, OneCallThatFails) {
+  constexpr int kErrors[] = {EIO, ENOSPC, EDQUOT};
+  for (std::uint64_t call = 1; call <= calls_; call += kStride) {
+    const int error = kErrors[call % std::size(kErrors)];
+    SCOPED_TRACE(fmt::format("call {} of {} fails with {}", call, calls_, error));
+    FaultyStorage storage;
+    bool failed = false;
+    storage.fault = [&](Call what, const std::string&) {
+      if (what == Call::kRead || failed || storage.calls() + 1 != call) return 0;
+      failed = true;
+      return error;
+    };
+    Told told;
+    const auto hash = run_if_it_can(storage, told);
+    ASSERT_TRUE(failed);
+    if (hash) {
+      EXPECT_EQ(*hash, hash_);
+    }
+    ends_as_ever(storage, told, true);
+    if (HasFailure()) return;
+  }
+}
+
+TEST_F(CrashedRun, ShortReadsAndWritesAreCompleted) {
+  FaultyStorage whole;
+  FaultyStorage parts;
+  parts.most_at_once = 7;
+  Told told;
+  EXPECT_EQ(run(whole, told), hash_);
+  EXPECT_EQ(run(parts, told), hash_);
+  EXPECT_EQ(whole.names_in(kOut), parts.names_in(kOut));
+  for (const std::string& name : {std::string("metrics.jsonl"), std::string("model.safetensors"),
+                                  std::string("checkpoint-4/optimizer.safetensors")}) {
+    EXPECT_EQ(whole.contents(fmt::format("{}/{}", kOut, name)),
+              parts.contents(fmt::format("{}/{}", kOut, name)))
+        << name;
+  }
+}
+
+TEST(StorageFolders, ThoseAboveAreSynced) {
+  FaultyStorage storage;
+  make_folder("/a/b/c", storage);
+  storage.restart(Names::kLost, Bytes::kLost);
+  EXPECT_TRUE(storage.find_folder("/a/b/c"));
+  EXPECT_EQ(storage.find_folder("/a/d"), nullptr);
+}
+
+TEST(Metrics, ALineThatDoesNotFitIsNotThere) {
+  FaultyStorage storage;
+  make_folder(kOut, storage);
+  MetricsFile file(kMetrics, 0, {}, storage);
+  file.write_step(1, R"({"step":1})");
+  storage.capacity = 15;
+  EXPECT_THROW(file.write_step(2, R"({"step":2})"), Error);
+  EXPECT_THAT(lines_of(storage), ElementsAre(1));
+  storage.capacity = UINT64_MAX;
+  file.write_step(2, R"({"step":2})");
+  EXPECT_THAT(lines_of(storage), ElementsAre(1, 2));
+}
+
+// A disk that is full while training goes on, and then has room again.
+TEST(FullDisk, TheRunGoesOnAndSavesWhenThereIsRoom) {
+  TrainerOptions options = test::small_training();
+  options.global_batch = 4;
+  options.micro_batch = 2;
+  options.schedule.steps = 12;
+  const auto train = [&](FaultyStorage& storage, std::uint64_t room,
+                         const std::function<void(std::int64_t, RunCheckpoints&)>& look) {
+    test::SoloTrainer worker(options, test::some_samples(40), test::some_samples(5), 1);
+    make_folder(kOut, storage);
+    worker.trainer.start();
+    RunCheckpoints checkpoints(worker.trainer,
+                               {.out = kOut,
+                                .save_every = 3,
+                                .keep_last = 1,
+                                .wait = true,
+                                .last_step = 12,
+                                .storage = &storage,
+                                .retry = std::chrono::nanoseconds(0)},
+                               nullptr);
+    worker.trainer.run(
+        [&] {
+          return Requests{0, checkpoints.save_wanted()};
+        },
+        [&](const StepReport& report) {
+          const std::int64_t done = report.step;
+          if (done == 4) storage.capacity = room;
+          if (done == 8) storage.capacity = UINT64_MAX;
+          checkpoints.after_step({.requested = report.save});
+          checkpoints.wait();
+          look(done, checkpoints);
+        });
+    checkpoints.finish(false);
+    return worker.trainer.verify();
+  };
+  FaultyStorage roomy;
+  std::uint64_t used = 0;
+  const std::string hash = train(roomy, UINT64_MAX, [&](std::int64_t step, RunCheckpoints&) {
+    if (step != 3) return;
+    for (const char* name : {"config.json", "manifest.json", "trainer_state.json",
+                             "model.safetensors", "optimizer.safetensors"}) {
+      used += roomy.contents(fmt::format("{}/checkpoint-3/{}", kOut, name))->size();
+    }
+  });
+  ASSERT_GT(used, 0u);
+  EXPECT_THAT(list_checkpoints(kOut, roomy), ElementsAre(12));
+  FaultyStorage full;
+  std::map<std::int64_t, std::vector<std::int64_t>> steps;
+  EXPECT_EQ(train(full, used * 3 / 2,
+                  [&](std::int64_t step, RunCheckpoints&) {
+                    steps[step] = list_checkpoints(kOut, full);
+                    // The last good one is always there, whole.
+                    if (step >= 3) {
+                      EXPECT_EQ(load_newest_checkpoint(kOut, full)->state.run.step,
+                                steps[step].front());
+                    }
+                  }),
+            hash);
+  EXPECT_THAT(steps[5], ElementsAre(3));
+  EXPECT_THAT(steps[6], ElementsAre(3));  // that of step 6 did not fit, and 3 stays
+  EXPECT_THAT(steps[7], ElementsAre(3));
+  EXPECT_THAT(steps[8], ElementsAre(8));  // tried again at every step since, and now there is room
+  EXPECT_THAT(list_checkpoints(kOut, full), ElementsAre(12));
+}
+
+// A disk that takes its time over a sync holds nobody up.
+TEST(SlowDisk, TrainingGoesOnDuringASync) {
+  FaultyStorage storage;
+  make_folder(kOut, storage);
+  std::atomic<bool> slow = true;
+  storage.fault = [&](Call call, const std::string&) {
+    if (call == Call::kSync) slow.wait(true);
+    return 0;
+  };
+  test::SoloTrainer worker(test::small_training(), test::some_samples(40), test::some_samples(5),
+                           1);
+  RunCheckpoints checkpoints(
+      worker.trainer, {.out = kOut, .save_every = 1, .last_step = 9, .storage = &storage}, nullptr);
+  worker.trainer.start();
+  worker.trainer.set_steps_done(1);
+  checkpoints.after_step({});
+  EXPECT_EQ(checkpoints.phase(), CheckpointPhase::kWriting);
+  worker.trainer.step();
+  checkpoints.after_step({});  // is skipped: the first is still being written
+  EXPECT_EQ(checkpoints.phase(), CheckpointPhase::kWriting);
+  slow = false;
+  slow.notify_all();
+  checkpoints.wait();
+  EXPECT_THAT(list_checkpoints(kOut, storage), ElementsAre(1));
+}
+
+}  // namespace
+}  // namespace lockstep::storage_crash_test
