@@ -317,6 +317,14 @@ std::size_t foot_bytes(const BulkHead& head) {
   }
 }
 
+std::uint64_t frame_length(const BulkHead& head) {
+  ByteWriter body;
+  Put put(body);
+  put(raw(head.tag));
+  fields(put, head);
+  return body.written().size() + foot_bytes(head) + head.count * element_bytes(head.tag);
+}
+
 std::vector<std::byte> encode_head(const BulkHead& head) {
   LOCKSTEP_CHECK(is_bulk(head.tag));
   LOCKSTEP_CHECK(head.tag != WireTag::kBytes || head.stamp.payload == head.count);

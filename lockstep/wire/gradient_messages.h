@@ -54,6 +54,8 @@ inline constexpr std::uint32_t kMaxComponents = 4096;     // of a block
 inline constexpr std::uint32_t kMaxTail = 65536;          // f64 numbers beside a partial sum
 inline constexpr std::uint32_t kEveryOther = 0xffffffff;  // Bytes for all ranks but the sender
 inline constexpr std::size_t kMaxBulkHead = 16448;        // tag and fields ahead of the data
+// Peers of the original protocol refuse frames whose length field says more.
+inline constexpr std::uint32_t kOriginalLargestFrame = 100'000'000;
 
 // The first bytes of every frame.
 struct FrameStart {
@@ -176,6 +178,8 @@ struct BulkFoot {
 };
 std::size_t foot_bytes(const BulkHead& head);
 
+// What the length field of this message says, or would say if it were wide enough.
+std::uint64_t frame_length(const BulkHead& head);
 // Length, tag and all fields ahead of the data. Send this, the elements as they lie in memory, and
 // the foot.
 std::vector<std::byte> encode_head(const BulkHead& head);

@@ -30,6 +30,7 @@ std::string_view to_string(MessageKind kind) {
     case MessageKind::kGoodbye: return "goodbye";
     case MessageKind::kEnd: return "end of a generation";
     case MessageKind::kWish: return "wish";
+    case MessageKind::kLine: return "line";
   }
   return "unknown message";
 }

@@ -16,7 +16,7 @@ namespace lockstep {
 // magic u32, version u16, kind u8, zero u8, length of the body u32; little-endian.
 
 inline constexpr std::uint32_t kMessageMagic = 0x504b534c;  // "LSKP"
-inline constexpr std::uint16_t kProtocolVersion = 3;
+inline constexpr std::uint16_t kProtocolVersion = 4;
 inline constexpr std::size_t kMessageHeaderBytes = 12;
 
 // Values are part of the protocol.
@@ -39,6 +39,7 @@ enum class MessageKind : std::uint8_t {
   kGoodbye = 36,
   kEnd = 37,
   kWish = 38,
+  kLine = 39,
 };
 std::string_view to_string(MessageKind kind);
 

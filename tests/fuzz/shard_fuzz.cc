@@ -10,7 +10,7 @@
 extern "C" int LLVMFuzzerTestOneInput(const std::uint8_t* data, std::size_t size) {
   using namespace lockstep;
   const auto file = std::as_bytes(std::span(data, size));
-  const auto parsed = parse_shard(file, true);
+  const auto parsed = parse_shard(file, file.size(), true);
   const auto* content = std::get_if<ShardContent>(&parsed);
   if (content == nullptr) return 0;
   if (content->offset + content->header.tokens * content->header.token_bytes != size) std::abort();

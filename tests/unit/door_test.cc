@@ -2,7 +2,11 @@
 
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
+#include <poll.h>
 #include <sys/resource.h>
+
+#include <array>
+#include <vector>
 
 #include "lockstep/net/socket/unix_socket.h"
 #include "lockstep/wire/gradient_messages.h"
@@ -68,7 +72,7 @@ TEST(Door, HandsOnWhoProvesTheSecret) {
   const Identity caller = identity_of("secret", 3);
   at.serve_while([&] {
     for (const Purpose purpose : {Purpose::kServer, Purpose::kRendezvous}) {
-      const Socket socket = at.visit();
+      Socket socket = at.visit();
       client_handshake(socket, caller, purpose, 5, soon());
       socket.send_all(std::as_bytes(std::span("next", 4)), soon());
     }
@@ -83,9 +87,46 @@ TEST(Door, HandsOnWhoProvesTheSecret) {
 TEST(Door, TurnsAwayWhoComesForSomethingElse) {
   OpenDoor at;
   at.serve_while([&] {
+    Socket socket = at.visit();
     const Error error = error_of(
-        [&] { client_handshake(at.visit(), identity_of("secret"), Purpose::kMesh, 0, soon()); });
+        [&] { client_handshake(socket, identity_of("secret"), Purpose::kMesh, 0, soon()); });
     EXPECT_THAT(error.what(), HasSubstr("another purpose"));
+  });
+  EXPECT_TRUE(at.arrivals.empty());
+}
+
+TEST(Door, TellsItsRankToItsOwnGenerationOnly) {
+  OpenDoor at;
+  at.door->set_place(7, 2);
+  at.serve_while([&] {
+    for (const std::uint32_t generation : {7u, 6u}) {
+      Identity caller = identity_of("secret");
+      caller.generation = generation;
+      Socket socket = at.visit();
+      const PeerIdentity peer = client_handshake(socket, caller, Purpose::kRendezvous, 0, soon());
+      EXPECT_EQ(peer.rank, generation == 7 ? 2 : -1);
+    }
+  });
+}
+
+// Where records follow the handshake, nothing may stand between the two.
+TEST(Door, BytesAheadOfTheRecordsAreRefused) {
+  OpenDoor at;
+  const Socket socket = at.visit();
+  at.serve_while([&] {
+    Handshake handshake(Handshake::Role::kClient, identity_of("secret"), Purpose::kRendezvous, 0,
+                        Protection::kSealed);
+    socket.send_all(handshake.opening(), soon());
+    std::array<std::byte, kMessageHeaderBytes> bytes;
+    socket.recv_all(bytes, soon());
+    const MessageHeader header = parse_header(bytes, 4096, "the door");
+    Message hello{header.kind, std::vector<std::byte>(header.length)};
+    socket.recv_all(hello.body, soon());
+    std::vector<std::byte> last = handshake.receive(hello).reply;
+    last.push_back(std::byte{'x'});
+    socket.send_all(last, soon());
+    pollfd entry{socket.fd(), POLLIN, 0};
+    EXPECT_EQ(::poll(&entry, 1, 20000), 1);  // the door's proof, or the end
   });
   EXPECT_TRUE(at.arrivals.empty());
 }

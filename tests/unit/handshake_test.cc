@@ -2,7 +2,13 @@
 
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
+#include <sodium.h>
 
+#include <array>
+#include <string_view>
+#include <utility>
+
+#include "lockstep/net/socket/unix_socket.h"
 #include "lockstep/wire/bytes.h"
 #include "lockstep/wire/wire_error.h"
 #include "tests/support/ranks.h"
@@ -186,6 +192,108 @@ TEST(Handshake, HelloIsExact) {
   for (std::size_t size = 0; size < body.size(); ++size) {
     EXPECT_FALSE(decode_hello(std::span(body).first(size)));
   }
+}
+
+TEST(Handshake, WhoSeesAnotherHostDecidesOnTheWire) {
+  using enum Protection;
+  EXPECT_EQ(agreed(kNone, kNone), kNone);
+  EXPECT_EQ(agreed(kNone, kSealed), kSealed);
+  EXPECT_EQ(agreed(kSealed, kNone), kSealed);
+  EXPECT_EQ(agreed(kSealed, kSealed), kSealed);
+  EXPECT_EQ(agreed(kChecked, kNone), kChecked);
+  EXPECT_EQ(agreed(kChecked, kChecked), kChecked);
+  EXPECT_EQ(agreed(kChecked, kSealed), std::nullopt);
+  EXPECT_EQ(agreed(kSealed, kChecked), std::nullopt);
+}
+
+// Client and server that need this protection, over a pair of sockets if they agree.
+struct ProtectedExchange : Exchange {
+  ProtectedExchange(Protection client_needs, Protection server_needs)
+      : Exchange(make_identity(1), make_identity(0)) {
+    client = Handshake(Role::kClient, make_identity(1), Purpose::kMesh, 5, client_needs);
+    server = Handshake(Role::kServer, make_identity(0), Purpose::kMesh, 0, server_needs);
+    run();
+  }
+};
+
+TEST(Handshake, BothSidesSealWithTheSameKeys) {
+  for (const Protection needed : {Protection::kSealed, Protection::kChecked, Protection::kNone}) {
+    ProtectedExchange exchange(needed, Protection::kNone);
+    ASSERT_TRUE(exchange.client.done() && exchange.server.done());
+    EXPECT_EQ(exchange.server.protection(), needed);
+    auto [near, far] = unix_socket_pair();
+    exchange.client.protect(near);
+    exchange.server.protect(far);
+    EXPECT_EQ(near.records() != nullptr, needed != Protection::kNone);
+    const std::string text = "to be read by the other side alone";
+    std::string got(text.size(), ' ');
+    for (const auto& [from, to] : {std::pair(&near, &far), std::pair(&far, &near)}) {
+      from->send_all(std::as_bytes(std::span(text)), soon());
+      to->recv_all(std::as_writable_bytes(std::span(got)), soon());
+      EXPECT_EQ(got, text);
+    }
+  }
+}
+
+TEST(Handshake, EveryConnectionHasKeysOfItsOwn) {
+  ProtectedExchange one(Protection::kSealed, Protection::kSealed);
+  ProtectedExchange other(Protection::kSealed, Protection::kSealed);
+  auto ends = unix_socket_pair();
+  one.client.protect(ends.first);
+  other.server.protect(ends.second);
+  ends.first.send_all(std::as_bytes(std::span("secret", 6)), soon());
+  std::array<std::byte, 6> got;
+  EXPECT_EQ(error_of([&] { ends.second.recv_all(got, soon()); }).code(), ErrorCode::kPeerLost);
+}
+
+TEST(Handshake, APlainWireIsForAllOrNobody) {
+  ProtectedExchange exchange(Protection::kChecked, Protection::kSealed);
+  ASSERT_TRUE(exchange.server_error && exchange.client_error);
+  for (const auto& error : {exchange.server_error, exchange.client_error}) {
+    EXPECT_EQ(error->code(), ErrorCode::kAuthentication);
+    EXPECT_THAT(error->what(),
+                HasSubstr("the connecting side asks for a plain wire (--plain-wire)"));
+  }
+}
+
+// A member whose X25519 key would make the secret one that everybody knows.
+TEST(Handshake, AKeyThatIsNoneIsRefused) {
+  Handshake server(Role::kServer, make_identity(0), Purpose::kMesh, 0, Protection::kSealed);
+  Hello hello{Purpose::kMesh, "job", 3, 0, random_member_id(), 1, true, {}, {}, {}};
+  const auto own = encode(hello);
+  const auto theirs = unframe(server.receive({MessageKind::kHello, own}).reply).body;
+  ByteWriter transcript;
+  transcript.u8(1);
+  transcript.u16(kProtocolVersion);
+  transcript.bytes(own);
+  transcript.bytes(theirs);
+  std::vector<std::byte> proof(32);
+  const TokenKey key = token_key("secret");
+  ::crypto_auth_hmacsha256(reinterpret_cast<unsigned char*>(proof.data()),
+                           reinterpret_cast<const unsigned char*>(transcript.written().data()),
+                           transcript.written().size(),
+                           reinterpret_cast<const unsigned char*>(key.data()));
+  const auto step = server.receive({MessageKind::kProof, proof});
+  ASSERT_TRUE(step.failure);
+  EXPECT_THAT(step.failure->what(), HasSubstr("X25519"));
+}
+
+// docs/mesh_protocol.md has the same.
+TEST(Handshake, TestVectorOfTheSessionKeys) {
+  std::array<std::byte, 32> shared;
+  for (std::size_t i = 0; i < shared.size(); ++i) shared[i] = static_cast<std::byte>(i);
+  const auto bytes = [](std::string_view text) { return std::as_bytes(std::span(text)); };
+  const SessionKeys keys = session_keys(token_key("0123456789abcdef"), shared,
+                                        bytes("client hello"), bytes("server hello"));
+  const auto hex = [](const RecordKey& key) {
+    std::string text;
+    for (const std::byte byte : key) text += fmt::format("{:02x}", std::to_integer<int>(byte));
+    return text;
+  };
+  EXPECT_EQ(hex(keys.from_client),
+            "b1e0e441513861f858ab584a9d509ae0a0d41952d7e246a85f9e124f4a6f6d06");
+  EXPECT_EQ(hex(keys.from_server),
+            "896b6290fce13828c7d60c9bb65974de69050fb89d8c7342a5b49bfa9dc14c8e");
 }
 
 struct Connected {

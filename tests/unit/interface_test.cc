@@ -33,11 +33,16 @@ TEST(Interface, AnUnknownNameListsThoseThereAre) {
 TEST(Interface, OnlyLoopbackNeedsNoToken) {
   EXPECT_NO_THROW(require_token_for(SocketAddress::loopback_v4(), ""));
   EXPECT_NO_THROW(require_token_for(SocketAddress::loopback_v6(), ""));
-  EXPECT_NO_THROW(require_token_for(SocketAddress::any(AF_INET6), "secret"));
+  EXPECT_NO_THROW(require_token_for(SocketAddress::any(AF_INET6), "sixteen letters!"));
+  EXPECT_NO_THROW(require_token_for(SocketAddress::loopback_v4(), "secret"));
   for (const char* text : {"10.0.0.1:1", "0.0.0.0:1", "[::]:1", "[2001:db8::1]:1"}) {
     const Error error = error_of([&] { require_token_for(*SocketAddress::parse(text), ""); });
     EXPECT_EQ(error.code(), ErrorCode::kAuthentication);
     EXPECT_THAT(error.what(), HasSubstr("--token-file"));
+    const Error shorter =
+        error_of([&] { require_token_for(*SocketAddress::parse(text), "fifteen letters"); });
+    EXPECT_EQ(shorter.code(), ErrorCode::kAuthentication);
+    EXPECT_THAT(shorter.what(), HasSubstr("15 bytes"));
   }
 }
 

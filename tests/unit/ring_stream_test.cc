@@ -19,11 +19,11 @@ std::vector<std::byte> pattern(std::size_t size, std::size_t begin = 0) {
 class RingStreamTest : public testing::Test {
  protected:
   RingStreamTest() {
-    const auto memory = std::make_shared<RingPair>();
+    memory_ = std::make_shared<RingPair>();
     const auto up = make_ring_bells();
     const auto down = make_ring_bells();
-    a_ = std::make_unique<RingStream>(memory, 0, up, down);
-    b_ = std::make_unique<RingStream>(memory, 1, down, up);
+    a_ = std::make_unique<RingStream>(memory_, 0, up, down);
+    b_ = std::make_unique<RingStream>(memory_, 1, down, up);
   }
 
   static bool readable(const pollfd& fd) {
@@ -31,6 +31,7 @@ class RingStreamTest : public testing::Test {
     return ::poll(&copy, 1, 0) == 1;
   }
 
+  std::shared_ptr<RingPair> memory_;
   std::unique_ptr<RingStream> a_;
   std::unique_ptr<RingStream> b_;
 };
@@ -43,6 +44,20 @@ TEST_F(RingStreamTest, HeadComesBeforeBody) {
   head.insert(head.end(), body.begin(), body.begin() + 4);
   EXPECT_EQ(head, pattern(8));
   EXPECT_EQ(b_->read_some(head, body), 0U);
+}
+
+// A peer can write all of the memory.
+TEST_F(RingStreamTest, RefusesCountersThatCannotBe) {
+  std::vector<std::byte> some(100);
+  for (const std::uint64_t counter : {std::uint64_t{1}, ByteRing::kCapacity + 100}) {
+    memory_->rings[0].read = counter;  // more than was written
+    EXPECT_THROW(a_->write_some(some, some), Error) << counter;
+    memory_->rings[0].read = 0;
+  }
+  for (const std::uint64_t counter : {ByteRing::kCapacity + 1, UINT64_MAX}) {
+    memory_->rings[1].written = counter;
+    EXPECT_THROW(a_->read_some(some, some), Error) << counter;
+  }
 }
 
 TEST_F(RingStreamTest, TakesNoMoreThanFits) {

@@ -211,6 +211,15 @@ void BoardSync::fail_mismatch(int peer) {
       transport_.job_rank(peer)));
 }
 
+void BoardSync::fail(int peer, std::string_view what) const {
+  const Error seen(ErrorCode::kUnexpectedMessage,
+                   fmt::format("collective {}, {}: {} {}", stamp_.sequence, describe(stamp_),
+                               transport_.name_of(peer), what),
+                   transport_.job_rank(peer));
+  transport_.supervisor().fail(seen);
+  throw Error(seen);  // never: but GCC does not see it through a virtual call
+}
+
 void BoardSync::fail_timeout(int peer) {
   transport_.supervisor().fail(
       Error(ErrorCode::kTimeout,

@@ -2,6 +2,7 @@
 
 #include <atomic>
 #include <cstdint>
+#include <string_view>
 
 #include "lockstep/base/deadline.h"
 #include "lockstep/base/index.h"
@@ -36,6 +37,9 @@ class BoardSync {
   void signal(std::atomic<std::uint64_t> Board::*counter, std::uint64_t value);
   // Waits until `counter` of every rank has reached `value`.
   void await(std::atomic<std::uint64_t> Board::*counter, std::uint64_t value);
+
+  // What `peer` has shown cannot be: the job fails with an Error{kUnexpectedMessage} that names it.
+  [[noreturn]] void fail(int peer, std::string_view what) const;
 
  private:
   template <typename Ready>

@@ -30,6 +30,7 @@ class PlanEngine final : public Engine {
   std::unique_ptr<Engine> split(const std::vector<int>& members, std::uint32_t group) override;
   Buffer allocate(std::size_t bytes) override;
   int waits_for() const override { return transport_->waits_for(); }
+  void note_waits_in(WaitNote& waits) override { transport_->note_waits_in(waits); }
 
  private:
   struct Running;  // a call with its stamp and deadline

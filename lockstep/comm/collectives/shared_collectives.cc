@@ -203,29 +203,36 @@ bool SharedCollectives::show_windows() {
 
 void SharedCollectives::run_window() {
   const Task& task = task_;
-  const auto shown = [&](int rank, std::size_t word) {
-    return space_.locate(rank, note_in(sync_.entry(rank))[word]);
+  const std::size_t vector_bytes = task.count * task.element;
+  // The numbers are the other rank's: they need not be right.
+  const auto shown = [&](int rank, std::size_t word, std::size_t bytes) {
+    std::byte* const data = space_.locate(rank, note_in(sync_.entry(rank))[word], bytes);
+    if (data == nullptr) [[unlikely]] {
+      sync_.fail(rank, "showed memory that is not there");
+    }
+    return data;
   };
   const Range own = chunk(rank_);
   const std::size_t offset = own.begin * task.element;
   if (task.reduce) {
     inputs_.clear();
     for (const TreeInputs::Source& source : task.inputs->sources) {
-      inputs_.push_back(shown(source.rank, source.partial + 1) + offset);
+      inputs_.push_back(shown(source.rank, source.partial + 1, vector_bytes) + offset);
     }
     outputs_.clear();
     if (!task.gather) outputs_.push_back(task.out);
     for (int i = 0; i < world_size_; ++i) {
       const int r = (rank_ + i) % world_size_;
-      if (task.gathers(r)) outputs_.push_back(shown(r, 0) + offset);
+      if (task.gathers(r)) outputs_.push_back(shown(r, 0, vector_bytes) + offset);
     }
     combine_range(outputs_, task.gather ? own.begin : 0, own.size());
   } else if (task.gathers(rank_)) {
     for (int i = 0; i < world_size_; ++i) {
       const int r = (rank_ + i) % world_size_;
       if (chunk(r).size() == 0) continue;
+      const std::size_t bytes = chunk(r).size() * task.element;
       copy_bytes(task.out + chunk(r).begin * task.element,
-                 r == rank_ ? task.partials[0] : shown(r, 1), chunk(r).size() * task.element);
+                 r == rank_ ? task.partials[0] : shown(r, 1, bytes), bytes);
     }
     if (task.check_finite) note_non_finite(task.out, 0, task.count);
   }
@@ -323,7 +330,11 @@ Outcome SharedCollectives::outcome(bool in_parts) const {
   if (task_.check_finite && in_parts && task_.reduce && task_.gather) {
     if (!task_.gathers(rank_)) return {};
     for (int r = 0; r < world_size_; ++r) {
-      first = std::min(first, sync_.board(r).first_non_finite[sync_.parity()]);
+      const std::uint64_t theirs = sync_.board(r).first_non_finite[sync_.parity()];
+      if (theirs != kNone && theirs >= task_.count) {
+        sync_.fail(r, "names an element that is not there");
+      }
+      first = std::min(first, theirs);
     }
   }
   if (first == kNone) return {};

@@ -15,7 +15,8 @@ namespace lockstep {
 // A mapping of a memfd. The memory goes when the last process that maps it does, however it ends.
 class Mapping {
  public:
-  // All of `fd`, whose size is at least `least`; otherwise Error{kIo}.
+  // All of `fd`, which is at least `least` bytes large and sealed against shrinking, as those of
+  // make_memfd() are; otherwise Error{kIo}. What a peer could cut would end us with SIGBUS.
   static std::shared_ptr<Mapping> of(const Descriptor& fd, std::size_t least);
   ~Mapping();
   Mapping(const Mapping&) = delete;
@@ -42,6 +43,7 @@ class Arena : public std::enable_shared_from_this<Arena> {
 
   const Descriptor& file() const { return file_; }
   std::byte* data() const { return mapping_->data(); }
+  std::size_t size() const { return mapping_->size(); }
   // Zero-filled and page-aligned. Throws std::bad_alloc.
   Buffer allocate(std::size_t bytes);
   // Its place in the file, if [data, data + bytes) lies in the arena.

@@ -95,7 +95,7 @@ class LocalSpace final : public SharedSpace {
   std::optional<std::uint64_t> publish(const std::byte* data, std::size_t) const override {
     return reinterpret_cast<std::uint64_t>(data);
   }
-  std::byte* locate(int, std::uint64_t published) const override {
+  std::byte* locate(int, std::uint64_t published, std::size_t) const override {
     return reinterpret_cast<std::byte*>(published);
   }
   Buffer allocate(std::size_t bytes) override { return Buffer::heap(bytes); }

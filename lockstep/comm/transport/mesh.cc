@@ -85,8 +85,10 @@ class MeshSpace final : public SharedSpace {
   std::optional<std::uint64_t> publish(const std::byte* data, std::size_t bytes) const override {
     return arena_->offset_of(data, bytes);
   }
-  std::byte* locate(int rank, std::uint64_t published) const override {
+  std::byte* locate(int rank, std::uint64_t published, std::size_t bytes) const override {
     const auto& theirs = arenas_[index_of(rank)];
+    const std::size_t size = theirs != nullptr ? theirs->size() : arena_->size();
+    if (published > size || bytes > size - published) return nullptr;
     return (theirs != nullptr ? theirs->data() : arena_->data()) + published;
   }
   Buffer allocate(std::size_t bytes) override { return arena_->allocate(bytes); }
@@ -197,8 +199,8 @@ class MeshStreams final : public Streams {
       try {
         Socket socket = shared ? connect_unix(card(peer).unix_name, deadline, latch)
                                : connect_tcp(mesh_address_of(peer), deadline, latch);
-        client_handshake(socket, hub_->job.identity, shared ? Purpose::kShared : Purpose::kMesh,
-                         group_, deadline, latch);
+        require_meant(peer, client_handshake(socket, hub_->job.identity, purpose_to(peer), group_,
+                                             deadline, latch));
         return socket;
       } catch (const Error& error) {
         latch->check();
@@ -212,6 +214,17 @@ class MeshStreams final : public Streams {
                     fmt::format("{}: {}", name_of(peer), error.message()), job_rank(peer));
       }
     }
+  }
+
+  // Whoever answers has proved that it holds the job's secret, but any member does. A listener that
+  // does not know this generation yet tells no rank.
+  void require_meant(int peer, const PeerIdentity& answered) const {
+    if (answered.id == card(peer).id && (answered.rank == job_rank(peer) || answered.rank == -1)) {
+      return;
+    }
+    throw Error(ErrorCode::kNoConnection,
+                fmt::format("another process answered at its address{}",
+                            answered.rank < 0 ? "" : fmt::format(": rank {}", answered.rank)));
   }
 
   SocketAddress mesh_address_of(int peer) const {

@@ -5,6 +5,7 @@
 
 #include <algorithm>
 #include <array>
+#include <optional>
 
 #include "lockstep/base/check.h"
 #include "lockstep/base/index.h"
@@ -73,23 +74,16 @@ MeshTransport::Port& MeshTransport::port(int peer, Direction direction) {
   return *ports_[index_of(2 * peer + (direction == Direction::kRecv ? 1 : 0))];
 }
 
-void MeshTransport::run(std::span<Transfer> transfers, const MeshFrame& stamp,
-                        TransferObserver* observer, Deadline deadline) {
-  supervisor().latch().check();
-  // Sends go up from the next rank, receives down from the one before.
-  const auto distance = [&](const Active& a) {
-    const int up = (a.transfer->peer - rank_ + world_size_) % world_size_;
-    return a.receiving() ? world_size_ - up : up;
-  };
+MeshFrame MeshTransport::full_stamp(const MeshFrame& stamp) const {
   MeshFrame full = stamp;
   full.generation = generation_;
   full.group = group_;
+  return full;
+}
 
-  // No allocation for the few transfers of small collectives, where it would be felt.
-  std::array<Active, 8> few;
-  std::vector<Active> many(transfers.size() > few.size() ? transfers.size() : 0);
-  const std::span<Active> active =
-      many.empty() ? std::span(few).first(transfers.size()) : std::span(many);
+void MeshTransport::open(std::span<Transfer> transfers, std::span<Active> active,
+                         const MeshFrame& full, Deadline deadline) {
+  supervisor().latch().check();
   for (std::size_t i = 0; i < transfers.size(); ++i) {
     check_peer(transfers[i].peer, "message");
     active[i].transfer = &transfers[i];
@@ -106,16 +100,47 @@ void MeshTransport::run(std::span<Transfer> transfers, const MeshFrame& stamp,
   }
   try {
     for (Active& a : active) {
+      if (a.part == 0) note_wait(job_rank(a.transfer->peer));  // it may have to be connected first
       a.stream = &streams_->to(a.transfer->peer, deadline);
+      if (a.part == 0) note_wait(-1);
       if (!a.receiving()) {
-        full.part = a.part;
-        full.payload = a.size();
-        a.head = encode(full);
+        MeshFrame head = full;
+        head.part = a.part;
+        head.payload = a.size();
+        a.head = encode(head);
       }
     }
   } catch (const Error& error) {
     supervisor().fail(error);
   }
+}
+
+bool MeshTransport::run_if_begun(Transfer& receive, const MeshFrame& stamp, Deadline begin,
+                                 Deadline deadline) {
+  LOCKSTEP_CHECK(receive.direction == Direction::kRecv);
+  const MeshFrame full = full_stamp(stamp);
+  std::array<Active, 1> active;
+  open({&receive, 1}, active, full, deadline);
+  if (move(active, full, nullptr, deadline, &begin)) return true;
+  --port(receive.peer, receive.direction).messages;  // the lock is still ours
+  note_wait(-1);
+  return false;
+}
+
+void MeshTransport::run(std::span<Transfer> transfers, const MeshFrame& stamp,
+                        TransferObserver* observer, Deadline deadline) {
+  // Sends go up from the next rank, receives down from the one before.
+  const auto distance = [&](const Active& a) {
+    const int up = (a.transfer->peer - rank_ + world_size_) % world_size_;
+    return a.receiving() ? world_size_ - up : up;
+  };
+  const MeshFrame full = full_stamp(stamp);
+  // No allocation for the few transfers of small collectives, where it would be felt.
+  std::array<Active, 8> few;
+  std::vector<Active> many(transfers.size() > few.size() ? transfers.size() : 0);
+  const std::span<Active> active =
+      many.empty() ? std::span(few).first(transfers.size()) : std::span(many);
+  open(transfers, active, full, deadline);
 
   // Everybody starts with another peer, so that not all send to the same one at once.
   std::sort(active.begin(), active.end(),
@@ -144,8 +169,8 @@ void MeshTransport::run(std::span<Transfer> transfers, const MeshFrame& stamp,
   if (const std::optional<Error> error = sender_.wait()) supervisor().fail(*error);
 }
 
-void MeshTransport::move(std::span<Active> active, const MeshFrame& stamp,
-                         TransferObserver* observer, Deadline deadline) {
+bool MeshTransport::move(std::span<Active> active, const MeshFrame& stamp,
+                         TransferObserver* observer, Deadline deadline, const Deadline* begin) {
   std::size_t left = active.size();
   unsigned turns = 0;
   unsigned idle_turns = 0;
@@ -167,6 +192,7 @@ void MeshTransport::move(std::span<Active> active, const MeshFrame& stamp,
       if (left > 0 && deadline.expired()) fail_timeout(active, stamp);
     }
     if (moved) {
+      begin = nullptr;
       if (idle_turns > 0) note_wait(-1);
       idle_turns = 0;
       continue;
@@ -175,14 +201,17 @@ void MeshTransport::move(std::span<Active> active, const MeshFrame& stamp,
     ++idle_turns;
     const auto now = Deadline::Clock::now();
     if (idle_turns == 1) idle_since = now;
-    if (now >= deadline.time()) fail_timeout(active, stamp);
     supervisor().latch().check();
+    if (begin != nullptr && now >= begin->time()) return false;
+    if (now >= deadline.time()) fail_timeout(active, stamp);
     if (streams_->oversubscribed() && idle_turns <= kYieldsWhenOversubscribed) {
       sched_yield();
     } else if (streams_->oversubscribed() || now - idle_since > kSpinTime) {
-      wait(active, deadline);
+      wait(active,
+           begin != nullptr ? Deadline::at(std::min(begin->time(), deadline.time())) : deadline);
     }
   }
+  return true;
 }
 
 bool MeshTransport::advance(Active& a) {

@@ -50,6 +50,8 @@ class MeshTransport final : public Transport {
   bool oversubscribed() const override { return streams_->oversubscribed(); }
   void run(std::span<Transfer> transfers, const MeshFrame& stamp, TransferObserver* observer,
            Deadline deadline) override;
+  bool run_if_begun(Transfer& receive, const MeshFrame& stamp, Deadline begin,
+                    Deadline deadline) override;
   std::unique_ptr<Transport> split(const std::vector<int>& members, std::uint32_t group) override;
 
  private:
@@ -57,9 +59,14 @@ class MeshTransport final : public Transport {
   struct Active;  // one transfer under way
 
   Port& port(int peer, Direction direction);
-  // Moves all of `active` to their end.
-  void move(std::span<Active> active, const MeshFrame& stamp, TransferObserver* observer,
+  // The stamp as this group's frames carry it.
+  MeshFrame full_stamp(const MeshFrame& stamp) const;
+  // Takes the ports of all transfers, and opens their streams.
+  void open(std::span<Transfer> transfers, std::span<Active> active, const MeshFrame& full,
             Deadline deadline);
+  // Moves all of `active` to their end. With `begin`, false if no byte has moved by then.
+  bool move(std::span<Active> active, const MeshFrame& stamp, TransferObserver* observer,
+            Deadline deadline, const Deadline* begin = nullptr);
   bool advance(Active& active);
   void fail_transfer(const Active& active, const Error& error);
   void check_frame(Active& active, const MeshFrame& stamp);

@@ -47,6 +47,13 @@ void ring(const Descriptor& bell) {
   [[maybe_unused]] const ssize_t n = ::write(bell.get(), &one, sizeof one);
 }
 
+// Both counters lie in memory that the peer can write.
+void check_fill(std::uint64_t bytes) {
+  if (bytes > ByteRing::kCapacity) [[unlikely]] {
+    throw Error(ErrorCode::kUnexpectedMessage, "its ring claims to hold more than fits");
+  }
+}
+
 Descriptor make_bell() {
   Descriptor bell(::eventfd(0, EFD_NONBLOCK | EFD_CLOEXEC));
   if (!bell) throw_io("eventfd", errno);
@@ -80,6 +87,7 @@ std::size_t RingStream::write_some(std::span<const std::byte> head,
   }
   const std::uint64_t at = out_.written.load(std::memory_order_relaxed);
   const std::uint64_t used = at - out_.read.load(std::memory_order_acquire);
+  check_fill(used);
   std::tie(head, body) = cut(head, body, ByteRing::kCapacity - used);
   const std::size_t total = head.size() + body.size();
   if (total == 0) return 0;
@@ -96,6 +104,7 @@ std::size_t RingStream::read_some(std::span<std::byte> head, std::span<std::byte
   const bool closed = in_.closed.load(std::memory_order_acquire) != 0;
   const std::uint64_t at = in_.read.load(std::memory_order_relaxed);
   const std::uint64_t there = in_.written.load(std::memory_order_acquire) - at;
+  check_fill(there);
   if (there == 0 && closed) throw Error(ErrorCode::kChannelClosed, "the peer has left");
   std::tie(head, body) = cut(head, body, there);
   const std::size_t total = head.size() + body.size();

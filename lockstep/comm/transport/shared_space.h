@@ -52,7 +52,8 @@ class SharedSpace {
   virtual Board& board(int rank) = 0;
   // A number by which the other ranks find [data, data + bytes), or nothing if they cannot see it.
   virtual std::optional<std::uint64_t> publish(const std::byte* data, std::size_t bytes) const = 0;
-  virtual std::byte* locate(int rank, std::uint64_t published) const = 0;
+  // The memory that `rank` has published so, of at least that many bytes; null where there is none.
+  virtual std::byte* locate(int rank, std::uint64_t published, std::size_t bytes) const = 0;
   virtual Buffer allocate(std::size_t bytes) = 0;
   // Whether memory that a rank has freed may soon be somebody's else, while others still know its
   // address: the ranks are threads. Then nobody leaves a collective that has failed before all

@@ -42,6 +42,7 @@ std::size_t nothing_moved(const char* operation) {
 
 std::size_t TcpStream::write_some(std::span<const std::byte> head,
                                   std::span<const std::byte> body) {
+  if (socket_.records() != nullptr) return write_records(head, body);
   if (head.size() + body.size() <= kJoinBytes) {
     std::array<std::byte, kJoinBytes> joined;
     std::copy(head.begin(), head.end(), joined.begin());
@@ -59,6 +60,7 @@ std::size_t TcpStream::write_some(std::span<const std::byte> head,
 }
 
 std::size_t TcpStream::read_some(std::span<std::byte> head, std::span<std::byte> body) {
+  if (socket_.records() != nullptr) return read_records(head, body);
   const std::size_t wanted = head.size() + body.size();
   std::array<std::byte, kJoinBytes> joined;
   const bool join = wanted <= kJoinBytes;
@@ -83,10 +85,38 @@ std::size_t TcpStream::read_some(std::span<std::byte> head, std::span<std::byte>
   return got;
 }
 
+// Bytes count as written when their records are sent whole. Until then the caller, who has to write
+// them, comes with the same bytes.
+std::size_t TcpStream::write_records(std::span<const std::byte> head,
+                                     std::span<const std::byte> body) {
+  RecordSealer& sealer = socket_.records()->sealer;
+  if (sealer.unsent().empty()) sealer.seal(head, body);
+  while (!sealer.unsent().empty()) {
+    const std::span<const std::byte> unsent = sealer.unsent();
+    const ssize_t n =
+        ::send(socket_.fd(), unsent.data(), unsent.size(), MSG_DONTWAIT | MSG_NOSIGNAL);
+    if (n < 0) return nothing_moved("send");
+    sealer.sent(static_cast<std::size_t>(n));
+  }
+  return sealer.take_done();
+}
+
+std::size_t TcpStream::read_records(std::span<std::byte> head, std::span<std::byte> body) {
+  RecordOpener& opener = socket_.records()->opener;
+  if (const std::size_t opened = opener.open(head, body); opened > 0) return opened;
+  if (head.empty() && body.empty()) return 0;
+  const std::span<std::byte> room = opener.room();
+  const ssize_t n = ::recv(socket_.fd(), room.data(), room.size(), MSG_DONTWAIT);
+  if (n < 0) return nothing_moved("receiving");
+  if (n == 0) throw Error(ErrorCode::kChannelClosed, "it closed the connection");
+  opener.received(static_cast<std::size_t>(n));
+  return opener.open(head, body);
+}
+
 bool TcpStream::prepare_wait(Direction direction, std::vector<pollfd>& fds) {
   const short events = direction == Direction::kRecv ? POLLIN : POLLOUT;
   fds.push_back({socket_.fd(), events, 0});
-  return true;
+  return direction == Direction::kSend || !socket_.buffered();
 }
 
 void TcpStream::check_reach() {

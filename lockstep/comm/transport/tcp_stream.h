@@ -8,7 +8,8 @@
 
 namespace lockstep {
 
-// A connected TCP socket as a Stream. The peer is out of reach when its host has acknowledged
+// A connected TCP socket as a Stream; between hosts its bytes are records (net/socket/records.h).
+// The peer is out of reach when its host has acknowledged
 // nothing for `timeout` while something was under way to it. (TCP_USER_TIMEOUT would be simpler,
 // but also ends connections whose peer is alive and just does not read for a while.)
 class TcpStream final : public Stream {
@@ -23,6 +24,9 @@ class TcpStream final : public Stream {
   void check_reach() override;
 
  private:
+  std::size_t write_records(std::span<const std::byte> head, std::span<const std::byte> body);
+  std::size_t read_records(std::span<std::byte> head, std::span<std::byte> body);
+
   const Socket socket_;
   const Deadline::Clock::duration timeout_;
 

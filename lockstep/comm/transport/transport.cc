@@ -83,6 +83,14 @@ void Transport::recv(int from, std::span<std::byte> data, Deadline deadline) {
   run(transfers, stamp_for(Collective::kPointToPoint), nullptr, deadline);
 }
 
+bool Transport::recv_if_begun(int from, std::span<std::byte> data, Deadline begin,
+                              Deadline deadline) {
+  check_peer(from, "recv");
+  const WholeMessage message(from, Direction::kRecv, data.data(), data.size());
+  Transfer transfer = message.transfer();
+  return run_if_begun(transfer, stamp_for(Collective::kPointToPoint), begin, deadline);
+}
+
 void Transport::exchange(int to, std::span<const std::byte> out, int from, std::span<std::byte> in,
                          Deadline deadline) {
   check_peer(to, "exchange");

@@ -1,6 +1,5 @@
 #pragma once
 
-#include <atomic>
 #include <cstddef>
 #include <cstdint>
 #include <memory>
@@ -10,12 +9,17 @@
 
 #include "lockstep/base/deadline.h"
 #include "lockstep/comm/transport/stream.h"
+#include "lockstep/comm/wait_note.h"
 #include "lockstep/net/job/supervisor.h"
 #include "lockstep/wire/mesh_frame.h"
 
 namespace lockstep {
 
 class SharedSpace;
+
+// A message of so many bytes can be sent before its receiver reads it, on every transport. Larger
+// ones may have to wait for it, and so may one that follows others that nobody has read.
+inline constexpr std::size_t kSentAhead = 8 * 1024;
 
 // Where the bytes of a message lie. A message has one or more *rows* of equal length (several when
 // a rank sends the partial sums of several tree nodes). Rows travel interleaved by *segment*:
@@ -76,6 +80,10 @@ class Transport {
   // carries `stamp`; one that arrives with another stamp fails the group. `observer` may be null.
   virtual void run(std::span<Transfer> transfers, const MeshFrame& stamp,
                    TransferObserver* observer, Deadline deadline) = 0;
+  // Runs one receive, unless none of its bytes has come by `begin`: returns false then, as if it
+  // had not been called.
+  virtual bool run_if_begun(Transfer& receive, const MeshFrame& stamp, Deadline begin,
+                            Deadline deadline) = 0;
 
   // A group of some of these ranks, with streams of its own; `members` in the order of their new
   // ranks. All members call it with the same arguments; no group of theirs has had the number
@@ -83,16 +91,23 @@ class Transport {
   virtual std::unique_ptr<Transport> split(const std::vector<int>& members,
                                            std::uint32_t group) = 0;
 
+  // Returns when the bytes are under way, which up to kSentAhead of them are without their reader.
   void send(int to, std::span<const std::byte> data, Deadline deadline);
   void recv(int from, std::span<std::byte> data, Deadline deadline);
+  // Receives a message if one begins to arrive by `begin` (the seeds' recv_timeout). Otherwise
+  // returns false: nothing is received, nothing is broken, and the group can be used as before. A
+  // message that has begun is there by the deadline, or the group fails.
+  bool recv_if_begun(int from, std::span<std::byte> data, Deadline begin, Deadline deadline);
   // Sends and receives at once, so that two ranks can exchange messages of any size.
   void exchange(int to, std::span<const std::byte> out, int from, std::span<std::byte> in,
                 Deadline deadline);
   void barrier(Deadline deadline);
   // The rank of the job that this one has been waiting for lately, -1 if it is busy itself. Says
   // who holds up a collective that does not end. Callable from any thread.
-  virtual int waits_for() const { return waits_for_.load(std::memory_order_relaxed); }
-  void note_wait(int job_rank) { waits_for_.store(job_rank, std::memory_order_relaxed); }
+  virtual int waits_for() const { return waits_->rank(); }
+  void note_wait(int job_rank) { waits_->set(job_rank); }
+  // Before the first message: where waits are noted. It must outlive the transport.
+  virtual void note_waits_in(WaitNote& waits) { waits_ = &waits; }
 
   // Ends the group on every rank at once; callable from any thread.
   void abort(const std::string& reason) { supervisor().abort(reason); }
@@ -102,7 +117,8 @@ class Transport {
   void check_peer(int peer, const char* operation) const;
 
  private:
-  std::atomic<int> waits_for_{-1};
+  WaitNote own_waits_;
+  WaitNote* waits_ = &own_waits_;
 };
 
 }  // namespace lockstep

@@ -96,6 +96,11 @@ void Centre::received(LinkId link, const Message& message, Time now) {
   }
   const int rank = peer->second.rank;
   if (rank < 0) return;  // a newcomer's heartbeats; before the roster nothing else is expected
+  if (message.kind == MessageKind::kLine) {
+    const auto* text = reinterpret_cast<const char*>(message.body.data());
+    if (rank == 0) lines_.emplace_back(text, message.body.size());
+    return;
+  }
   if (in_generation()) {
     hear(rank, message, now);
   } else {
@@ -374,14 +379,18 @@ void Centre::start_job(Time now) {
   phase_ = Phase::kRunning;
   told_ = {};
   next_heartbeat_ = now;
-  const auto timeout = std::chrono::ceil<std::chrono::milliseconds>(options_.timeout);
-  roster_ = RosterMessage{.centre = options_.card,
-                          .timeout = timeout,
-                          .generation = generation_,
-                          .survives = survives_,
-                          .step = step_,
-                          .roster = std::move(roster)};
+  roster_ = message_of(std::move(roster));
   send_to_all(MessageKind::kRoster, encode(*roster_));
+}
+
+// The newest generation, of these members.
+RosterMessage Centre::message_of(Roster roster) const {
+  return {.centre = options_.card,
+          .timeout = std::chrono::ceil<std::chrono::milliseconds>(options_.timeout),
+          .generation = generation_,
+          .survives = survives_,
+          .step = step_,
+          .roster = std::move(roster)};
 }
 
 void Centre::end_job(const Error& verdict) {
@@ -394,13 +403,15 @@ void Centre::end_job(const Error& verdict) {
 void Centre::lose(const Error& why, Time now) {
   if (!survives_ || !is_loss(why)) return end_job(why);
   if (woke_ && options_.moves) return resign();
-  const bool was_in_generation = in_generation();
   const Error seen(why.code(), std::string(why.message()), why.rank());
-  if (!place(why.rank()).link) {  // its last words count, not that its connection has closed
-    const auto kind = place(why.rank()).failed ? Departure::Kind::kFailed : Departure::Kind::kDied;
-    take_away(why.rank(), kind, std::string(why.message()));
-  }
-  if (was_in_generation) {
+  const Place& lost = place(why.rank());
+  auto kind = Departure::Kind::kExpelled;
+  if (!lost.link) kind = Departure::Kind::kDied;
+  if (lost.failed) kind = Departure::Kind::kFailed;
+  const auto take_it_away = [&] { take_away(why.rank(), kind, std::string(seen.message())); };
+  // Its last words count, not that its connection has closed. One that is connected hears the end.
+  if (!lost.link) take_it_away();
+  if (in_generation()) {
     end_generation(seen, now);
   } else {  // those who have not heard yet that the generation has ended
     for (const Place& at : places_) {
@@ -408,11 +419,7 @@ void Centre::lose(const Error& why, Time now) {
       send(*at.link, MessageKind::kEnd, encode(GenerationEnd{tag(), seen}));
     }
   }
-  const Place& lost = place(why.rank());
-  auto kind = Departure::Kind::kExpelled;
-  if (!lost.link) kind = Departure::Kind::kDied;
-  if (lost.failed) kind = Departure::Kind::kFailed;
-  take_away(why.rank(), kind, std::string(why.message()));
+  take_it_away();
   form_if_complete(now);
 }
 
@@ -498,7 +505,8 @@ void Centre::judge_silence(Time now) {
     if (at.gone) continue;
     const auto name = [&] { return name_of(at.card); };
     if (!at.link) {
-      if (now - since_ < timeout) continue;
+      // It may have called another first, which stood still for the whole timeout.
+      if (now - since_ < timeout + timeout / 4) continue;
       lose(Error(ErrorCode::kPeerLost, name() + " did not come to the new centre in time", rank),
            now);
     } else if (now - peers_.at(*at.link).heard >= timeout) {
@@ -557,6 +565,8 @@ void Centre::form(const std::vector<LinkId>& newcomers, bool too_few, Time now) 
                       .step = step_,
                       .departed = {},
                       .added = {}};
+  change.centre.rank = -1;  // unless its own process has a place
+  if (change.centre.title.empty()) change.centre.title = "the centre";
   std::vector<Place> next;
   for (const Place& at : places_) {
     if (at.gone) {
@@ -580,22 +590,19 @@ void Centre::form(const std::vector<LinkId>& newcomers, bool too_few, Time now) 
     card.world_size = static_cast<int>(places_.size());
     if (options_.member == card.id) change.centre.rank = card.rank;
     peers_.at(*places_[i].link).rank = card.rank;
-    if (i >= survivors) prepared_.erase(*places_[i].link);
-    if (i >= survivors) events_.push_back({card});
+    if (i >= survivors) {
+      prepared_.erase(*places_[i].link);
+      events_.push_back({card});
+    }
     names.push_back(name_of(card));
     roster.push_back(card);
   }
   generation_ = change.generation;
-  const auto timeout = std::chrono::ceil<std::chrono::milliseconds>(options_.timeout);
-  roster_ = RosterMessage{.centre = change.centre,
-                          .timeout = timeout,
-                          .generation = generation_,
-                          .survives = survives_,
-                          .too_few = too_few,
-                          .newcomers = static_cast<std::uint32_t>(newcomers.size()),
-                          .step = step_,
-                          .departed = change.departed,
-                          .roster = std::move(roster)};
+  roster_ = message_of(std::move(roster));
+  roster_->centre = change.centre;
+  roster_->too_few = too_few;
+  roster_->newcomers = static_cast<std::uint32_t>(newcomers.size());
+  roster_->departed = change.departed;
   if (const auto error = check_reachable(roster_->roster)) return end_job(*error);
   phase_ = Phase::kForming;
   awaited_ = places_.size();
@@ -736,7 +743,9 @@ void Centre::decide(Time now) {
   if (phase_ == Phase::kRunning) send_wish(now);
   if (now >= next_heartbeat_) {
     forget_silent_newcomers(now);
-    send_to_all(MessageKind::kHeartbeat, encode(Pulse{tag()}));
+    // Until all are back after a pause, others may have a centre already: nobody is to rely on this
+    // one.
+    if (!woke_ || !options_.moves) send_to_all(MessageKind::kHeartbeat, encode(Pulse{tag()}));
     next_heartbeat_ = now + options_.timeout / 5;
   }
 }
@@ -748,7 +757,7 @@ bool Centre::all_left() const {
 
 void Centre::leave(const std::vector<Progress>& progress, Time now) {
   if (health_ && !verdict_) {
-    if (options_.member && phase_ == Phase::kRunning) {
+    if (options_.member && roster_->centre.rank >= 0 && phase_ == Phase::kRunning) {
       health_->goodbye(roster_->centre.rank, progress, now);
     }
     health_->settle();

@@ -103,6 +103,8 @@ class Centre {
   };
   std::vector<Sending> take_sendings() { return std::exchange(sendings_, {}); }
   std::vector<MemberEvent> take_events() { return std::exchange(events_, {}); }
+  // What rank 0 has told of the run, line by line.
+  std::vector<std::string> take_lines() { return std::exchange(lines_, {}); }
 
   // Of the newest generation, once there is one.
   const std::optional<RosterMessage>& roster() const { return roster_; }
@@ -157,6 +159,7 @@ class Centre {
   void hear_between(int rank, const Message& message, Time now);
 
   void start_job(Time now);
+  RosterMessage message_of(Roster roster) const;
   void end_job(const Error& verdict);
   // A member is lost: the generation ends, or the job does.
   void lose(const Error& why, Time now);
@@ -221,6 +224,7 @@ class Centre {
   Time next_heartbeat_ = Time::max();
   std::vector<Sending> sendings_;
   std::vector<MemberEvent> events_;
+  std::vector<std::string> lines_;
 };
 
 }  // namespace lockstep

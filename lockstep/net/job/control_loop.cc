@@ -3,6 +3,7 @@
 #include <fmt/format.h>
 
 #include <algorithm>
+#include <iterator>
 #include <set>
 #include <utility>
 
@@ -15,6 +16,9 @@ namespace {
 
 // What the poller tells apart; links of the centre have the keys that follow.
 enum Key : std::uint64_t { kWakeKey, kDoorKey, kMemberKey, kFirstLinkKey };
+
+// Lines of metrics that are kept until somebody takes them: a minute of fast steps.
+constexpr std::size_t kMostLines = 10'000;
 
 }  // namespace
 
@@ -121,6 +125,18 @@ std::vector<MemberEvent> ControlLoop::take_events() {
   return std::exchange(events_, {});
 }
 
+std::vector<std::string> ControlLoop::take_lines() {
+  const std::lock_guard lock(mutex_);
+  std::vector<std::string> lines(std::make_move_iterator(lines_.begin()),
+                                 std::make_move_iterator(lines_.end()));
+  lines_.clear();
+  return lines;
+}
+
+void ControlLoop::tell(std::string line) {
+  order([&](Orders& orders) { orders.lines.push_back(std::move(line)); });
+}
+
 Wish ControlLoop::wanted() {
   const std::lock_guard lock(mutex_);
   return wanted_;
@@ -193,8 +209,10 @@ bool ControlLoop::turn() {
   if (at_door) {
     for (Arrival& arrival : door_->serve(now)) admit(std::move(arrival), now);
   }
-  if (member_) member_->tick(now);
   if (centre_) centre_->tick(now);
+  // After a late wake-up both may be out of patience. The centre's verdict says more, and is heard
+  // next.
+  if (member_ && !(centre_ && centre_->verdict())) member_->tick(now);
   send_for_member();
   send_for_centre(now);
   if (centre_ && centre_->resigned()) give_role_up();
@@ -235,6 +253,9 @@ bool ControlLoop::take_orders(Time now) {
   }
   if (orders.description && member_) member_->describe(std::move(*orders.description));
   if (orders.ready && member_) member_->ready();
+  for (const std::string& line : orders.lines) {
+    if (member_) member_->tell(line);
+  }
   if (orders.wish && centre_) centre_->wish(*orders.wish);
   for (const ProcessEnded& end : orders.ended) {
     if (centre_) centre_->process_ended(end.pid, end.how, end.own_fault);
@@ -355,6 +376,7 @@ void ControlLoop::give_role_up() {
   for (auto& [key, each] : centre_links_) each.link.socket().close_gently();
   centre_links_.clear();
   centre_.reset();
+  gave_role_up_.store(true, std::memory_order_release);
 }
 
 void ControlLoop::publish() {
@@ -371,6 +393,8 @@ void ControlLoop::publish() {
       if (!warning.empty()) log(LogLevel::kWarning, "{}", warning);
     }
     for (MemberEvent& event : centre_->take_events()) events_.push_back(std::move(event));
+    for (std::string& line : centre_->take_lines()) lines_.push_back(std::move(line));
+    while (lines_.size() > kMostLines) lines_.pop_front();  // nobody takes them
     all_left_.store(centre_->all_left(), std::memory_order_release);
     centre_step_.store(centre_->step(), std::memory_order_relaxed);
     // A process that has the centre and is no rank learns from it what ranks learn as members.
@@ -382,6 +406,7 @@ void ControlLoop::publish() {
   if (member_) {
     if (auto roster = member_->take_roster()) {
       arrivals_.begin_generation(tag_of(roster->generation));
+      if (door_) door_->set_place(tag_of(roster->generation), member_->rank());
       news_.roster = std::move(roster);
     }
     failure = member_->failure();

@@ -3,6 +3,7 @@
 #include <atomic>
 #include <condition_variable>
 #include <cstdint>
+#include <deque>
 #include <functional>
 #include <map>
 #include <memory>
@@ -77,7 +78,11 @@ class ControlLoop {
   // Of the process that has the centre: the newest roster, and what has become of members since.
   std::optional<RosterMessage> centre_roster();
   std::vector<MemberEvent> take_events();
+  // What rank 0 has told of the run since the last call; of very many lines, the last ones.
+  std::vector<std::string> take_lines();
 
+  // A line for the centre's process, see Member::tell().
+  void tell(std::string line);
   // Tells the centre of a failure. False if the centre cannot be reached.
   bool report(const Error& error);
   // What the centre wants of this rank in this generation.
@@ -86,6 +91,8 @@ class ControlLoop {
 
   // Of the job whose centre this process has.
   bool all_left() const { return all_left_.load(std::memory_order_acquire); }
+  // Whether the centre that this process had has gone elsewhere: see Centre::resigned().
+  bool gave_role_up() const { return gave_role_up_.load(std::memory_order_acquire); }
   void wait_until_all_left(Deadline deadline);
 
   bool centre_left() const { return centre_left_.load(std::memory_order_acquire); }
@@ -118,6 +125,7 @@ class ControlLoop {
     std::optional<Description> description;
     std::optional<Wish> wish;
     std::vector<ProcessEnded> ended;
+    std::vector<std::string> lines;
     std::vector<Error> reports;
     bool stop = false;
   };
@@ -151,6 +159,7 @@ class ControlLoop {
   ControlNews news_;                            // guarded by mutex_
   std::optional<RosterMessage> centre_roster_;  // guarded by mutex_
   std::vector<MemberEvent> events_;             // guarded by mutex_
+  std::deque<std::string> lines_;               // guarded by mutex_; told by rank 0
   Wish wanted_;                                 // guarded by mutex_
   std::uint64_t turns_ = 0;                     // guarded by mutex_; that are done
   bool ended_ = false;                          // guarded by mutex_; the thread has
@@ -158,6 +167,7 @@ class ControlLoop {
   std::atomic<bool> connected_{false};
   std::atomic<bool> centre_left_{false};
   std::atomic<bool> all_left_{false};
+  std::atomic<bool> gave_role_up_{false};
   std::atomic<std::int64_t> centre_step_{0};
 
   // Control thread only, as the rest.

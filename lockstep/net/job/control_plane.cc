@@ -182,6 +182,8 @@ void ControlPlane::ready_to_go() {
   if (!news.may_go) fail(Error(ErrorCode::kTimeout, "the new generation did not begin in time"));
 }
 
+bool ControlPlane::stood_still() const { return loop_ && loop_->news().paused; }
+
 bool ControlPlane::survives(const Error& error) const {
   if (!loop_ || !roster_ || !roster_->survives || !options_.survives) return false;
   const auto cause = latch().error();
@@ -194,6 +196,10 @@ void ControlPlane::describe(Description description) {
   if (loop_) loop_->describe(std::move(description));
 }
 
+void ControlPlane::tell(std::string line) {
+  if (loop_) loop_->tell(std::move(line));
+}
+
 Wish ControlPlane::wanted() const { return loop_ ? loop_->wanted() : Wish(); }
 
 void ControlPlane::wish(const Wish& wish) {
@@ -202,6 +208,7 @@ void ControlPlane::wish(const Wish& wish) {
 
 std::optional<RosterMessage> ControlPlane::centre_roster() const { return loop_->centre_roster(); }
 std::vector<MemberEvent> ControlPlane::take_events() { return loop_->take_events(); }
+std::vector<std::string> ControlPlane::take_lines() { return loop_->take_lines(); }
 std::int64_t ControlPlane::centre_step() const { return loop_->centre_step(); }
 
 void ControlPlane::process_ended(std::int32_t pid, std::string how, bool own_fault) {
@@ -209,6 +216,7 @@ void ControlPlane::process_ended(std::int32_t pid, std::string how, bool own_fau
 }
 
 bool ControlPlane::all_left() const { return loop_ && loop_->all_left(); }
+bool ControlPlane::gave_role_up() const { return loop_ && loop_->gave_role_up(); }
 
 void ControlPlane::wait_until_all_left(Deadline deadline) {
   if (loop_) loop_->wait_until_all_left(deadline);

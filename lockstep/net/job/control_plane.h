@@ -69,8 +69,13 @@ class ControlPlane final : public Supervisor {
   void ready_to_go();
   // Whether the newest generation has ended with this error, and regroup() may form another one.
   bool survives(const Error& error) const;
+  // Whether this process has stood still for the timeout and is no member until it has joined again.
+  bool stood_still() const;
   // What newcomers are told; the same on all members.
   void describe(Description description);
+  // A line of metrics, from rank 0 to the process that has the centre. Never waits; lost where the
+  // centre is out of reach.
+  void tell(std::string line);
   // What the centre wants of this rank in this generation.
   Wish wanted() const;
   // To all ranks of the job whose centre this process has.
@@ -79,6 +84,8 @@ class ControlPlane final : public Supervisor {
   // last call, and the most steps that any has done.
   std::optional<RosterMessage> centre_roster() const;
   std::vector<MemberEvent> take_events();
+  // Likewise: the lines of metrics that rank 0 has told since the last call.
+  std::vector<std::string> take_lines();
   std::int64_t centre_step() const;
   // A process of a member, started by this one, has ended.
   void process_ended(std::int32_t pid, std::string how, bool own_fault);
@@ -87,6 +94,8 @@ class ControlPlane final : public Supervisor {
 
   // Whether all members of the job that formed here have gone.
   bool all_left() const;
+  // Whether this process had the centre and stood still, so that the members have another one.
+  bool gave_role_up() const;
   // Waits for that until the deadline. Throws the cause if the job has failed.
   void wait_until_all_left(Deadline deadline);
 

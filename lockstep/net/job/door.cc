@@ -69,8 +69,19 @@ std::vector<Arrival> Door::serve(Time now) {
       attend(visitor, arrivals);
     }
   }
-  while (!visitors_.empty() && now >= visitors_.begin()->second.limit) forget(visitors_.begin());
+  while (!visitors_.empty() && now >= visitors_.begin()->second.limit) {
+    const Visitor& late = visitors_.begin()->second;
+    if (entrances_[late.entrance].original) {
+      warn(fmt::format("let {} go: it did not say who it is in time", late.link.socket().peer()));
+    }
+    forget(visitors_.begin());
+  }
   return arrivals;
+}
+
+void Door::set_place(std::uint32_t generation, int rank) {
+  identity_.generation = generation;
+  identity_.rank = rank;
 }
 
 void Door::pause(Time now) {
@@ -160,17 +171,21 @@ void Door::attend(Visitors::iterator visitor, std::vector<Arrival>& arrivals) {
       }
       return;
     }
-    while (!v.leaving) {
+    while (!v.leaving && !(v.handshake && v.handshake->done())) {
       const auto message = v.link.next();
       if (!message) break;
       shake_hands(v, *message);
-      if (v.handshake->done()) {
-        v.link.flush();
-        arrivals.push_back(let_in(visitor, /*original=*/false));
-        return;
-      }
     }
     v.link.flush();
+    // Records follow the last word of the handshake: it has to be out.
+    if (v.handshake && v.handshake->done() && !v.link.wants_to_send()) {
+      // A client with records waits for that word before it sends the first.
+      if (v.handshake->protection() != Protection::kNone && !v.link.rest().empty()) {
+        throw Error(ErrorCode::kUnexpectedMessage, "it sent bytes before the handshake was done");
+      }
+      arrivals.push_back(let_in(visitor, /*original=*/false));
+      return;
+    }
   } catch (const Error& error) {
     warn(fmt::format("let {} go: {}", v.link.socket().peer(), error.message()));
     return forget(visitor);
@@ -180,7 +195,10 @@ void Door::attend(Visitors::iterator visitor, std::vector<Arrival>& arrivals) {
       // It cannot read our messages, but its decoder finds our version in this one's header.
       v.link.socket().send_if_heard(frame(MessageKind::kRefusal, encode_wire_error(*failure)));
     }
-    if (failure->code() != ErrorCode::kChannelClosed || v.handshake) {
+    // Whoever watches a port comes and goes; a coordinator's workers are few, and one of them may
+    // be looked for.
+    const bool silent = failure->code() == ErrorCode::kChannelClosed && !v.handshake;
+    if (!silent || entrances_[v.entrance].original) {
       warn(fmt::format("let {} go: {}", v.link.socket().peer(), failure->message()));
     }
     return forget(visitor);
@@ -232,8 +250,11 @@ Handshake Door::make_handshake(const Visitor& visitor, const Message& first) con
       purpose = hello->purpose;
     }
     if (entrance.insecure && !hello->has_token) identity.token.clear();
+    // In another generation this process may have another rank, or none.
+    if (hello->generation != identity.generation) identity.rank = -1;
   }
-  return {Handshake::Role::kServer, identity, purpose};
+  return {Handshake::Role::kServer, identity, purpose, 0,
+          protection_for(visitor.link.socket(), identity)};
 }
 
 Arrival Door::let_in(Visitors::iterator visitor, bool original) {
@@ -243,6 +264,7 @@ Arrival Door::let_in(Visitors::iterator visitor, bool original) {
   if (!original) {
     arrival.purpose = v.handshake->purpose();
     arrival.peer = v.handshake->peer();
+    v.handshake->protect(arrival.link.socket());
   }
   forget(visitor);
   return arrival;

@@ -43,6 +43,8 @@ class Door {
   Time wake_at() const;
   // Those who have come in.
   std::vector<Arrival> serve(Time now);
+  // Callers of this generation are told that this process is `rank`; others get no rank.
+  void set_place(std::uint32_t generation, int rank);
 
  private:
   // A connection whose handshake is under way.
@@ -71,8 +73,8 @@ class Door {
   void forget(Visitors::iterator visitor);
   void warn(std::string_view text);
 
+  Identity identity_;  // its place in the newest generation
   // Constant after construction.
-  const Identity identity_;
   const std::vector<Entrance> entrances_;
   const Clock::duration timeout_;
 

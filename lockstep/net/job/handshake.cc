@@ -2,7 +2,9 @@
 
 #include <fmt/format.h>
 #include <sodium.h>
+#include <sys/socket.h>
 
+#include <memory>
 #include <utility>
 
 #include "lockstep/base/check.h"
@@ -26,13 +28,20 @@ const unsigned char* raw(const std::byte* bytes) {
   return reinterpret_cast<const unsigned char*>(bytes);
 }
 
-std::array<std::byte, 32> key_of(const std::string& token) {
-  constexpr std::string_view kContext = "lockstep token 1\n";
-  const std::string text = std::string(kContext) + token;
-  std::array<std::byte, 32> key;
-  ::crypto_hash_sha256(raw(key.data()), reinterpret_cast<const unsigned char*>(text.data()),
-                       text.size());
-  return key;
+std::array<std::byte, 32> keyed_hash(std::span<const std::byte> text,
+                                     std::span<const std::byte, 32> key) {
+  std::array<std::byte, 32> mac;
+  ::crypto_auth_hmacsha256(raw(mac.data()), raw(text.data()), text.size(), raw(key.data()));
+  return mac;
+}
+
+template <std::size_t Size>
+void wipe(std::array<std::byte, Size>& secret) {
+  ::sodium_memzero(secret.data(), secret.size());
+}
+
+std::string_view words_for(Protection protection) {
+  return protection == Protection::kChecked ? "a plain wire (--plain-wire)" : "an encrypted one";
 }
 
 std::string in_quotes(std::string_view text) { return fmt::format("'{}'", text); }
@@ -50,7 +59,51 @@ std::string random_secret() {
   return to_string(random_member_id()) + to_string(random_member_id());
 }
 
-Handshake::Handshake(Role role, const Identity& identity, Purpose purpose, std::uint32_t group)
+TokenKey token_key(const std::string& token) {
+  constexpr std::string_view kContext = "lockstep token 1\n";
+  const std::string text = std::string(kContext) + token;
+  TokenKey key;
+  ::crypto_hash_sha256(raw(key.data()), reinterpret_cast<const unsigned char*>(text.data()),
+                       text.size());
+  return key;
+}
+
+Protection protection_for(const Socket& socket, const Identity& identity) {
+  const bool plain = identity.wire == WireChoice::kPlain;
+  const Protection between_hosts = plain ? Protection::kChecked : Protection::kSealed;
+  try {
+    const SocketAddress peer = socket.peer_address();
+    if (peer.family() == AF_UNIX) return Protection::kNone;  // it carries descriptors
+    if (identity.wire == WireChoice::kSealedAlways) return between_hosts;
+    if (peer.is_loopback()) return Protection::kNone;
+    // From one of its addresses to the same address a host goes through no wire.
+    if (peer.with_port(0) == socket.local_address().with_port(0)) return Protection::kNone;
+  } catch (const Error&) {  // the peer has gone, as the next call will find
+  }
+  return between_hosts;
+}
+
+SessionKeys session_keys(const TokenKey& token, std::span<const std::byte, 32> shared,
+                         std::span<const std::byte> client_hello,
+                         std::span<const std::byte> server_hello) {
+  constexpr std::string_view kContext = "lockstep records 1\n";
+  ByteWriter text;
+  text.bytes(std::as_bytes(std::span(kContext)));
+  text.bytes(shared);
+  text.bytes(client_hello);
+  text.bytes(server_hello);
+  std::array<std::byte, 32> session = keyed_hash(text.written(), token);
+  const auto direction = [&](Handshake::Role sender) {
+    const auto role = static_cast<std::byte>(sender);
+    return keyed_hash({&role, 1}, session);
+  };
+  const SessionKeys keys{direction(Handshake::Role::kClient), direction(Handshake::Role::kServer)};
+  wipe(session);
+  return keys;
+}
+
+Handshake::Handshake(Role role, const Identity& identity, Purpose purpose, std::uint32_t group,
+                     Protection protection)
     : role_(role) {
   require_sodium();
   if (identity.job.size() > kMaxJobName) {
@@ -58,7 +111,7 @@ Handshake::Handshake(Role role, const Identity& identity, Purpose purpose, std::
                 fmt::format("the job's name is {} bytes long; {} are allowed", identity.job.size(),
                             kMaxJobName));
   }
-  key_ = key_of(identity.token);
+  key_ = token_key(identity.token);
   own_ = {.purpose = purpose,
           .job = identity.job,
           .generation = identity.generation,
@@ -66,8 +119,19 @@ Handshake::Handshake(Role role, const Identity& identity, Purpose purpose, std::
           .id = identity.id,
           .rank = identity.rank,
           .has_token = !identity.token.empty(),
-          .nonce = {}};
+          .protection = protection,
+          .nonce = {},
+          .key = {}};
   ::randombytes_buf(own_.nonce.data(), own_.nonce.size());
+  ::crypto_box_keypair(raw(own_.key.data()), raw(secret_.data()));
+}
+
+Handshake::~Handshake() {
+  wipe(key_);
+  wipe(secret_);
+  if (!record_keys_) return;
+  wipe(record_keys_->sending);
+  wipe(record_keys_->receiving);
 }
 
 std::vector<std::byte> Handshake::opening() const {
@@ -124,7 +188,7 @@ Handshake::Step Handshake::receive_proof(const Message& message) {
   return {frame(MessageKind::kProof, proof(Role::kServer)), {}};
 }
 
-std::optional<Error> Handshake::compare_hellos() const {
+std::optional<Error> Handshake::compare_hellos() {
   const bool server = role_ == Role::kServer;
   const Hello& client = server ? peer_hello_ : own_;
   const Hello& listener = server ? own_ : peer_hello_;
@@ -138,7 +202,38 @@ std::optional<Error> Handshake::compare_hellos() const {
   if (client.purpose != listener.purpose) {
     return differ("purpose", to_string(client.purpose), to_string(listener.purpose));
   }
+  const auto protection = agreed(client.protection, listener.protection);
+  if (!protection) {
+    return Error(ErrorCode::kAuthentication,
+                 fmt::format("the connecting side asks for {}, the listening side for {}: all "
+                             "processes of a job need the same",
+                             words_for(client.protection), words_for(listener.protection)));
+  }
+  protection_ = *protection;
+  if (protection_ == Protection::kSealed && !make_keys()) {
+    return Error(ErrorCode::kAuthentication, "its X25519 key is none");
+  }
   return std::nullopt;
+}
+
+bool Handshake::make_keys() {
+  std::array<std::byte, 32> shared;
+  if (::crypto_scalarmult(raw(shared.data()), raw(secret_.data()), raw(peer_hello_.key.data())) !=
+      0) {
+    return false;
+  }
+  const bool server = role_ == Role::kServer;
+  const SessionKeys keys = session_keys(key_, shared, encode(server ? peer_hello_ : own_),
+                                        encode(server ? own_ : peer_hello_));
+  wipe(shared);
+  record_keys_ = server ? RecordKeys{keys.from_server, keys.from_client}
+                        : RecordKeys{keys.from_client, keys.from_server};
+  return true;
+}
+
+void Handshake::protect(Socket& socket) const {
+  LOCKSTEP_CHECK(done());
+  if (protection_ != Protection::kNone) socket.protect(std::make_unique<Records>(record_keys_));
 }
 
 Handshake::Step Handshake::refuse(ErrorCode code, std::string reason) {
@@ -159,10 +254,7 @@ std::array<std::byte, 32> Handshake::proof(Role role) const {
   transcript.u16(kProtocolVersion);
   transcript.bytes(encode(server ? peer_hello_ : own_));
   transcript.bytes(encode(server ? own_ : peer_hello_));
-  std::array<std::byte, 32> mac;
-  ::crypto_auth_hmacsha256(raw(mac.data()), raw(transcript.written().data()),
-                           transcript.written().size(), raw(key_.data()));
-  return mac;
+  return keyed_hash(transcript.written(), key_);
 }
 
 const PeerIdentity& Handshake::peer() const {
@@ -182,7 +274,7 @@ Message receive_message(const Socket& socket, Deadline deadline, const FailureLa
   return message;
 }
 
-PeerIdentity run(Handshake handshake, const Socket& socket, Deadline deadline,
+PeerIdentity run(Handshake handshake, Socket& socket, Deadline deadline,
                  const FailureLatch* latch) {
   socket.send_all(handshake.opening(), deadline, latch);
   while (!handshake.done()) {
@@ -204,20 +296,24 @@ PeerIdentity run(Handshake handshake, const Socket& socket, Deadline deadline,
     }
     socket.send_all(step.reply, deadline, latch);
   }
+  handshake.protect(socket);
   return handshake.peer();
 }
 
 }  // namespace
 
-PeerIdentity client_handshake(const Socket& socket, const Identity& identity, Purpose purpose,
+PeerIdentity client_handshake(Socket& socket, const Identity& identity, Purpose purpose,
                               std::uint32_t group, Deadline deadline, const FailureLatch* latch) {
-  return run(Handshake(Handshake::Role::kClient, identity, purpose, group), socket, deadline,
-             latch);
+  return run(Handshake(Handshake::Role::kClient, identity, purpose, group,
+                       protection_for(socket, identity)),
+             socket, deadline, latch);
 }
 
-PeerIdentity server_handshake(const Socket& socket, const Identity& identity, Purpose purpose,
+PeerIdentity server_handshake(Socket& socket, const Identity& identity, Purpose purpose,
                               Deadline deadline, const FailureLatch* latch) {
-  return run(Handshake(Handshake::Role::kServer, identity, purpose), socket, deadline, latch);
+  return run(
+      Handshake(Handshake::Role::kServer, identity, purpose, 0, protection_for(socket, identity)),
+      socket, deadline, latch);
 }
 
 }  // namespace lockstep

@@ -114,7 +114,8 @@ Socket listen_for_rendezvous(const JobOptions& options) {
 
 std::unique_ptr<ControlPlane> host_job(const HostOptions& options, Entrance entrance) {
   require_token_for(entrance.listener.local_address(), options.token);
-  const Identity identity{options.job, 0, random_member_id(), -1, options.token};
+  const Identity identity{
+      .job = options.job, .id = random_member_id(), .token = options.token, .wire = options.wire};
   const CentreCard card{-1, options.title, this_host().hostname,
                         static_cast<std::int32_t>(::getpid())};
   std::vector<Entrance> entrances;
@@ -138,6 +139,7 @@ std::unique_ptr<ControlPlane> host_job(const HostOptions& options, Entrance entr
 
 Socket connect_to_rendezvous(const HostPort& where, const Identity& identity, Deadline deadline,
                              Purpose purpose) {
+  std::optional<Error> hung_up;
   while (true) {
     try {
       Socket socket = connect_with_retry(where, deadline);
@@ -145,11 +147,15 @@ Socket connect_to_rendezvous(const HostPort& where, const Identity& identity, De
       client_handshake(socket, identity, purpose, 0, deadline);
       return socket;
     } catch (const Error& error) {
-      // Closed without a reason: a server that was just ending, or had no room. Call again.
-      if (error.code() != ErrorCode::kChannelClosed || deadline.expired()) {
-        throw Error(error.code(),
-                    fmt::format("rendezvous at {}: {}", to_string(where), error.message()));
+      const bool closed = error.code() == ErrorCode::kChannelClosed;
+      // Whom nobody answers any more tells what was answered.
+      const Error& told = !closed && deadline.expired() && hung_up ? *hung_up : error;
+      if (!closed || deadline.expired()) {
+        throw Error(told.code(),
+                    fmt::format("rendezvous at {}: {}", to_string(where), told.message()));
       }
+      // Closed without a reason: a server that was just ending, or had no room. Call again.
+      hung_up = error;
       ::poll(nullptr, 0, deadline.poll_timeout(std::chrono::milliseconds(20)));
     }
   }
@@ -219,7 +225,11 @@ JoinedJob join_job(const JobOptions& options, std::optional<Socket> listener) {
   validate(options);
   const Deadline deadline = Deadline::after(options.timeout);
   JoinedJob job;
-  job.identity = {options.job, 0, random_member_id(), options.rank, options.token};
+  job.identity = {.job = options.job,
+                  .id = random_member_id(),
+                  .rank = options.rank,
+                  .token = options.token,
+                  .wire = options.wire};
   Card card = make_card(options, job.identity.id);
   if (options.world_size == 1 && !options.served_elsewhere) {
     job.roster = {card};

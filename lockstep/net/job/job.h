@@ -27,7 +27,8 @@ struct JobOptions {
 
   std::string version{lockstep::version()};  // of the program; all ranks must say the same
   std::string job = "lockstep";
-  std::string token;      // empty: loopback only
+  std::string token;  // empty: loopback only
+  WireChoice wire = WireChoice::kSealed;
   std::string interface;  // empty: the one that leads to the rendezvous
   Deadline::Clock::duration timeout = std::chrono::seconds(30);
 
@@ -74,6 +75,7 @@ struct HostOptions {
   std::string version{lockstep::version()};
   std::string job = "lockstep";
   std::string token;
+  WireChoice wire = WireChoice::kSealed;
   Deadline::Clock::duration timeout = std::chrono::seconds(30);
   Deadline::Clock::duration patience{};                   // for ranks to come; zero: the timeout
   bool fixed_centre = false;                              // see JobOptions

@@ -50,7 +50,8 @@ void Link::pump() {
   constexpr int kReads = 16;
   std::array<std::byte, 16384> chunk;
   try {
-    for (int i = 0; i < kReads && !ended_; ++i) {
+    // But what is here already nobody would tell us of again.
+    for (int i = 0; (i < kReads || socket_.buffered()) && !ended_; ++i) {
       const auto received = socket_.try_recv(chunk);
       if (!received) return;
       received_.append(std::span(chunk).first(*received));

@@ -72,6 +72,10 @@ void Member::describe(Description description) {
   send_description();
 }
 
+void Member::tell(std::string_view line) {
+  send(MessageKind::kLine, std::as_bytes(std::span(line)));
+}
+
 // The centre needs it once, from the first rank.
 void Member::send_description() {
   if (!description_ || described_ || rank_ != 0 || waiting_) return;
@@ -174,7 +178,9 @@ void Member::hear(const Message& message, Time now) {
     case MessageKind::kEnd:
       if (const auto end = decode_generation_end(message.body)) {
         // Who asks for the next one already knows it.
-        if (!waiting_ && !ended_ && end->generation == tag()) ended_ = end->error;
+        if (waiting_ || ended_ || end->generation != tag()) return;
+        ended_ = end->error;
+        if (end->error.rank() == rank_) paused_ = true;  // the others have lost us
         return;
       }
       break;

@@ -4,6 +4,7 @@
 #include <functional>
 #include <optional>
 #include <string>
+#include <string_view>
 #include <utility>
 #include <vector>
 
@@ -59,6 +60,9 @@ class Member {
   void ready();
   // For newcomers; the same on all members.
   void describe(Description description);
+  // A line of metrics, for whoever shows the run where the centre is. Dropped while there is no way
+  // there.
+  void tell(std::string_view line);
 
   Time wake_at() const;
   std::vector<SharedBytes> take_sendings() { return std::exchange(sendings_, {}); }

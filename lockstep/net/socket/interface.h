@@ -14,7 +14,7 @@ SocketAddress local_address_toward(const SocketAddress& peer);
 // Error{kInvalidArgument} lists the interfaces there are.
 SocketAddress interface_address(const std::string& interface, int family);
 
-// Binding to anything but loopback needs a token: without one anybody could join. Throws
+// Anything but loopback needs a token, of 16 bytes at least: without one anybody could join. Throws
 // Error{kAuthentication} that says what to do.
 void require_token_for(const SocketAddress& address, const std::string& token);
 

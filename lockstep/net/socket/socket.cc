@@ -86,6 +86,18 @@ void Socket::set_peer(std::string name, int rank) {
 
 std::optional<std::size_t> Socket::try_send(std::span<const std::byte> bytes) const {
   if (bytes.empty()) return 0;
+  if (!records_) return try_send_raw(bytes);
+  RecordSealer& sealer = records_->sealer;
+  if (sealer.unsent().empty()) sealer.seal({}, bytes);
+  while (!sealer.unsent().empty()) {
+    const auto sent = try_send_raw(sealer.unsent());
+    if (!sent) return std::nullopt;
+    sealer.sent(*sent);
+  }
+  return sealer.take_done();
+}
+
+std::optional<std::size_t> Socket::try_send_raw(std::span<const std::byte> bytes) const {
   while (true) {
     const ssize_t sent = ::send(fd(), bytes.data(), bytes.size(), MSG_NOSIGNAL);
     if (sent >= 0) return static_cast<std::size_t>(sent);
@@ -103,6 +115,25 @@ void Socket::send_if_heard(std::span<const std::byte> bytes) const noexcept {
 
 std::optional<std::size_t> Socket::try_recv(std::span<std::byte> bytes) const {
   if (bytes.empty()) return 0;
+  if (!records_) return try_recv_raw(bytes);
+  while (true) {
+    if (const std::size_t opened = open_records(bytes); opened > 0) return opened;
+    const auto received = try_recv_raw(records_->opener.room());
+    if (!received) return std::nullopt;
+    records_->opener.received(*received);
+  }
+}
+
+std::size_t Socket::open_records(std::span<std::byte> bytes) const {
+  try {
+    return records_->opener.open({}, bytes);
+  } catch (const Error& error) {
+    throw Error(error.code(), fmt::format("receiving from {}: {}", peer_, error.message()),
+                peer_rank_);
+  }
+}
+
+std::optional<std::size_t> Socket::try_recv_raw(std::span<std::byte> bytes) const {
   while (true) {
     const ssize_t received = ::recv(fd(), bytes.data(), bytes.size(), 0);
     if (received > 0) return static_cast<std::size_t>(received);

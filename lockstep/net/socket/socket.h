@@ -1,6 +1,7 @@
 #pragma once
 
 #include <cstddef>
+#include <memory>
 #include <optional>
 #include <span>
 #include <string>
@@ -9,6 +10,7 @@
 #include "lockstep/base/descriptor.h"
 #include "lockstep/base/failure_latch.h"
 #include "lockstep/net/socket/address.h"
+#include "lockstep/net/socket/records.h"
 
 namespace lockstep {
 
@@ -17,6 +19,9 @@ namespace lockstep {
 //
 // Blocking calls wait until the deadline (Error{kTimeout}) or until `latch`, if given, trips (then
 // they throw its error). A peer that closed or reset is Error{kChannelClosed}, the rest Error{kIo}.
+//
+// Once it is protected, all bytes travel as records (records.h). A call that sends may then have to
+// be repeated: after nothing was sent, the next call must begin with the same bytes.
 class Socket {
  public:
   Socket() = default;
@@ -30,6 +35,15 @@ class Socket {
   const std::string& peer() const { return peer_; }
   int peer_rank() const { return peer_rank_; }
   void set_peer(std::string name, int rank);
+
+  // From now on, both ways. Nothing that was sent before is on its way.
+  void protect(std::unique_ptr<Records> records) { records_ = std::move(records); }
+  // Null where bytes travel as they are.
+  Records* records() const { return records_.get(); }
+  // Bytes have come that poll() does not tell of any more.
+  bool buffered() const { return records_ && records_->opener.ready(); }
+  // Some bytes have gone out of which try_send() has not told yet; see above.
+  bool midway() const { return records_ && !records_->sealer.unsent().empty(); }
 
   void send_all(std::span<const std::byte> bytes, Deadline deadline,
                 const FailureLatch* latch = nullptr) const;
@@ -51,9 +65,14 @@ class Socket {
   void close_gently();
 
  private:
+  std::optional<std::size_t> try_send_raw(std::span<const std::byte> bytes) const;
+  std::optional<std::size_t> try_recv_raw(std::span<std::byte> bytes) const;
+  std::size_t open_records(std::span<std::byte> bytes) const;
+
   Descriptor descriptor_;
   std::string peer_;
   int peer_rank_ = -1;
+  std::unique_ptr<Records> records_;
 };
 
 // Waits until poll() reports one of `events` (or an error, which the next call will find) on `fd`.

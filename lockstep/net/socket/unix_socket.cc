@@ -81,6 +81,7 @@ Socket connect_unix(const std::string& name, Deadline deadline, const FailureLat
     ::poll(&entry, 1, deadline.poll_timeout(std::chrono::milliseconds(5)));
     if (latch != nullptr) latch->check();
   }
+  require_trusted_peer(socket);
   return socket;
 }
 

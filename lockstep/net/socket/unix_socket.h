@@ -14,6 +14,7 @@ namespace lockstep {
 
 Socket listen_unix(const std::string& name);
 // Use accept() of socket.h on the listener, then require_trusted_peer().
+// Error{kAuthentication}: the listener is a process of another user.
 Socket connect_unix(const std::string& name, Deadline deadline,
                     const FailureLatch* latch = nullptr);
 std::pair<Socket, Socket> unix_socket_pair();

@@ -1,0 +1,260 @@
+#include "lockstep/net/socket/records.h"
+
+#include <fmt/format.h>
+#include <openssl/evp.h>
+#include <sodium.h>
+
+#include <algorithm>
+#include <cstring>
+#include <new>
+#include <utility>
+
+#include "lockstep/base/check.h"
+#include "lockstep/base/error.h"
+#include "lockstep/base/hash/crc32c.h"
+#include "lockstep/wire/bytes.h"
+
+namespace lockstep {
+namespace {
+
+constexpr std::size_t kTagBytes = 16;
+constexpr std::size_t kChecksumBytes = 4;
+static_assert(kMostRecordTailBytes == kTagBytes);
+// Bytes that are sealed at once: what is handed to the system in one call.
+constexpr std::size_t kSealAtOnce = 4 * kRecordBytes;
+// Connections that say little keep little memory; those that stream get more.
+constexpr std::size_t kLeastRoom = 4 * 1024;
+constexpr std::size_t kMostRoom = 256 * 1024;
+// A key serves for 16 GiB at most, far from what AES-GCM allows; see docs/mesh_protocol.md.
+constexpr std::uint64_t kRecordsPerKey = std::uint64_t{1} << 20;
+constexpr char kNextKey[] = "lockstep next key 1\n";
+
+unsigned char* bytes_of(std::byte* data) { return reinterpret_cast<unsigned char*>(data); }
+const unsigned char* bytes_of(const std::byte* data) {
+  return reinterpret_cast<const unsigned char*>(data);
+}
+
+void require(int result) {
+  if (result != 1) throw Error(ErrorCode::kIo, "OpenSSL refuses AES-256-GCM");
+}
+
+}  // namespace
+
+// The nonce is the number of the record under its key, which both sides count.
+class RecordCipher {
+ public:
+  RecordCipher(const RecordKey& key, bool seals)
+      : context_(::EVP_CIPHER_CTX_new(), ::EVP_CIPHER_CTX_free), key_(key), seals_(seals) {
+    if (context_ == nullptr) throw std::bad_alloc();
+    require(::EVP_CipherInit_ex(context_.get(), ::EVP_aes_256_gcm(), nullptr, bytes_of(key_.data()),
+                                nullptr, seals_ ? 1 : 0));
+  }
+  ~RecordCipher() { ::sodium_memzero(key_.data(), key_.size()); }
+  RecordCipher(const RecordCipher&) = delete;
+  RecordCipher& operator=(const RecordCipher&) = delete;
+
+  // One record: begin() with its head, update() for its parts, then one of the two ends.
+  void begin(std::span<const std::byte, kRecordHeadBytes> head) {
+    if (number_ == kRecordsPerKey) change_key();
+    std::array<std::byte, 12> nonce{};
+    store_little_endian(nonce.data(), number_++);
+    require(
+        ::EVP_CipherInit_ex(context_.get(), nullptr, nullptr, nullptr, bytes_of(nonce.data()), -1));
+    int moved = 0;
+    require(::EVP_CipherUpdate(context_.get(), nullptr, &moved, bytes_of(head.data()),
+                               static_cast<int>(head.size())));
+  }
+  void update(std::span<const std::byte> from, std::byte* to) {
+    int moved = 0;
+    if (from.empty()) return;
+    require(::EVP_CipherUpdate(context_.get(), bytes_of(to), &moved, bytes_of(from.data()),
+                               static_cast<int>(from.size())));
+  }
+  void finish_sealing(std::byte* tag) {
+    int moved = 0;
+    require(::EVP_CipherFinal_ex(context_.get(), nullptr, &moved));
+    require(::EVP_CIPHER_CTX_ctrl(context_.get(), EVP_CTRL_AEAD_GET_TAG, kTagBytes, tag));
+  }
+  bool finish_opening(const std::byte* tag) {
+    int moved = 0;
+    require(::EVP_CIPHER_CTX_ctrl(context_.get(), EVP_CTRL_AEAD_SET_TAG, kTagBytes,
+                                  const_cast<std::byte*>(tag)));
+    return ::EVP_CipherFinal_ex(context_.get(), nullptr, &moved) == 1;
+  }
+
+ private:
+  void change_key() {
+    RecordKey next;
+    ::crypto_auth_hmacsha256(bytes_of(next.data()),
+                             reinterpret_cast<const unsigned char*>(kNextKey), sizeof(kNextKey) - 1,
+                             bytes_of(key_.data()));
+    key_ = next;
+    ::sodium_memzero(next.data(), next.size());
+    number_ = 0;
+    require(::EVP_CipherInit_ex(context_.get(), nullptr, nullptr, bytes_of(key_.data()), nullptr,
+                                seals_ ? 1 : 0));
+  }
+
+  const std::unique_ptr<EVP_CIPHER_CTX, decltype(&::EVP_CIPHER_CTX_free)> context_;
+  RecordKey key_;
+  const bool seals_;
+  std::uint64_t number_ = 0;
+};
+
+namespace {
+
+std::unique_ptr<RecordCipher> cipher_of(const std::optional<RecordKey>& key, bool seals) {
+  return key ? std::make_unique<RecordCipher>(*key, seals) : nullptr;
+}
+
+std::size_t tail_bytes(const std::unique_ptr<RecordCipher>& cipher) {
+  return cipher ? kTagBytes : kChecksumBytes;
+}
+
+[[noreturn]] void refuse_record(const std::string& what) {
+  throw Error(ErrorCode::kPeerLost,
+              fmt::format("what came from it was damaged or changed on the way: {}", what));
+}
+
+}  // namespace
+
+RecordSealer::RecordSealer(const std::optional<RecordKey>& key) : cipher_(cipher_of(key, true)) {}
+RecordSealer::~RecordSealer() = default;
+RecordSealer::RecordSealer(RecordSealer&&) noexcept = default;
+
+void RecordSealer::seal(std::span<const std::byte> head, std::span<const std::byte> body) {
+  LOCKSTEP_CHECK(unsent().empty() && sealed_ == 0);
+  end_ = sent_ = 0;
+  body = body.first(std::min(body.size(), kSealAtOnce));
+  const std::size_t total = head.size() + body.size();
+  const std::size_t records = (total + kRecordBytes - 1) / kRecordBytes;
+  const std::size_t room = total + records * (kRecordHeadBytes + kMostRecordTailBytes);
+  if (out_.size() < room) out_.resize(room);
+  while (!head.empty() || !body.empty()) {
+    const auto first = head.first(std::min(head.size(), kRecordBytes));
+    const auto second = body.first(std::min(body.size(), kRecordBytes - first.size()));
+    seal_record(first, second);
+    head = head.subspan(first.size());
+    body = body.subspan(second.size());
+  }
+  sealed_ = total;
+}
+
+void RecordSealer::seal_record(std::span<const std::byte> head, std::span<const std::byte> body) {
+  const std::size_t size = head.size() + body.size();
+  std::byte* const record = out_.data() + end_;
+  std::byte* const data = record + kRecordHeadBytes;
+  end_ += kRecordHeadBytes + size + tail_bytes(cipher_);
+  store_little_endian(record, static_cast<std::uint32_t>(size));
+  if (cipher_) {
+    cipher_->begin(std::span<const std::byte, kRecordHeadBytes>(record, kRecordHeadBytes));
+    cipher_->update(head, data);
+    cipher_->update(body, data + head.size());
+    cipher_->finish_sealing(data + size);
+    return;
+  }
+  std::ranges::copy(head, data);
+  std::ranges::copy(body, data + head.size());
+  store_little_endian(data + size, crc32c({record, kRecordHeadBytes + size}));
+}
+
+std::size_t RecordSealer::take_done() { return unsent().empty() ? std::exchange(sealed_, 0) : 0; }
+
+RecordOpener::RecordOpener(const std::optional<RecordKey>& key)
+    : cipher_(cipher_of(key, false)), in_(kLeastRoom) {}
+RecordOpener::~RecordOpener() = default;
+RecordOpener::RecordOpener(RecordOpener&&) noexcept = default;
+
+void RecordOpener::received(std::size_t bytes) {
+  LOCKSTEP_CHECK(bytes <= in_.size() - end_);
+  end_ += bytes;
+}
+
+std::size_t RecordOpener::next_record() const {
+  if (end_ - begin_ < kRecordHeadBytes) return 0;
+  const auto size = load_little_endian<std::uint32_t>(in_.data() + begin_);
+  if (size == 0 || size > kRecordBytes) refuse_record(fmt::format("a record of {} bytes", size));
+  return kRecordHeadBytes + size + tail_bytes(cipher_);
+}
+
+bool RecordOpener::ready() const {
+  if (taken_ < plain_.size()) return true;
+  if (end_ - begin_ < kRecordHeadBytes) return false;
+  // One that cannot be is for open() to refuse.
+  const auto size = load_little_endian<std::uint32_t>(in_.data() + begin_);
+  return size == 0 || size > kRecordBytes ||
+         end_ - begin_ >= kRecordHeadBytes + size + tail_bytes(cipher_);
+}
+
+std::size_t RecordOpener::open(std::span<std::byte> head, std::span<std::byte> body) {
+  std::size_t done = 0;
+  const auto take = [&](std::size_t bytes) {
+    const std::size_t in_head = std::min(bytes, head.size());
+    head = head.subspan(in_head);
+    body = body.subspan(bytes - in_head);
+    done += bytes;
+  };
+  while (!head.empty() || !body.empty()) {
+    const std::size_t wanted = head.size() + body.size();
+    if (const std::size_t left = std::min(wanted, plain_.size() - taken_); left > 0) {
+      const std::byte* from = plain_.data() + taken_;
+      const std::size_t in_head = std::min(left, head.size());
+      std::copy_n(from, in_head, head.begin());
+      std::copy_n(from + in_head, left - in_head, body.begin());
+      taken_ += left;
+      take(left);
+      continue;
+    }
+    const std::size_t record = next_record();
+    if (record == 0 || end_ - begin_ < record) break;
+    const std::size_t size = record - kRecordHeadBytes - tail_bytes(cipher_);
+    if (size <= wanted) {
+      const std::size_t in_head = std::min(size, head.size());
+      open_record(head.first(in_head), body.first(size - in_head));
+      take(size);
+    } else {
+      plain_.resize(size);
+      taken_ = size;  // nothing is there if this throws
+      open_record({}, plain_);
+      taken_ = 0;
+    }
+    begin_ += record;
+  }
+  if (done == 0) make_room();
+  return done;
+}
+
+void RecordOpener::open_record(std::span<std::byte> head, std::span<std::byte> body) {
+  const std::span record = std::span(std::as_const(in_)).subspan(begin_);
+  const std::byte* const data = record.data() + kRecordHeadBytes;
+  const std::size_t size = head.size() + body.size();
+  if (cipher_) {
+    cipher_->begin(record.first<kRecordHeadBytes>());
+    cipher_->update({data, head.size()}, head.data());
+    cipher_->update({data + head.size(), body.size()}, body.data());
+    if (!cipher_->finish_opening(data + size)) refuse_record("a record that is not authentic");
+    return;
+  }
+  if (crc32c(record.first(kRecordHeadBytes + size)) !=
+      load_little_endian<std::uint32_t>(data + size)) {
+    refuse_record("a record whose checksum is another one");
+  }
+  std::copy_n(data, head.size(), head.begin());
+  std::copy_n(data + head.size(), body.size(), body.begin());
+}
+
+// What is left goes to the front; a peer that fills all room gets more.
+void RecordOpener::make_room() {
+  const bool filled = end_ == in_.size();
+  if (begin_ > 0) {
+    std::memmove(in_.data(), in_.data() + begin_, end_ - begin_);
+    end_ -= std::exchange(begin_, 0);
+  }
+  if (filled && in_.size() < kMostRoom) in_.resize(2 * in_.size());
+}
+
+Records::Records(const std::optional<RecordKeys>& keys)
+    : sealer(keys ? std::optional(keys->sending) : std::nullopt),
+      opener(keys ? std::optional(keys->receiving) : std::nullopt) {}
+
+}  // namespace lockstep

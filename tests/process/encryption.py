@@ -1,0 +1,170 @@
+#!/usr/bin/env python3
+"""What travels between hosts: nobody on the way can read or change it, unless all sides have asked for a plain wire; which tokens will do."""
+# ctest: RUN_SERIAL TRUE TIMEOUT 120
+# builds: release
+
+import os
+import re
+import socket
+import subprocess
+import sys
+import tempfile
+import threading
+from pathlib import Path
+
+sys.path.insert(0, os.path.join(os.path.dirname(__file__), "support"))
+from namespaces import Hosts, enter_own_network  # noqa: E402
+from ranks import Cases, Failure, die_with_parent  # noqa: E402
+
+LOCKSTEP = os.environ["LOCKSTEP_BIN"]
+PORT = 4711  # in namespaces of our own
+PATIENCE = 30
+MARK = "a-name-to-look-for"
+HELLO_AND_PROOF = 12 + 96 + 4 + len("lockstep") + 12 + 32  # what a client says in the handshake
+
+
+def relay(listen, to, flip, record):
+    """One connection from `listen` on to `to`, as somebody on the way sees it; the bit of that byte of the caller's is another one."""
+    listener = socket.create_server((listen, PORT))
+    print("ready", flush=True)
+    near = listener.accept()[0]
+    far = socket.create_connection((to, PORT))
+    seen = [b"", b""]
+
+    def pass_on(side, source, sink):
+        try:
+            while data := source.recv(65536):
+                begin = len(seen[side])
+                seen[side] += data
+                if side == 0 and begin <= flip < begin + len(data):
+                    at = flip - begin
+                    data = data[:at] + bytes([data[at] ^ 1]) + data[at + 1:]
+                sink.sendall(data)
+        except OSError:
+            pass
+        for end in (source, sink):
+            try:
+                end.shutdown(socket.SHUT_RDWR)
+            except OSError:
+                pass
+
+    threads = [threading.Thread(target=pass_on, args=each) for each in ((0, near, far), (1, far, near))]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    Path(record).write_bytes(seen[0] + seen[1])
+
+
+class Started:
+    def __init__(self, host, *words):
+        self.popen = subprocess.Popen([*host.enter, *map(str, words)], stdin=subprocess.DEVNULL, stdout=subprocess.PIPE,
+                                      stderr=subprocess.STDOUT, text=True, preexec_fn=die_with_parent)
+
+    def first_line(self):
+        return self.popen.stdout.readline()
+
+    def end(self, patience=PATIENCE):
+        limit = threading.Timer(patience, self.popen.kill)
+        limit.start()
+        text = self.popen.stdout.read()  # communicate() would not see what first_line() has read ahead
+        self.popen.wait()
+        limit.cancel()
+        return self.popen.returncode, text
+
+    def stop(self):
+        self.popen.terminate()
+        return self.end()
+
+
+def expect(condition, *what):
+    if not condition:
+        raise Failure("\n".join(map(str, what)))
+
+
+def star(hosts, folder, coordinator=(), worker=(), flip=-1):
+    """A coordinator, its worker and somebody between them: what the three have to say."""
+    token = Path(folder) / "token"
+    token.write_text("correct horse battery staple\n")
+    token.chmod(0o600)
+    record = Path(folder) / "record"
+    server = Started(hosts[0], LOCKSTEP, "coordinator", "--bind", f"{hosts.network.address(0)}:{PORT}", "--mode", "vector", "--steps", 3,
+                     "--timeout", 5, "--token-file", token, *coordinator)
+    expect("listening" in server.first_line(), "no coordinator")
+    between = Started(hosts[1], sys.executable, __file__, "--relay", hosts.network.address(1), hosts.network.address(0), flip, record)
+    expect("ready" in between.first_line(), "no relay")
+    client = Started(hosts[2], LOCKSTEP, "worker", "--coordinator", f"{hosts.network.address(1)}:{PORT}", "--elements", 100_000, "--check",
+                     "--node-id", MARK, "--timeout", 5, "--token-file", token, *worker)
+    said = client.end()
+    between.end()
+    served = server.end() if said[0] == 0 else server.stop()
+    return served, said, record.read_bytes()
+
+
+def readable(plain):
+    flags = ["--plain-wire"] if plain else []
+    with Hosts(3) as hosts, tempfile.TemporaryDirectory() as folder:
+        served, said, seen = star(hosts, folder, flags, flags)
+        expect(served[0] == 0 and said[0] == 0, served, said)
+        expect(len(seen) > 2 * 3 * 400_000, "the gradients did not pass here")
+        expect((MARK.encode() in seen) == plain, "the relay", "cannot read" if plain else "can read", "what passes")
+
+
+def changed(plain):
+    flags = ["--plain-wire"] if plain else []
+    with Hosts(3) as hosts, tempfile.TemporaryDirectory() as folder:
+        served, said, _ = star(hosts, folder, flags, flags, flip=HELLO_AND_PROOF + 400_000)
+        expect(said[0] != 0 and "damaged or changed on the way" in served[1], served, said)
+
+
+def handshake_changed(byte):
+    """The protection that is asked for is the third byte of a hello; nobody can ask for less on the way."""
+    with Hosts(3) as hosts, tempfile.TemporaryDirectory() as folder:
+        served, said, _ = star(hosts, folder, flip=byte)
+        expect(said[0] != 0 and "wrong token" in said[1] + served[1], served, said)
+
+
+def one_plain_side():
+    with Hosts(3) as hosts, tempfile.TemporaryDirectory() as folder:
+        served, said, seen = star(hosts, folder, ["--plain-wire"], [])
+        expect(said[0] != 0 and "asks for an encrypted one, the listening side for a plain wire (--plain-wire)" in said[1], served, said)
+        expect(MARK.encode() not in seen, "the worker told its name all the same")
+
+
+def tokens():
+    with Hosts(1) as hosts, tempfile.TemporaryDirectory() as folder:
+        address = f"{hosts.network.address(0)}:0"
+        short = Path(folder) / "short"
+        short.write_text("fifteen letters\n")
+        short.chmod(0o600)
+        code, text = Started(hosts[0], LOCKSTEP, "coordinator", "--bind", address, "--token-file", short).end()
+        expect(code != 0 and "the job's token has 15 bytes" in text, code, text)
+        shown = Path(folder) / "shown"
+        shown.write_text("correct horse battery staple\n")
+        shown.chmod(0o644)
+        for flags, said in (([], ""), (["--insecure"], "no secret and no encryption")):
+            coordinator = Started(hosts[0], LOCKSTEP, "coordinator", "--bind", address, "--token-file", shown, *flags)
+            lines = ""
+            while not re.search(r"listening on", lines):
+                line = coordinator.first_line()
+                expect(line, "the coordinator has ended", lines)
+                lines += line
+            lines += coordinator.stop()[1]
+            expect("shown has mode 0644" in lines and said in lines, lines)
+            expect(("--insecure" in lines) == bool(flags), lines)
+
+
+if __name__ == "__main__":
+    if sys.argv[1:2] == ["--relay"]:
+        relay(sys.argv[2], sys.argv[3], int(sys.argv[4]), sys.argv[5])
+        sys.exit()
+    enter_own_network()
+    cases = Cases()
+    cases.run("encrypted: who is on the way reads nothing", readable, False)
+    cases.run("plain wire: who is on the way reads it all", readable, True)
+    cases.run("encrypted: what is changed on the way is noticed", changed, False)
+    cases.run("plain wire: what is damaged on the way is noticed", changed, True)
+    cases.run("a hello that asks for less than was said", handshake_changed, 12 + 2)
+    cases.run("a plain wire on one side only", one_plain_side)
+    cases.run("tokens that are short, shown or not asked for", tokens)
+    cases.finish()

@@ -1,0 +1,106 @@
+#!/usr/bin/env python3
+"""A job of this host has a secret that its launcher made: who does not hold it is turned away, whatever the transport."""
+# ctest: TIMEOUT 120
+
+import json
+import os
+import re
+import signal
+import subprocess
+import sys
+import unittest
+from pathlib import Path
+
+sys.path.insert(0, str(Path(__file__).parent / "support"))
+from ranks import PATIENCE, die_with_parent, reserved_port  # noqa: E402
+from training import LOCKSTEP, TrainingCase  # noqa: E402
+
+
+def children_of(pid):
+    return [int(child) for child in Path(f"/proc/{pid}/task/{pid}/children").read_text().split()]
+
+
+def ports_of(pids):
+    """Where these processes listen, over TCP on loopback."""
+    inodes = set()
+    for pid in pids:
+        for link in Path(f"/proc/{pid}/fd").iterdir():
+            try:
+                inodes.update(re.findall(r"^socket:\[(\d+)\]$", os.readlink(link)))
+            except FileNotFoundError:  # closed meanwhile
+                pass
+    rows = [line.split() for line in Path("/proc/net/tcp").read_text().splitlines()[1:]]
+    listening = "0A"
+    return sorted(int(row[1].rsplit(":", 1)[1], 16) for row in rows if row[3] == listening and row[9] in inodes)
+
+
+class LocalSecret(TrainingCase):
+    def start(self, *arguments, **environment):
+        command = self.command("--steps", 10 ** 8, "--log", "json", "--workers", 2, *arguments)
+        run = subprocess.Popen([LOCKSTEP, *map(str, command)], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
+                               env={**os.environ, **environment}, preexec_fn=die_with_parent)
+        self.addCleanup(run.communicate)
+        self.addCleanup(run.kill)
+        self.assertEqual(json.loads(run.stdout.readline())["step"], 1)
+        return run
+
+    def expect_refused(self, ports, *environments):
+        """Workers that would join there, all at once: none is let in."""
+        strangers = [subprocess.Popen([LOCKSTEP, "train", "--join", f"127.0.0.1:{port}", "--data", str(self.text)],
+                                      env={**os.environ, **environment}, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True,
+                                      preexec_fn=die_with_parent) for port in ports for environment in environments]
+        for stranger in strangers:
+            self.addCleanup(stranger.communicate)
+            self.addCleanup(stranger.kill)
+        for stranger in strangers:
+            said, _ = stranger.communicate(timeout=PATIENCE)
+            self.assertEqual(stranger.returncode, 1, said)
+            self.assertRegex(said, "wrong token|token missing")
+
+    def expect_untouched(self, run):
+        """It computes on with its own two workers, and ends when it is told to."""
+        run.send_signal(signal.SIGTERM)
+        stdout, stderr = run.communicate(timeout=PATIENCE)
+        self.assertEqual(run.returncode, 128 + signal.SIGTERM, stderr)
+        rows = [json.loads(line) for line in stdout.splitlines() if line.startswith("{")]
+        self.assertEqual({len(row["lanes"]) for row in rows if "lanes" in row and "event" not in row} - {2}, set())
+
+    def test_who_has_none_or_guesses_is_turned_away(self):
+        nothing = {"XDG_RUNTIME_DIR": str(self.folder)}
+        guess = {"LOCKSTEP_TOKEN": "0123456789abcdef" * 4}
+        for transport in ("tcp", "shm", "server"):
+            with self.subTest(transport=transport):
+                run = self.start("--transport", transport)
+                ports = ports_of([run.pid, *children_of(run.pid)])
+                self.assertTrue(ports)
+                self.expect_refused(ports, nothing, guess)
+                self.expect_untouched(run)
+
+    def test_the_environment_does_not_tell_it(self):
+        """Others could read it there: with `ps`, or from a crash report."""
+        run = self.start("--transport", "shm")
+        for pid in children_of(run.pid):
+            variables = dict(word.split("=", 1) for word in Path(f"/proc/{pid}/environ").read_text().split("\0") if "=" in word)
+            file = int(variables["LOCKSTEP_SECRET_FD"])
+            self.assertGreater(file, 2)
+            secret = Path(f"/proc/{pid}/fd/{file}").read_text()
+            self.assertRegex(secret, "^[0-9a-f]{64}$")
+            for place in ("environ", "cmdline"):
+                self.assertNotIn(secret, Path(f"/proc/{pid}/{place}").read_text())
+        self.expect_untouched(run)
+
+    def test_only_the_same_user_joins_where_the_job_listens(self):
+        mine, theirs = self.folder / "mine", self.folder / "theirs"
+        for folder in (mine, theirs):
+            folder.mkdir(mode=0o700)
+        with reserved_port() as port:
+            run = self.start("--listen", f"127.0.0.1:{port}", XDG_RUNTIME_DIR=str(mine))
+            kept = mine / f"lockstep-{port}"
+            self.assertEqual(kept.stat().st_mode & 0o777, 0o600)
+            self.expect_refused([port], {"XDG_RUNTIME_DIR": str(theirs)})  # another user finds no secret
+            self.expect_untouched(run)
+            self.assertFalse(kept.exists())
+
+
+if __name__ == "__main__":
+    unittest.main()

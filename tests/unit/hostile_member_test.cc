@@ -1,0 +1,338 @@
+// Members that err: what another rank tells never ends a process. It is an Error that names the
+// rank, on all ranks.
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+#include <cmath>
+#include <functional>
+#include <limits>
+#include <optional>
+#include <string>
+#include <thread>
+#include <utility>
+#include <vector>
+
+#include "lockstep/base/index.h"
+#include "lockstep/base/whole_number.h"
+#include "lockstep/comm/collectives/plan_engine.h"
+#include "lockstep/comm/transport/local_group.h"
+#include "lockstep/train/agreement.h"
+#include "lockstep/train/levelling.h"
+#include "lockstep/train/resume.h"
+#include "tests/support/groups.h"
+#include "tests/support/trainers.h"
+
+namespace lockstep::hostile_member_test {
+namespace {
+
+using ::testing::HasSubstr;
+using namespace test;
+
+constexpr std::chrono::seconds kTimeout{20};
+constexpr double kNan = std::numeric_limits<double>::quiet_NaN();
+constexpr double kInfinity = std::numeric_limits<double>::infinity();
+
+// Rank 0 does what is right, rank 1 what is not. The error of rank 0.
+Error honest_error(const std::function<void(Communicator&)>& honest,
+                   const std::function<void(Communicator&)>& hostile) {
+  Group group({.medium = GroupMedium::kLocal, .world_size = 2, .faults = {}});
+  const auto errors = group.errors([&](Communicator& communicator) {
+    (communicator.rank() == 0 ? honest : hostile)(communicator);
+  });
+  EXPECT_TRUE(errors[0]) << "rank 0 took it";
+  return errors[0].value_or(Error(ErrorCode::kInvalidArgument, "none"));
+}
+
+void expect_named(const Error& error, const std::string& what) {
+  EXPECT_EQ(error.code(), ErrorCode::kUnexpectedMessage) << error.what();
+  EXPECT_EQ(error.rank(), 1) << error.what();
+  EXPECT_THAT(error.what(), HasSubstr("rank 1"));
+  EXPECT_THAT(error.what(), HasSubstr(what));
+}
+
+TEST(WholeNumber, IsNothingWhereACastWouldBeUndefined) {
+  EXPECT_EQ(whole_number<int>(-3.0), -3);
+  EXPECT_EQ(whole_number<std::int64_t>(-std::ldexp(1.0, 63)),
+            std::numeric_limits<std::int64_t>::min());
+  EXPECT_EQ(whole_number<std::uint8_t>(255.0), 255);
+  EXPECT_EQ(whole_number<bool>(1.0), true);
+  for (const double bad : {kNan, kInfinity, -kInfinity, 0.5, std::ldexp(1.0, 63), 1e300}) {
+    EXPECT_FALSE(whole_number<std::int64_t>(bad)) << bad;
+  }
+  EXPECT_FALSE(whole_number<std::uint8_t>(256.0));
+  EXPECT_FALSE(whole_number<std::uint32_t>(-1.0));
+  EXPECT_FALSE(whole_number<bool>(2.0));
+}
+
+TEST(HostileMember, TellsTextsOfNoLength) {
+  for (const std::int64_t size : {std::int64_t{-1}, std::int64_t{1} << 40}) {
+    const Error error =
+        honest_error([](Communicator& communicator) { gather_texts(communicator, "a text"); },
+                     [&](Communicator& communicator) {
+                       std::vector<std::int64_t> sizes(2);
+                       communicator.all_gather(std::span(&size, 1), std::span(sizes));
+                       communicator.barrier();
+                     });
+    expect_named(error, "a text of " + std::to_string(size) + " bytes");
+  }
+}
+
+TEST(HostileMember, TellsSettingsThatAreNone) {
+  for (const char* text : {"", "7", "[1]", "[[\"a\",\"b\"]]", "[[\"a\",1,true]]", "{\"a\":[]}"}) {
+    const Error error = honest_error(
+        [](Communicator& communicator) {
+          const std::vector<Setting> own = {{"seed", "1"}};
+          compare_settings(communicator, own);
+        },
+        [&](Communicator& communicator) {
+          gather_texts(communicator, text);
+          communicator.barrier();
+        });
+    expect_named(error, "its settings");
+  }
+}
+
+TEST(HostileMember, TellsCheckpointsThatAreNone) {
+  for (const char* text : {"", "[\"a\"]", "{\"a\":1}", "[[1]]"}) {
+    const Error error =
+        honest_error([](Communicator& communicator) { find_newest_checkpoint(communicator, ""); },
+                     [&](Communicator& communicator) {
+                       gather_texts(communicator, text);
+                       communicator.barrier();
+                     });
+    expect_named(error, "its checkpoints");
+  }
+}
+
+// Rank 0 levels with a rank that does as it likes.
+Error levelling_error(const std::function<void(Communicator&)>& hostile) {
+  return honest_error(
+      [](Communicator& communicator) {
+        TrainerOptions options = small_training();
+        options.global_batch = 4;
+        options.micro_batch = 1;
+        ThreadPool pool(1);
+        const auto replica = make_cpu_replica(replica_options(options, 0, 1), pool);
+        Trainer trainer(options, some_samples(60), some_samples(9), *replica);
+        trainer.standing().has_state = true;
+        trainer.standing().step = 2;
+        try {
+          level(trainer, communicator);
+        } catch (...) {
+          if (trainer.attached()) trainer.detach();
+          throw;
+        }
+      },
+      hostile);
+}
+
+std::string standing(const std::string& step, const std::string& held, const std::string& moments) {
+  return "{\"state\":true,\"step\":" + step +
+         ",\"summed\":false,\"decided\":false,\"updated\":false,\"held\":" + held +
+         ",\"done\":2,\"closed\":true,\"moments\":" + moments + "}";
+}
+
+TEST(HostileMember, StandsWhereNobodyCan) {
+  const std::vector<std::string> texts = {
+      "",
+      "[]",
+      "{\"state\":true}",
+      standing("-1", "[0,0]", "[]"),
+      standing("9223372036854775807", "[0,0]", "[]"),
+      standing("1e300", "[0,0]", "[]"),
+      standing("2", "[5,2]", "[]"),
+      standing("2", "[0,99999999]", "[]"),
+      standing("2", "[0]", "[]"),
+      standing("2", "[0,0]", "[[0,99999999,2]]"),
+      standing("2", "[0,0]", "[[0]]"),
+  };
+  for (const std::string& text : texts) {
+    expect_named(levelling_error([&](Communicator& communicator) {
+                   gather_texts(communicator, text);
+                   communicator.barrier();
+                 }),
+                 "where it stands");
+  }
+}
+
+// It is furthest, so the others take the last report from it.
+TEST(HostileMember, TellsAReportThatIsNone) {
+  const auto telling = [](std::int64_t size, const std::vector<double>& numbers) {
+    return [=](Communicator& communicator) {
+      gather_texts(communicator, standing("3", "[0,0]", "[]"));
+      std::int64_t told = size;
+      communicator.broadcast(std::span(&told, 1), 1);
+      std::vector<double> copy = numbers;
+      if (!copy.empty()) communicator.broadcast(std::span(copy), 1);
+      communicator.barrier();
+    };
+  };
+  for (const std::int64_t size : {std::int64_t{-1}, std::int64_t{1} << 60}) {
+    expect_named(levelling_error(telling(size, {})), "a report of");
+  }
+  expect_named(levelling_error(telling(1, {1})), "the report of the last step");
+  for (const double bad : {kNan, kInfinity, -1e300, 0.5, 1e15}) {
+    const std::vector<double> numbers(40, bad);
+    expect_named(levelling_error(telling(40, numbers)), "the report of the last step");
+  }
+}
+
+// Carries out collectives as another engine does, but lies in this rank's own part of a step's
+// tail.
+class LyingEngine final : public Engine {
+ public:
+  LyingEngine(std::unique_ptr<Engine> engine, std::size_t place, double lie)
+      : engine_(std::move(engine)), place_(place), lie_(lie) {}
+  int rank() const override { return engine_->rank(); }
+  int world_size() const override { return engine_->world_size(); }
+  std::string name_of(int rank) const override { return engine_->name_of(rank); }
+  Supervisor& supervisor() override { return engine_->supervisor(); }
+  Algorithm choose(const Call& call) const override { return engine_->choose(call); }
+  Outcome run(const Call& call, const MeshFrame& stamp, Deadline deadline) override {
+    if (call.collective == Collective::kReduceNodes && call.out.type() == DataType::kF64) {
+      auto* tail = reinterpret_cast<double*>(const_cast<std::byte*>(call.partials[0].data()));
+      tail[place_] = lie_;
+    }
+    return engine_->run(call, stamp, deadline);
+  }
+  std::unique_ptr<Engine> split(const std::vector<int>& members, std::uint32_t group) override {
+    return engine_->split(members, group);
+  }
+  Buffer allocate(std::size_t bytes) override { return engine_->allocate(bytes); }
+
+ private:
+  const std::unique_ptr<Engine> engine_;
+  const std::size_t place_;
+  const double lie_;
+};
+
+// The places of trainer.cc: four numbers of the lanes, then those of every rank.
+constexpr std::size_t kTokensPlace = 1;
+constexpr std::size_t kStopPlaceOfRank1 = 4 + (4 + kPhases);
+constexpr std::size_t kLeavePlaceOfRank1 = kStopPlaceOfRank1 + 3;
+constexpr std::size_t kPhasePlaceOfRank1 = kStopPlaceOfRank1 + 4;
+
+std::vector<std::optional<Error>> train_with_lie(std::size_t place, double lie) {
+  auto group = make_local_group(2);
+  std::vector<std::optional<Error>> errors(2);
+  std::vector<std::thread> threads;
+  for (int rank = 0; rank < 2; ++rank) {
+    threads.emplace_back([&, rank] {
+      TrainerOptions options = small_training();
+      options.global_batch = 4;
+      options.micro_batch = 1;
+      options.schedule.steps = 2;
+      std::unique_ptr<Engine> engine =
+          std::make_unique<PlanEngine>(std::move(group[index_of(rank)]));
+      if (rank == 1) engine = std::make_unique<LyingEngine>(std::move(engine), place, lie);
+      Communicator communicator(std::move(engine), kTimeout);
+      ThreadPool pool(1);
+      const auto replica = make_cpu_replica(replica_options(options, rank, 2), communicator, pool);
+      initialise(*replica, options.seed, pool);
+      try {
+        Trainer trainer(options, some_samples(60), some_samples(9), *replica, communicator);
+        trainer.start();
+        trainer.run([] { return Requests(); }, [](const StepReport&) {});
+      } catch (const Error& error) {
+        errors[index_of(rank)] = error;
+      }
+    });
+  }
+  for (std::thread& thread : threads) thread.join();
+  return errors;
+}
+
+TEST(HostileMember, RequestsWhatNobodyCanWant) {
+  const std::vector<std::pair<std::size_t, double>> lies = {
+      {kStopPlaceOfRank1, kNan},  {kStopPlaceOfRank1, 1e300},     {kStopPlaceOfRank1, 1000},
+      {kStopPlaceOfRank1, -1},    {kLeavePlaceOfRank1, 0.5},      {kLeavePlaceOfRank1, -1e18},
+      {kPhasePlaceOfRank1, kNan}, {kPhasePlaceOfRank1, kInfinity}};
+  for (const auto& [place, lie] : lies) {
+    for (const auto& error : train_with_lie(place, lie)) {
+      ASSERT_TRUE(error) << place << " " << lie;
+      expect_named(*error, "its requests of step 1");
+    }
+  }
+}
+
+TEST(HostileMember, CountsTokensThatAreNone) {
+  for (const double lie : {kNan, -1e300, 1e300, -1e9}) {
+    for (const auto& error : train_with_lie(kTokensPlace, lie)) {
+      ASSERT_TRUE(error) << lie;
+      EXPECT_EQ(error->code(), ErrorCode::kUnexpectedMessage) << error->what();
+      EXPECT_THAT(error->what(), HasSubstr("tokens, as the ranks add them up"));
+    }
+  }
+}
+
+// Shows the others memory that is not there.
+class LyingSpace final : public SharedSpace {
+ public:
+  explicit LyingSpace(SharedSpace& inner) : inner_(inner) {}
+  void connect(Deadline deadline) override { inner_.connect(deadline); }
+  Board& board(int rank) override { return inner_.board(rank); }
+  std::optional<std::uint64_t> publish(const std::byte*, std::size_t) const override {
+    return std::uint64_t{1} << 60;
+  }
+  std::byte* locate(int rank, std::uint64_t published, std::size_t bytes) const override {
+    return inner_.locate(rank, published, bytes);
+  }
+  Buffer allocate(std::size_t bytes) override { return inner_.allocate(bytes); }
+
+ private:
+  SharedSpace& inner_;
+};
+
+class LyingTransport final : public Transport {
+ public:
+  explicit LyingTransport(std::unique_ptr<Transport> inner)
+      : inner_(std::move(inner)), space_(*inner_->shared_space()) {}
+  int rank() const override { return inner_->rank(); }
+  int world_size() const override { return inner_->world_size(); }
+  std::string name_of(int rank) const override { return inner_->name_of(rank); }
+  int job_rank(int rank) const override { return inner_->job_rank(rank); }
+  Supervisor& supervisor() override { return inner_->supervisor(); }
+  SharedSpace* shared_space() override { return &space_; }
+  bool oversubscribed() const override { return inner_->oversubscribed(); }
+  void run(std::span<Transfer> transfers, const MeshFrame& stamp, TransferObserver* observer,
+           Deadline deadline) override {
+    inner_->run(transfers, stamp, observer, deadline);
+  }
+  bool run_if_begun(Transfer& receive, const MeshFrame& stamp, Deadline begin,
+                    Deadline deadline) override {
+    return inner_->run_if_begun(receive, stamp, begin, deadline);
+  }
+  std::unique_ptr<Transport> split(const std::vector<int>& members, std::uint32_t group) override {
+    return inner_->split(members, group);
+  }
+
+ private:
+  const std::unique_ptr<Transport> inner_;
+  LyingSpace space_;
+};
+
+TEST(HostileMember, ShowsMemoryThatIsNotThere) {
+  auto transports = make_transports({.medium = GroupMedium::kShm, .world_size = 2, .faults = {}});
+  transports[1] = std::make_unique<LyingTransport>(std::move(transports[1]));
+  std::vector<std::optional<Error>> errors(2);
+  std::vector<std::thread> threads;
+  for (int rank = 0; rank < 2; ++rank) {
+    threads.emplace_back([&, rank] {
+      Communicator communicator(std::make_unique<PlanEngine>(std::move(transports[index_of(rank)])),
+                                kTimeout);
+      const Buffer data = communicator.allocate(std::size_t{1} << 20);
+      try {
+        communicator.all_reduce(BufferView(data.data(), data.bytes() / 4, DataType::kF32),
+                                ReduceOp::kSum);
+      } catch (const Error& error) {
+        errors[index_of(rank)] = error;
+      }
+    });
+  }
+  for (std::thread& thread : threads) thread.join();
+  ASSERT_TRUE(errors[0]);
+  expect_named(*errors[0], "showed memory that is not there");
+}
+
+}  // namespace
+}  // namespace lockstep::hostile_member_test

@@ -1,0 +1,88 @@
+#include "lockstep/comm/transport/mesh.h"
+
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+#include <array>
+#include <functional>
+#include <future>
+#include <mutex>
+#include <string>
+#include <utility>
+
+#include "lockstep/base/index.h"
+#include "tests/support/ranks.h"
+
+namespace lockstep::mesh_test {
+namespace {
+
+using ::testing::HasSubstr;
+using namespace test;
+
+using Roster = std::vector<Card>;
+
+// Three ranks; the last one has a roster that was `changed`, and waits for a word of rank 0.
+std::vector<std::optional<Error>> receive_with(Medium medium,
+                                               const std::function<void(Roster&)>& changed) {
+  JobOptions options;
+  options.world_size = 3;
+  options.timeout = 20s;
+  Socket listener = listen_for_rendezvous(options);
+  options.master_port = listener.local_address().port();
+  // Nobody leaves, and tells of a rank that closed, before the last rank has failed.
+  std::promise<void> failed;
+  const std::shared_future<void> seen(failed.get_future());
+  return run_ranks(3, [&](int rank) {
+    JobOptions own = options;
+    own.rank = rank;
+    std::optional<Socket> mine;
+    if (rank == 0) mine = std::move(listener);
+    JoinedJob job = join_job(own, std::move(mine));
+    if (rank == 2) changed(job.roster);
+    const auto mesh = make_mesh(std::move(job), medium, 20s);
+    std::array<std::byte, 4> word{static_cast<std::byte>(rank)};
+    if (rank < 2) {
+      mesh->send(2, word, soon());
+      seen.wait_for(20s);
+      return;
+    }
+    try {
+      mesh->recv(0, word, soon());
+    } catch (const Error&) {
+      failed.set_value();
+      throw;
+    }
+  });
+}
+
+void expect_another_answers(Medium medium, const std::function<void(Roster&)>& changed,
+                            const std::string& who) {
+  const auto errors = receive_with(medium, changed);
+  ASSERT_TRUE(errors[2]) << "the bytes of another were taken for those of rank 0";
+  EXPECT_EQ(errors[2]->code(), ErrorCode::kPeerLost) << errors[2]->what();
+  EXPECT_EQ(errors[2]->rank(), 0);
+  EXPECT_THAT(errors[2]->what(), HasSubstr("another process answered at its address: " + who));
+}
+
+TEST(Mesh, WhoAnswersIsWhoWasMeant) {
+  for (const Medium medium : {Medium::kTcp, Medium::kShared}) {
+    const auto swap_addresses = [](Roster& roster) {
+      std::swap(roster[0].mesh_address, roster[1].mesh_address);
+      std::swap(roster[0].unix_name, roster[1].unix_name);
+    };
+    expect_another_answers(medium, swap_addresses, "rank 1");
+  }
+}
+
+TEST(Mesh, TheRightRankOfAnotherMemberIsNotMeant) {
+  const auto change_id = [](Roster& roster) { roster[0].id[0] ^= std::byte{1}; };
+  expect_another_answers(Medium::kTcp, change_id, "rank 0");
+}
+
+TEST(Mesh, TheRightMemberWithAnotherRankIsNotMeant) {
+  const auto swap_cards = [](Roster& roster) { std::swap(roster[0], roster[1]); };
+  expect_another_answers(Medium::kTcp, swap_cards, "rank 1");
+}
+
+}  // namespace
+}  // namespace lockstep::mesh_test
