@@ -1,17 +1,29 @@
 #include <fmt/format.h>
 #include <poll.h>
+#include <signal.h>
+#include <sys/signalfd.h>
+#include <unistd.h>
 
 #include <algorithm>
 #include <cerrno>
+#include <cmath>
 #include <cstdio>
+#include <functional>
+#include <iterator>
+#include <memory>
+#include <optional>
 #include <string_view>
+#include <utility>
 
 #include "cli/options.h"
 #include "cli/star.h"
 #include "cli/stop_signals.h"
+#include "lockstep/base/descriptor.h"
+#include "lockstep/base/event.h"
 #include "lockstep/base/log.h"
 #include "lockstep/base/text.h"
 #include "lockstep/base/thread.h"
+#include "lockstep/files/json.h"
 #include "lockstep/server/gradient_server.h"
 #include "lockstep/server/rank_server.h"
 
@@ -19,26 +31,36 @@ namespace lockstep::cli {
 namespace {
 
 constexpr const char* kCoordinatorExplanation =
-    R"(The coordinator is the centre of a star: it waits for the workers, gives each its share of every
-step's samples, then collects what they send, checks it, averages it and sends the average back.
-Try it in three terminals:
+    R"(The coordinator is the centre of a star: it waits for the workers, then collects what they send in
+every step, checks it, adds it up or averages it, and sends the result back. In three terminals:
 
-  lockstep coordinator --bind 127.0.0.1:0 --workers 2      prints the address it listens on
-  lockstep worker --coordinator 127.0.0.1:PORT             twice
+  lockstep coordinator --bind 127.0.0.1:4700 --workers 2
+  lockstep train --coordinator 127.0.0.1:4700              twice
+
+Workers that train are served in mode 'lanes': their sums over lanes are added up until they are done.
+The other two modes are those of the original protocol, for its programs, for 'lockstep train --protocol
+original' and for 'lockstep worker'. In mode 'vector' a worker first gets its share of the step's
+samples, then sends one gradient vector with loss and counts; the coordinator ends the job after --steps.
+In mode 'blocks' the workers send the blocks of their model from last to first, then lm_head, final_norm
+and embedding, as long as they like; the job is done when all have left. Without --mode the first
+worker decides between lanes and vector; blocks has to be said.
 
 The average is taken in a fixed tree over the workers, so its bits do not depend on who came first.
-'mean' treats all workers alike; 'weighted' counts a worker by its samples. In mode 'vector' a step
-is one gradient vector with loss and counts, in 'blocks' the blocks from last to first, then lm_head,
-final_norm and embedding. Mode 'lanes' is for 'lockstep train --transport server': the workers' sums
-over lanes are added up until the workers are done. Without --mode the first worker decides: workers
-that train are served in mode lanes, others in mode vector.
+'mean' treats all workers alike; 'weighted' counts a worker by the samples that it says it has had, in
+mode vector. Blocks carry no counts: theirs is always the mean. Steps are counted from 0 in all messages
+and on the wire.
 
 The first NaN or infinity, or a message that does not belong, halts the job: every worker is told
 the same reason, which names the worker at fault, and the exit code is 3. A worker that dies, stops
-or falls silent is noticed within --timeout. Workers of the original protocol may join, too.
+or falls silent is noticed within --timeout. Workers of the original protocol may join, too; they take
+messages of up to 100 MB only, so that nobody in their job may send more.
+
+SIGUSR1 asks workers that train in mode lanes to save a checkpoint after the step under way.
 
 Other hosts can only be served with a token (--token-file or LOCKSTEP_TOKEN), the same everywhere.
-It authenticates workers and coordinator to each other and encrypts nothing.)";
+It authenticates workers and coordinator to each other, and what they send to other hosts is encrypted.
+The original protocol has neither: with --insecure its workers need no token, and whoever reaches the
+port can join as one, read the averages and send gradients. docs/security.md says what that means.)";
 
 // What the coordinator does for its workers.
 enum class Service : std::uint8_t { kAny, kVector, kBlocks, kLanes };
@@ -57,14 +79,22 @@ struct CoordinatorFlags {
   std::string bind = "127.0.0.1:0";
   ServerOptions server;
   std::string token;
+  bool plain_wire = false;
   bool insecure = false;
   Service service = Service::kAny;
-  std::uint64_t steps = 100;
+  std::optional<std::uint64_t> steps;
+  std::optional<Average> average;
   double timeout = 30;
   std::string token_file;
   bool local = false;
   SyntheticOptions synthetic;  // of the local workers
 };
+
+// Names in it are the workers' own words.
+void print_notice(const std::string& text) {
+  fmt::print("{}\n", visible(text));
+  std::fflush(stdout);
+}
 
 HostPort parse_bind(const std::string& text) {
   const auto where = parse_host_port(text);
@@ -73,44 +103,101 @@ HostPort parse_bind(const std::string& text) {
   return *where;
 }
 
+// SIGUSR1 as a request, to be made before any other thread; until the first call of listen() it
+// waits.
+class SaveSignal {
+ public:
+  SaveSignal() {
+    sigset_t set;
+    sigemptyset(&set);
+    sigaddset(&set, SIGUSR1);
+    ::pthread_sigmask(SIG_BLOCK, &set, &before_);
+    signals_ = Descriptor(::signalfd(-1, &set, SFD_CLOEXEC | SFD_NONBLOCK));
+    if (!signals_) throw_io("signalfd", errno);
+  }
+  ~SaveSignal() {
+    stop();
+    ::pthread_sigmask(SIG_SETMASK, &before_, nullptr);
+  }
+  SaveSignal(const SaveSignal&) = delete;
+  SaveSignal& operator=(const SaveSignal&) = delete;
+
+  // Calls `save` for every signal, on a thread of its own, until stop(). Once.
+  void listen(std::function<void()> save) {
+    const auto body = [this, save = std::move(save)] {
+      pollfd entries[] = {{stop_.fd(), POLLIN, 0}, {signals_.get(), POLLIN, 0}};
+      while (::poll(entries, std::size(entries), -1) >= 0 || errno == EINTR) {
+        if (entries[0].revents != 0) return;
+        signalfd_siginfo info{};
+        if (::read(signals_.get(), &info, sizeof info) == sizeof info) save();
+      }
+    };
+    thread_.start("the thread for SIGUSR1", body, [](const Error&) {});
+  }
+  void stop() {
+    stop_.set();
+    thread_.join();
+  }
+
+ private:
+  sigset_t before_{};
+  Descriptor signals_;
+  const Event stop_;
+  Thread thread_;
+};
+
 // Prints how far the job is, on standard output.
 class Progress {
  public:
-  using Clock = std::chrono::steady_clock;
-
-  explicit Progress(std::uint64_t steps) : steps_(steps) {}
-
   void add(const RoundResult& result) {
     elements_ += result.gradients.size();
+    reduce_time_ += result.reduce_time;
     if (result.key.kind == RoundKind::kVector) {
       text_ =
           fmt::format("  loss {:.6f}  {} of {} correct", result.loss, result.correct, result.total);
     }
   }
-  // Of ranks, whose sums are no steps.
-  void add_sum(const LaneSums::Piece& piece) {
+  void add(const LaneSums::Piece& piece, std::chrono::nanoseconds adding) {
     elements_ += piece.head.count;
-    if (!clock_.due()) return;
-    fmt::print("sum {}  {} lanes  {} elements so far\n", piece.head.step + 1, piece.head.lanes,
-               elements_);
-    std::fflush(stdout);
+    reduce_time_ += adding;
   }
-  void end_step(std::uint64_t step) {
-    if (clock_.due() || step + 1 == steps_) {
-      const std::chrono::duration<double, std::milli> time = Clock::now() - start_;
-      fmt::print("step {}/{}{}  {} elements in {:.1f} ms\n", step + 1, steps_, text_, elements_,
-                 time.count());
+  // Ends the step that rank 0 tells of with a line of its metrics. Whether it is one. The line
+  // comes by another way than the sums, so that some of them may count for the step before or
+  // after.
+  bool end_told_step(const std::string& line) {
+    const Json told = Json::parse(line, nullptr, false);
+    if (!told.is_object() || !told.contains("loss")) return false;  // an event, or nonsense
+    const auto number = [&told](const char* name) -> std::optional<double> {
+      const auto found = told.find(name);
+      return found != told.end() && found->is_number() ? std::optional(found->get<double>())
+                                                       : std::nullopt;
+    };
+    text_ = fmt::format("  loss {:.6f}  {:.0f} tokens", number("loss").value_or(NAN),
+                        number("tokens").value_or(0));
+    const auto validation = number("val_loss");
+    if (validation) text_ += fmt::format("  validation loss {:.6f}", *validation);
+    if (const auto accuracy = number("val_accuracy")) {
+      text_ += fmt::format(", {:.1f} % of tokens correct", 100 * *accuracy);
+    }
+    end_step(static_cast<std::uint64_t>(std::max(0.0, number("step").value_or(0))),
+             validation.has_value());
+    return true;
+  }
+  void end_step(std::uint64_t step, bool last) {
+    if (clock_.due() || last) {
+      const std::chrono::duration<double, std::milli> reduce = reduce_time_;
+      fmt::print("step {}{}  {} elements reduced in {:.1f} ms\n", step, text_, elements_,
+                 reduce.count());
       std::fflush(stdout);
     }
     elements_ = 0;
-    start_ = Clock::now();
+    reduce_time_ = {};
   }
 
  private:
-  const std::uint64_t steps_;
   ProgressClock clock_;
-  std::uint64_t elements_ = 0;
-  Clock::time_point start_ = Clock::now();
+  std::uint64_t elements_ = 0;  // since the step before
+  std::chrono::nanoseconds reduce_time_{};
   std::string text_;
 };
 
@@ -130,34 +217,53 @@ void reduce_blocks(GradientServer& server, std::uint64_t step, Progress& progres
   }
 }
 
-void run_step(GradientServer& server, Mode mode, std::uint64_t step, Progress& progress) {
-  server.send_shards(step);
-  if (mode == Mode::kVector) {
+void run_vectors(GradientServer& server, std::uint64_t steps, Progress& progress) {
+  for (std::uint64_t step = 0; step < steps; ++step) {
+    server.send_shards(step);
     const RoundResult result = server.reduce({RoundKind::kVector, step, {}, 0});
     server.broadcast(result);
     progress.add(result);
-  } else {
-    reduce_blocks(server, step, progress);
+    progress.end_step(step, step + 1 == steps);
   }
-  progress.end_step(step);
 }
+
+// Until the workers have left, or after so many steps. Returns how many steps there were.
+std::uint64_t run_blocks(GradientServer& server, std::optional<std::uint64_t> steps,
+                         Progress& progress) {
+  std::uint64_t step = 0;
+  for (; !steps || step < *steps; ++step) {
+    if (!server.await_step(step)) break;
+    reduce_blocks(server, step, progress);
+    progress.end_step(step, steps == step + 1);
+  }
+  if (steps && step < *steps) {
+    throw Error(ErrorCode::kPeerLost,
+                fmt::format("all workers have left after {} of {} steps", step, *steps));
+  }
+  return step;
+}
+
+constexpr std::uint64_t kVectorSteps = 100;  // where the coordinator decides and nobody has said
 
 void run_steps(GradientServer& server, const CoordinatorFlags& options) {
   server.wait_for_workers();
-  const Mode mode = options.server.settings.mode;
-  const std::uint64_t steps = options.steps;
-  fmt::print("all {} workers are here; {} steps, mode {}, average {}\n", options.server.workers,
-             steps, to_string(mode), to_string(options.server.settings.average));
-  std::fflush(stdout);
-  Progress progress(steps);
-  for (std::uint64_t step = 0; step < steps; ++step) run_step(server, mode, step, progress);
+  const ServerSettings& settings = options.server.settings;
+  const bool blocks = settings.mode == Mode::kBlocks;
+  const bool endless = blocks && !options.steps && !options.local;
+  const std::uint64_t wanted = options.steps.value_or(kVectorSteps);
+  print_notice(fmt::format("all {} workers are here; {}, mode {}, average {}",
+                           options.server.workers,
+                           endless ? "as many steps as they make" : fmt::format("{} steps", wanted),
+                           to_string(settings.mode), to_string(settings.average)));
+  Progress progress;
+  std::uint64_t steps = wanted;
+  if (blocks) {
+    steps = run_blocks(server, endless ? std::nullopt : std::optional(wanted), progress);
+  } else {
+    run_vectors(server, wanted, progress);
+  }
   server.shutdown();
   fmt::print("done: {} steps with {} workers\n", steps, options.server.workers);
-}
-
-void print_notice(const std::string& text) {
-  fmt::print("{}\n", text);
-  std::fflush(stdout);
 }
 
 // The workers as threads of this process. The server's error is the cause; theirs follow from it.
@@ -172,7 +278,8 @@ void run_local_workers(const CoordinatorFlags& options) {
       WorkerClient client(std::move(star.ends[i]), worker);
       try {
         SyntheticJob job(client, options.synthetic);
-        while (const auto shard = client.next_shard()) job.step(*shard);
+        while (job.step()) {
+        }
       } catch (const Error& error) {
         client.abort(error);
         throw;
@@ -195,18 +302,30 @@ void run_local_workers(const CoordinatorFlags& options) {
   if (failure) std::rethrow_exception(failure);
 }
 
-void serve_ranks(ControlPlane& control, const CoordinatorFlags& options) {
+void serve_ranks(ControlPlane& control, const CoordinatorFlags& options, SaveSignal& signal) {
+  signal.listen([&control] {
+    control.wish({.save = true});
+    log(LogLevel::kInfo, "the workers are asked to save a checkpoint");
+  });
   RankServer server(
       control, {.timeout = options.server.settings.timeout, .stop_fd = options.server.stop_fd});
-  Progress progress(0);
+  Progress progress;
   std::size_t workers = 0;  // of the last generation
+  std::uint64_t steps = 0;
+  const auto tell_steps = [&] {
+    for (const std::string& line : control.take_lines()) steps += progress.end_told_step(line);
+  };
   server.serve({[&](const std::vector<std::string>& names) {
                   workers = names.size();
-                  for (const std::string& name : names) fmt::print("{} joined\n", name);
+                  for (const std::string& name : names) print_notice(name + " joined");
                   print_notice(fmt::format("all {} workers are here", names.size()));
                 },
-                [&](const LaneSums::Piece& piece) { progress.add_sum(piece); }});
-  fmt::print("done: all {} workers have left\n", workers);
+                [&](const LaneSums::Piece& piece, std::chrono::nanoseconds adding) {
+                  tell_steps();
+                  progress.add(piece, adding);
+                }});
+  tell_steps();
+  fmt::print("done: {} steps, and all {} workers have left\n", steps, workers);
 }
 
 // The door for workers of all kinds, and the centre of the job if they are ranks.
@@ -214,6 +333,7 @@ std::unique_ptr<ControlPlane> open_door(Socket listener, const CoordinatorFlags&
   HostOptions job;
   job.world_size = options.server.workers;
   job.token = options.token;
+  job.wire = wire_choice(options.plain_wire);
   job.timeout = options.server.settings.timeout;
   job.patience = 10 * options.server.settings.timeout;
   job.fixed_centre = true;
@@ -241,18 +361,31 @@ bool first_is_rank(ControlPlane& control, int stop_fd) {
   }
 }
 
-void run_served(CoordinatorFlags& options) {
+void run_served(CoordinatorFlags& options, SaveSignal& signal) {
   Socket listener = listen_for_workers(parse_bind(options.bind), options.token,
                                        Deadline::after(options.server.settings.timeout));
   fmt::print("listening on {}; {} workers expected\n", to_string(listener.local_address()),
              options.server.workers);
   std::fflush(stdout);
+  if (options.insecure && !listener.local_address().is_loopback()) {
+    log(LogLevel::kWarning,
+        "--insecure: whoever reaches {} can join as a worker of the original protocol, which has "
+        "no secret and no encryption; it can read the averages and send gradients",
+        to_string(listener.local_address()));
+  }
   const auto control = open_door(std::move(listener), options);
   if (options.service == Service::kAny) {
     options.service =
         first_is_rank(*control, options.server.stop_fd) ? Service::kLanes : Service::kVector;
   }
-  if (options.service == Service::kLanes) return serve_ranks(*control, options);
+  // Its thread ends before the control plane does.
+  const auto stop = [](SaveSignal* listening) { listening->stop(); };
+  const std::unique_ptr<SaveSignal, decltype(stop)> until_here(&signal, stop);
+  if (options.service == Service::kLanes) return serve_ranks(*control, options, signal);
+  signal.listen([] {
+    log(LogLevel::kWarning,
+        "only workers of mode lanes can be asked to save; SIGUSR1 to a worker has it save");
+  });
   // Ranks that come are told so.
   control->abort(fmt::format("this coordinator runs in mode {}; 'lockstep train' needs mode lanes",
                              to_string(options.service)));
@@ -266,18 +399,25 @@ int run_coordinator(CoordinatorFlags& options) {
   settings.timeout = duration_of(options.timeout);
   options.token = token_from(options.token_file);
   if (options.service == Service::kBlocks) settings.mode = Mode::kBlocks;
+  if (settings.mode == Mode::kBlocks && options.average == Average::kWeighted) {
+    throw Error(ErrorCode::kInvalidArgument,
+                "--average weighted is for mode vector: blocks carry no counts to weigh them by");
+  }
+  settings.average = options.average.value_or(settings.mode == Mode::kBlocks ? Average::kMean
+                                                                             : Average::kWeighted);
   if (options.local && options.service == Service::kLanes) {
     throw Error(ErrorCode::kInvalidArgument,
                 "--local runs the synthetic job, which has no lanes; 'lockstep train --transport "
                 "server --workers N' is the same with a model");
   }
   const StopSignals signals;
+  SaveSignal save_signal;
   options.server.stop_fd = signals.fd();
   try {
     if (options.local) {
       run_local_workers(options);
     } else {
-      run_served(options);
+      run_served(options, save_signal);
     }
     return 0;
   } catch (const Error& error) {
@@ -300,34 +440,39 @@ void add_coordinator(CLI::App& app, Action& action) {
   command.add_option("--bind", options->bind, "Where to listen; port 0: any, which is printed")
       ->option_text("HOST:PORT [127.0.0.1:0]");
   command.add_option("--workers", options->server.workers, "How many workers to wait for")
-      ->check(CLI::Range(1, 4096))
+      ->transform(whole_number(1, 4096))
       ->option_text("N [1]");
   command
       .add_option("--steps", options->steps,
-                  "Steps to run, numbered from 0; in mode lanes the workers decide")
-      ->option_text("N [100]");
+                  "Steps of mode vector, or after which mode blocks is to end")
+      ->transform(whole_number(0, std::int64_t{1} << 50))
+      ->option_text("N [vector: 100; blocks: as many as the workers make]");
   command
       .add_option("--total-samples", settings.total_samples,
-                  "Samples of a step, dealt out to the workers")
-      ->check(CLI::Range(std::uint64_t{0}, std::uint64_t{1} << 48))
+                  "Samples of a step, dealt out to the workers in mode vector")
+      ->transform(whole_number(0, std::int64_t{1} << 48))
       ->option_text("N [1024]");
   add_choice(command, "--mode", options->service, "vector, blocks or lanes",
              {Service::kVector, Service::kBlocks, Service::kLanes})
       ->option_text("NAME [as the first worker needs]");
-  add_choice(command, "--average", settings.average, "mean or weighted",
+  add_choice(command, "--average", options->average, "Of vectors: mean, or weighted by samples",
              {Average::kMean, Average::kWeighted})
-      ->option_text("NAME [weighted]");
+      ->option_text("NAME [weighted; blocks: mean]");
   command.add_option("--token-file", options->token_file, "The job's secret, needed between hosts")
       ->option_text("FILE");
+  command.add_flag("--plain-wire", options->plain_wire,
+                   "Between hosts: checksums instead of encryption; for all workers or none");
   command.add_flag("--insecure", options->insecure,
                    "With a token: let in workers that have none, such as the original protocol's");
   command
       .add_option("--timeout", options->timeout,
                   "A worker that is silent for so long is dead; in seconds")
-      ->check(CLI::Range(0.01, 1e7))
+      ->transform(real_number(0.01, 1e7))
       ->option_text("S [30]");
-  command.add_option("--max-frame", settings.largest_frame, "The largest message that is accepted")
-      ->transform(CLI::AsSizeValue(false))
+  command
+      .add_option("--max-frame", settings.largest_frame,
+                  "The largest message that is accepted; 100MB is what original peers take")
+      ->transform(CLI::AsSizeValue(/*kb_is_1000=*/true))
       ->option_text("SIZE [2GiB]");
   command.add_flag(
       "--local", options->local,
@@ -335,7 +480,7 @@ void add_coordinator(CLI::App& app, Action& action) {
   add_synthetic_options(command, options->synthetic);
   command.callback([options, &command, &action] {
     action = [options, &command] {
-      refuse_together(command, "--local", {"--bind", "--token-file", "--insecure"});
+      refuse_together(command, "--local", {"--bind", "--token-file", "--plain-wire", "--insecure"});
       return run_coordinator(*options);
     };
   });

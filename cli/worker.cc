@@ -2,6 +2,7 @@
 #include <unistd.h>
 
 #include <cstdio>
+#include <optional>
 
 #include "cli/options.h"
 #include "cli/star.h"
@@ -9,29 +10,35 @@
 #include "lockstep/base/host.h"
 #include "lockstep/base/log.h"
 #include "lockstep/base/text.h"
+#include "lockstep/model/gpu_model.h"
 #include "lockstep/server/worker_client.h"
 
 namespace lockstep::cli {
 namespace {
 
 constexpr const char* kWorkerExplanation =
-    R"(A worker joins a coordinator, and at every step gets its share of the samples, sends its gradients
-and receives the averages. It may be started before the coordinator; it tries to connect for
---timeout. From then on the coordinator's own timeout counts, and its mode.
+    R"(A worker joins a coordinator, and at every step sends its gradients and receives the averages. In
+mode vector it gets its share of the samples first; in mode blocks the workers decide how many steps
+there are. It may be started before the coordinator; it tries to connect for --timeout. From then on
+the coordinator's own timeout counts, and its mode.
 
 The synthetic job computes nothing: its gradients come from a counter-based generator of seed, step,
 worker and block. So every worker can compute what all others sent, and with --check does, and
 compares each average bit for bit with the tree sum; all workers must have the same seed and shape.
 
---seed-protocol speaks to a server of the original protocol, which tells no mode.)";
+--seed-protocol speaks to a server of the original protocol, which tells no mode. Such a server takes
+messages of 100 MB at most, and says nothing when a job in mode blocks is done: give --steps.
+'lockstep train --protocol original' is the same with a model.)";
 
 struct WorkerFlags {
   std::string coordinator;
   std::string job = "synthetic";
   WorkerOptions worker;
   SyntheticOptions synthetic;
+  std::optional<std::uint64_t> steps;
   double timeout = 30;
   std::string token_file;
+  bool plain_wire = false;
 };
 
 int work(const WorkerFlags& options, const StopSignals& signals, WorkerClient& client) {
@@ -42,14 +49,15 @@ int work(const WorkerFlags& options, const StopSignals& signals, WorkerClient& c
   ProgressClock clock;
   std::uint64_t steps = 0;
   std::size_t compared = 0;
-  while (const auto shard = client.next_shard()) {
-    const SyntheticJob::Report report = job.step(*shard);
-    ++steps;
-    compared += report.compared;
+  for (; !options.steps || steps < *options.steps; ++steps) {
+    const auto report = job.step();
+    if (!report) break;
+    compared += report->compared;
     if (!clock.due()) continue;
-    const std::string loss = report.loss ? fmt::format("  loss {:.6f}", *report.loss) : "";
-    fmt::print("step {}  samples [{}, {}){}  {} elements{}\n", shard->step, shard->begin,
-               shard->end, loss, report.elements,
+    const auto& shard = report->shard;
+    fmt::print("step {}{}{}  {} elements{}\n", report->step,
+               shard ? fmt::format("  samples [{}, {})", shard->begin, shard->end) : "",
+               report->loss ? fmt::format("  loss {:.6f}", *report->loss) : "", report->elements,
                options.synthetic.check ? ", all as they should be" : "");
     std::fflush(stdout);
   }
@@ -58,7 +66,17 @@ int work(const WorkerFlags& options, const StopSignals& signals, WorkerClient& c
   return 0;
 }
 
+// Before it joins: what is refused later would end the job of others.
+void check_flags(const WorkerFlags& options) {
+  if (options.worker.seed_protocol && options.synthetic.check) {
+    throw Error(ErrorCode::kInvalidArgument,
+                "--check does not go with --seed-protocol: the original protocol does not tell how "
+                "is averaged");
+  }
+}
+
 int run_worker(WorkerFlags& options) {
+  check_flags(options);
   const auto where = parse_host_port(options.coordinator);
   if (!where) {
     throw Error(ErrorCode::kInvalidArgument,
@@ -67,10 +85,13 @@ int run_worker(WorkerFlags& options) {
   options.worker.coordinator = *where;
   options.worker.timeout = duration_of(options.timeout);
   options.worker.token = token_from(options.token_file);
+  options.worker.wire = wire_choice(options.plain_wire);
   if (options.worker.node_id.empty()) {
     options.worker.node_id = fmt::format("{}-{}", this_host().hostname, ::getpid());
   }
-  // Until it has joined, a signal may end it as any program.
+  options.worker.gpu_count = static_cast<std::uint32_t>(gpu_count());
+  // Until it has joined, a signal may end it as any program. Threads of the library leave signals
+  // alone.
   WorkerClient client(options.worker);
   const StopSignals signals;
   try {
@@ -95,17 +116,23 @@ void add_worker(CLI::App& app, Action& action) {
       ->required()
       ->option_text("HOST:PORT");
   command.add_option("--job", options->job, "What to work on: synthetic")
-      ->check(CLI::IsMember({"synthetic"}))
+      ->check(one_of({"synthetic"}))
       ->option_text("NAME [synthetic]");
   command.add_option("--node-id", options->worker.node_id, "How messages call this worker")
       ->check([](const std::string& text) { return text.size() <= 100 ? "" : "at most 100 bytes"; })
       ->option_text("NAME [host-pid]");
   command
+      .add_option("--steps", options->steps,
+                  "Leave after so many steps; for mode blocks, where the workers decide")
+      ->option_text("N [until the coordinator ends]");
+  command
       .add_option("--timeout", options->timeout, "How long to try to connect and join; in seconds")
-      ->check(CLI::Range(0.01, 1e7))
+      ->transform(real_number(0.01, 1e7))
       ->option_text("S [30]");
   command.add_option("--token-file", options->token_file, "The job's secret, needed between hosts")
       ->option_text("FILE");
+  command.add_flag("--plain-wire", options->plain_wire,
+                   "Between hosts: checksums instead of encryption, as the coordinator does");
   CLI::Option* seed_protocol =
       command.add_flag("--seed-protocol", options->worker.seed_protocol,
                        "Speak the original protocol: no token, no heartbeats, no extensions");

@@ -95,7 +95,8 @@ void FrameSocket::flush_while_open(std::size_t most) {
 }
 
 void FrameSocket::drop_unsent() {
-  while (queue_.size() > (sent_of_front_ > 0 ? 1 : 0)) {
+  const bool begun = sent_of_front_ > 0 || socket_.midway();
+  while (queue_.size() > (begun ? 1 : 0)) {
     queued_bytes_ -= queue_.back().size();
     queue_.pop_back();
   }
@@ -151,9 +152,12 @@ std::optional<FrameStart> FrameSocket::start() const {
   if (raw().size() < kFrameStartBytes) return std::nullopt;
   const auto start = decode_frame_start(raw().first<kFrameStartBytes>());
   if (!start) {
+    const auto zero = [](std::byte byte) { return byte == std::byte{0}; };
+    const bool empty = std::ranges::all_of(raw().first(kLengthBytes), zero);
     refuse(ErrorCode::kUnexpectedMessage,
-           fmt::format("sent what is no message: tag {:#04x}",
-                       std::to_integer<unsigned>(raw()[kLengthBytes])));
+           empty ? "sent a frame of length 0; even the shortest has a tag"
+                 : fmt::format("sent what is no message: tag {:#04x}",
+                               std::to_integer<unsigned>(raw()[kLengthBytes])));
   }
   const std::uint32_t most = is_bulk(start->tag) ? most_ : kMaxSmallFrame;
   if (start->length > most) {

@@ -64,10 +64,14 @@ class FrameSocket {
   std::size_t fill(std::size_t most);
   // The window has so little room that nothing is to be read until something is taken.
   bool full() const { return window_ - (end_ - begin_) < window_ / 2; }
+  // Something has come that poll() does not tell of: fill() will find it at once.
+  bool buffered() const { return socket_.buffered(); }
   // Why nothing more will come. What came before is still to be taken.
   const std::optional<Error>& ended() const { return ended_; }
   // A frame has begun to arrive and more of it is to come.
   bool awaits_more() const;
+  // All of the message at the front has arrived, or of the one that is open.
+  bool has_whole_message() const { return !awaits_more() && (head_ || begin_ < end_); }
 
   // Bytes that are no frames: the handshake's.
   std::span<const std::byte> raw() const { return {bytes_.get() + begin_, end_ - begin_}; }

@@ -12,6 +12,7 @@
 #include "lockstep/base/index.h"
 #include "lockstep/base/log.h"
 #include "lockstep/base/text.h"
+#include "lockstep/net/socket/interface.h"
 #include "lockstep/net/socket/unix_socket.h"
 
 namespace lockstep {
@@ -76,6 +77,7 @@ Socket listen_for_workers(const HostPort& bind, const std::string& token, Deadli
         ErrorCode::kInvalidArgument,
         fmt::format("{} can be reached by other hosts: that needs a token", to_string(address)));
   }
+  require_token_for(address, token);
   return listen_tcp(address);
 }
 
@@ -84,7 +86,8 @@ GradientServer::GradientServer(Arrivals* arrivals, ServerOptions options)
       arrivals_(arrivals),
       membership_(options_.workers, options_.settings.timeout, Clock::now()),
       connections_(static_cast<std::size_t>(options_.workers)),
-      inputs_(connections_.size()) {
+      inputs_(connections_.size()),
+      total_samples_(options_.settings.total_samples) {
   LOCKSTEP_CHECK(options_.window >= kLeastWindow);
 }
 
@@ -108,22 +111,49 @@ void GradientServer::wait_for_workers() {
 void GradientServer::send_shards(std::uint64_t step) {
   LOCKSTEP_CHECK(membership_.complete());
   for_each_connection([&](int worker, Connection& each) {
-    const Shard shard = shard_of(step, options_.settings.total_samples, membership_.size(), worker);
+    const Shard shard = shard_of(step, total_samples_, membership_.size(), worker);
     each.frames.queue(encode(ShardAssignment{step, shard.begin, shard.end}));
   });
   run([] { return true; });
 }
 
+int GradientServer::worker_count() const {
+  return static_cast<int>(
+      std::ranges::count_if(connections_, [](const auto& each) { return each.has_value(); }));
+}
+
+bool GradientServer::await_step(std::uint64_t step) {
+  LOCKSTEP_CHECK(membership_.complete() && !round_);
+  between_steps_ = true;
+  departed_.reset();
+  owe_all(fmt::format("its part of step {}", step));
+  run([this] {
+    if (!anyone_begins()) return worker_count() == 0;
+    if (departed_) throw Error(*departed_);
+    return true;
+  });
+  between_steps_ = false;
+  return worker_count() > 0;
+}
+
+bool GradientServer::anyone_begins() const {
+  return std::ranges::any_of(connections_, [](const auto& each) {
+    const auto start = each ? each->frames.start() : std::nullopt;
+    return start && is_bulk(start->tag);
+  });
+}
+
+bool GradientServer::left_in_order(int worker) const {
+  const FrameSocket& frames = connections_[index_of(worker)]->frames;
+  return between_steps_ && frames.ended() && frames.ended()->code() == ErrorCode::kChannelClosed &&
+         frames.raw().empty() && !frames.wants_to_send();
+}
+
 RoundResult GradientServer::reduce(const RoundKey& key) {
   LOCKSTEP_CHECK(membership_.complete());
   const auto start = Clock::now();
-  std::vector<std::uint64_t> shards;
-  for (int i = 0; i < membership_.size(); ++i) {
-    shards.push_back(
-        shard_of(key.step, options_.settings.total_samples, membership_.size(), i).size());
-  }
   output_ = nullptr;
-  round_.emplace(key, options_.settings.average, names(), std::move(shards));
+  round_.emplace(key, options_.settings.average, names());
   owe_all(describe(key));
   run([this] { return round_->complete(); });
   RoundResult result = round_->result();
@@ -154,9 +184,9 @@ void GradientServer::drain() {
 }
 
 void GradientServer::shutdown() {
-  for_each_connection([](int, Connection& each) { each.frames.queue(encode(Shutdown{})); });
-  finished_ = true;
+  finished_ = true;  // who has all that it was owed may go at once
   drain();
+  for_each_connection([](int, Connection& each) { each.frames.queue(encode(Shutdown{})); });
   take_leave(std::min(options_.settings.timeout, kLeavePatience));
 }
 
@@ -216,7 +246,8 @@ void GradientServer::wait_for_events() {
     // Who is held back is not read, but that it has gone shows all the same.
     const short events =
         static_cast<short>((reading ? POLLIN : POLLRDHUP) | (sending ? POLLOUT : 0));
-    entries_.push_back({each ? each->frames.socket().fd() : -1, events, 0});
+    const bool open = each && !each->frames.ended();
+    entries_.push_back({open ? each->frames.socket().fd() : -1, events, 0});
   }
   entries_.push_back({arrivals_ != nullptr ? arrivals_->fd() : -1, POLLIN, 0});
   auto wake = membership_.wake_at();
@@ -225,6 +256,14 @@ void GradientServer::wait_for_events() {
     entries_.push_back({newcomer.frames.socket().fd(), events, 0});
     wake = std::min(wake, newcomer.limit);
   }
+  const auto has_more = [](const FrameSocket& frames) {
+    return !frames.full() && frames.buffered();
+  };
+  const bool more =
+      std::ranges::any_of(connections_,
+                          [&](const auto& each) { return each && has_more(each->frames); }) ||
+      std::ranges::any_of(newcomers_, has_more, &Newcomer::frames);
+  if (more) wake = {};
   const int ready = ::poll(entries_.data(), entries_.size(), Deadline::at(wake).poll_timeout());
   if (ready < 0 && errno != EINTR) throw_io("polling the workers", errno);
   if (ready < 0) {
@@ -238,7 +277,8 @@ void GradientServer::wait_for_events() {
 void GradientServer::receive(Clock::time_point now) {
   for_each_connection([&](int worker, Connection& each) {
     const pollfd& entry = entries_[index_of(worker) + 1];
-    if ((entry.revents & (POLLIN | POLLHUP | POLLERR | POLLRDHUP)) == 0) return;
+    const bool ready = (entry.revents & (POLLIN | POLLHUP | POLLERR | POLLRDHUP)) != 0;
+    if (!ready && (each.frames.full() || !each.frames.buffered())) return;
     if (each.frames.full()) {
       return lose(worker, Error(ErrorCode::kPeerLost,
                                 fmt::format("{} closed its connection while it was held back",
@@ -258,13 +298,19 @@ void GradientServer::meet_newcomers(Clock::time_point now) {
                           .ours = !arrival->original});
   }
   for (auto newcomer = newcomers_.begin(); newcomer != newcomers_.end();) {
-    bool done = now >= newcomer->limit;
+    bool done = false;
+    std::string why;
     try {
-      done = attend(*newcomer, now) || done;
+      done = attend(*newcomer, now);
+      const bool joined = !newcomer->frames.socket();
+      if (done && !joined && !newcomer->leaving) why = "it left before it joined";
+      if (!done && now >= newcomer->limit) why = "it did not ask to join in time";
     } catch (const Error& error) {
-      log(LogLevel::kWarning, "coordinator: let {} go: {}", newcomer->frames.socket().peer(),
-          error.message());
-      done = true;
+      why = error.message();
+    }
+    done = done || !why.empty();
+    if (!why.empty()) {
+      log(LogLevel::kWarning, "coordinator: let {} go: {}", newcomer->frames.socket().peer(), why);
     }
     if (done && newcomer->frames.socket()) newcomer->frames.socket().close_gently();
     newcomer = done ? newcomers_.erase(newcomer) : std::next(newcomer);
@@ -350,10 +396,14 @@ Error GradientServer::last_words(int worker, const Error& unsent) {
 void GradientServer::judge(Clock::time_point now) {
   for_each_connection([&](int worker, Connection& each) {
     const bool expected = each.ours || each.frames.awaits_more() || each.frames.wants_to_send();
-    membership_.watch(worker, expected && !each.frames.full(), now);
+    const bool heard_all = each.frames.ended().has_value();
+    membership_.watch(worker, expected && !each.frames.full() && !heard_all, now);
     const bool all_here = each.frames.bulk_is_open() && each.frames.peek_foot();
     if (all_here || each.frames.full()) membership_.excuse(worker, now);
-    if (each.frames.ended()) lose(worker, departure(worker));
+    // What it sent before it went comes first: why it did may be behind it. Of no interest before
+    // all are there.
+    const bool left_words = membership_.complete() && each.frames.has_whole_message();
+    if (heard_all && !left_words) lose(worker, departure(worker));
   });
   while (const auto error = membership_.judge(now)) {
     if (error->rank() < 0) throw *error;
@@ -375,12 +425,15 @@ Error GradientServer::departure(int worker) const {
 
 void GradientServer::lose(int worker, const Error& error) {
   auto& each = connections_[index_of(worker)];
-  if (finished_ && !each->frames.wants_to_send()) {
+  const bool in_order = left_in_order(worker);
+  if (in_order || (finished_ && !each->frames.wants_to_send())) {
+    if (in_order && !departed_) departed_ = error;
     membership_.watch(worker, false, Clock::now());
+    membership_.brought(worker);
     return each.reset();
   }
   if (membership_.complete()) throw Error(error);
-  if (notice_) notice_(fmt::format("{} left: {}", membership_.name(worker), error.message()));
+  if (notice_) notice_(fmt::format("{}; its place is free again", error.message()));
   membership_.forget(worker);
   each.reset();
 }
@@ -484,6 +537,11 @@ void GradientServer::begin_round(int worker) {
   Connection& each = connection(worker);
   const BulkHead& head = each.frames.head();
   round_->begin(worker, head);
+  check_average_fits(head);
+  if (head.worker_id != static_cast<std::uint32_t>(worker) && !std::exchange(each.misnamed, true)) {
+    log(LogLevel::kWarning, "coordinator: {} calls itself worker {} in its payloads",
+        membership_.name(worker), head.worker_id);
+  }
   if (head.tag == WireTag::kGradientPayload && each.totals) {
     const Totals totals = *std::exchange(each.totals, std::nullopt);
     if (totals.step != head.step) {
@@ -499,6 +557,23 @@ void GradientServer::begin_round(int worker) {
   if (round_->waits_for_totals(worker)) {
     each.frames.set_window(2 * (static_cast<std::size_t>(head.count) * sizeof(float) +
                                 foot_bytes(head) + kMaxBulkHead));
+  }
+}
+
+// Before anything is added up: a worker of the original protocol refuses longer frames.
+void GradientServer::check_average_fits(const BulkHead& head) const {
+  BulkHead average = head;
+  average.tag = average_tag(round_->key().kind);
+  const std::uint64_t length = frame_length(average);
+  if (length <= kOriginalLargestFrame) return;
+  for (int worker = 0; worker < membership_.size(); ++worker) {
+    if (connections_[index_of(worker)]->ours) continue;
+    throw Error(ErrorCode::kMessageTooLarge,
+                fmt::format("the average of {} would be a message of {} bytes, and {} speaks the "
+                            "original protocol, which takes {} at most",
+                            describe(round_->key()), length, membership_.name(worker),
+                            kOriginalLargestFrame),
+                worker);
   }
 }
 

@@ -79,8 +79,16 @@ class GradientServer {
 
   void wait_for_workers();
   const Membership& membership() const { return membership_; }
+  // Those that have joined and have not left.
+  int worker_count() const;
 
+  // Of the steps that follow. Workers of ours have been told that of the start.
+  void set_total_samples(std::uint64_t samples) { total_samples_ = samples; }
   void send_shards(std::uint64_t step);
+  // Where the workers say how many steps there are: waits until one of them begins to send its part
+  // of `step`, or all have closed their connections. False: all have, and the job is done. Throws
+  // when some have left and another goes on.
+  bool await_step(std::uint64_t step);
   // Collects one round and averages it.
   RoundResult reduce(const RoundKey& key);
   // To all workers. Returns at once: it goes out during the calls that follow.
@@ -98,6 +106,7 @@ class GradientServer {
     FrameSocket frames;
     bool ours = false;             // it speaks our protocol, not the original one
     std::optional<Totals> totals;  // of the gradient that follows
+    bool misnamed = false;         // its payloads have another's worker_id; that is in the log
   };
   // A connection that has not asked to join yet, or that is leaving.
   struct Newcomer {
@@ -121,6 +130,9 @@ class GradientServer {
   // A worker is gone. Before all are there it is forgotten; later its loss ends the job, unless the
   // job is done.
   void lose(int worker, const Error& error);
+  // Closed its connection between two steps, with nothing of the next one sent.
+  bool left_in_order(int worker) const;
+  bool anyone_begins() const;
   // Why sending to a worker failed: what it said before it went, or that it went.
   Error last_words(int worker, const Error& unsent);
   Error departure(int worker) const;
@@ -132,6 +144,7 @@ class GradientServer {
   bool process_round(int worker);
   void handle(int worker, const SmallMessage& message);
   void begin_round(int worker);
+  void check_average_fits(const BulkHead& head) const;
   bool take_output();
   bool advance_round();
 
@@ -161,7 +174,10 @@ class GradientServer {
   std::shared_ptr<Payload> output_;  // of the round
   std::vector<pollfd> entries_;
   std::vector<const std::byte*> inputs_;
-  bool finished_ = false;  // all workers have been told; they may go
+  std::uint64_t total_samples_;
+  bool between_steps_ = false;     // await_step() waits: workers may leave
+  std::optional<Error> departed_;  // of the first that has left; counts if others go on
+  bool finished_ = false;          // all workers have been told; they may go
   std::optional<Error> failure_;
 };
 

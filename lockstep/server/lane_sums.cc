@@ -5,7 +5,6 @@
 #include <algorithm>
 #include <utility>
 
-#include "lockstep/base/check.h"
 #include "lockstep/base/index.h"
 #include "lockstep/base/text.h"
 #include "lockstep/comm/kernels/kernels.h"
@@ -16,6 +15,10 @@ namespace {
 // Of a partial sum, and of its tail.
 constexpr std::size_t kMostPieceBytes = std::size_t{4} << 20;
 constexpr std::size_t kMostTailBytes = 16 * 1024;
+// Of a step; nobody cuts a step into so many.
+constexpr std::uint32_t kMostLanes = std::uint32_t{1} << 24;
+// What a rank may bring to one piece. Honest ranks own few nodes, and pieces are small.
+constexpr std::size_t kMostBroughtBytes = std::size_t{1} << 30;
 
 std::string node_name(const BulkHead& head) {
   return fmt::format("lanes [{}, {}) of {} at step {}", head.lane_begin, head.lane_end, head.lanes,
@@ -52,7 +55,14 @@ bool LaneSums::offer(int rank, const BulkHead& head) {
              "sent a PartialSum of {} elements and a tail of {}; {} and {} bytes are allowed",
              head.count, head.tail_count, kMostPieceBytes, kMostTailBytes));
   }
-  if (!open_) open_.emplace(Open{head, rank, LaneTree(head.lanes)});
+  if (head.lanes == 0 || head.lanes > kMostLanes) {
+    fail(ErrorCode::kSizeMismatch, rank,
+         fmt::format("counts {} lanes at step {}; 1 to {} are possible", head.lanes, head.step,
+                     kMostLanes));
+  }
+  if (!open_) {
+    open_.emplace(Open{head, rank, LaneTree(head.lanes), std::vector<std::size_t>(names_.size())});
+  }
   const BulkHead& first = open_->head;
   const std::string& opener = names_[index_of(open_->opener)];
   if (head.step == first.step && head.call != first.call) {
@@ -76,6 +86,13 @@ bool LaneSums::offer(int rank, const BulkHead& head) {
                      first.tail_count));
   }
   waiting_at_[index_of(rank)].reset();
+  std::size_t& brought = open_->brought[index_of(rank)];
+  brought += head.count * sizeof(float) + foot_bytes(head);
+  if (brought > kMostBroughtBytes) {
+    fail(ErrorCode::kMessageTooLarge, rank,
+         fmt::format("sent {} bytes for the elements from {} on of step {}; {} are allowed",
+                     brought, head.offset, head.step, kMostBroughtBytes));
+  }
   return true;
 }
 
@@ -95,7 +112,14 @@ void LaneSums::check_finite(int rank, const BulkHead& head, const LaneValue& val
 }
 
 void LaneSums::add(int rank, const BulkHead& head, LaneValue value) {
-  LOCKSTEP_CHECK(open_);
+  // Another piece may begin where the finished one did.
+  const bool fits = open_ && open_->head.step == head.step && open_->head.offset == head.offset &&
+                    open_->head.count == head.count && open_->head.tail_count == head.tail_count &&
+                    open_->head.lanes == head.lanes;
+  if (!fits) {
+    fail(ErrorCode::kSizeMismatch, rank,
+         fmt::format("sent {}, but others have sent all lanes already", node_name(head)));
+  }
   check_finite(rank, head, value);
   switch (open_->tree.add({head.lane_begin, head.lane_end}, std::move(value))) {
     case LaneTree::Outcome::kAdded: break;

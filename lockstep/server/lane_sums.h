@@ -15,7 +15,7 @@ namespace lockstep {
 // nodes of T(0, lanes), in pieces of the flat gradient; they number their sums alike. The first
 // frame of a piece opens the piece. A piece is finished when the nodes that have come cover all
 // lanes, whoever brought them. No I/O. A frame that does not fit throws an Error that names the
-// rank at fault.
+// rank at fault. What a rank may bring is bounded: the lanes, and the bytes that are held for it.
 class LaneSums {
  public:
   explicit LaneSums(std::vector<std::string> names);
@@ -23,7 +23,8 @@ class LaneSums {
   // Whether the frame belongs to the open piece, or opens one. If not, the frame is to be offered
   // again when the piece is finished.
   bool offer(int rank, const BulkHead& head);
-  // All of a frame that was accepted.
+  // All of a frame that was accepted. The piece may be finished by now, with others' lanes: then
+  // these were brought twice.
   void add(int rank, const BulkHead& head, LaneValue value);
   // Throws if all ranks have gone on to other pieces: nothing can finish the open one.
   void check_stuck() const;
@@ -42,6 +43,7 @@ class LaneSums {
     BulkHead head;  // that opened it
     int opener = -1;
     LaneTree tree;
+    std::vector<std::size_t> brought;  // bytes, by rank
   };
 
   [[noreturn]] void fail(ErrorCode code, int rank, const std::string& what) const;

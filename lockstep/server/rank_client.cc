@@ -59,12 +59,14 @@ void RankClient::wait(const std::string& what) {
   const bool reading = !frames_.bulk_is_open() || frames_.elements_left() == 0;
   // Nobody takes what comes while we send; holding it back could stop the server for good.
   if (reading && frames_.full()) frames_.set_window(2 * frames_.window());
+  const bool buffered = reading && frames_.buffered();
   const short events = frames_.wants_to_send() ? POLLIN | POLLOUT : POLLIN;
   pollfd entries[2] = {{frames_.socket().fd(), events, 0}, {latch_.fd(), POLLIN, 0}};
-  if (::poll(entries, 2, deadline_.poll_timeout()) < 0 && errno != EINTR)
+  if (::poll(entries, 2, buffered ? 0 : deadline_.poll_timeout()) < 0 && errno != EINTR)
     throw_io("polling", errno);
   latch_.check();
-  if (reading && (entries[0].revents & (POLLIN | POLLHUP | POLLERR)) != 0) frames_.fill(kTurnBytes);
+  const bool ready = buffered || (entries[0].revents & (POLLIN | POLLHUP | POLLERR)) != 0;
+  if (reading && ready) frames_.fill(kTurnBytes);
   if (deadline_.expired()) {
     throw Error(ErrorCode::kTimeout, fmt::format("{} has not brought {} by the deadline",
                                                  frames_.socket().peer(), what));
@@ -219,6 +221,11 @@ void RankClient::open_bytes() {
     throw Error(ErrorCode::kUnexpectedMessage,
                 fmt::format("{} sent Bytes of nobody", frames_.socket().peer()));
   }
+  if (head.count > kBytesPiece) {
+    throw Error(ErrorCode::kMessageTooLarge,
+                fmt::format("{} sent {} bytes at once; {} are allowed", frames_.socket().peer(),
+                            head.count, kBytesPiece));
+  }
   const int from = static_cast<int>(head.from);
   check_stamp(from, head.stamp);
   const bool early = head.stamp.sequence > call_.sequence || peers_[index_of(from)].awaited.empty();
@@ -290,8 +297,7 @@ void RankClient::move_bytes(std::span<const BytesOut> out, std::span<const Bytes
                                : fmt::format("the bytes of {}", missing->name);
   drive(what, [&] {
     const auto next = first_missing();
-    waits_for_.store(next == peers_.end() ? -1 : static_cast<int>(next - peers_.begin()),
-                     std::memory_order_relaxed);
+    waits_->set(next == peers_.end() ? -1 : static_cast<int>(next - peers_.begin()));
     return next == peers_.end() && !frames_.wants_to_send();
   });
 }

@@ -1,6 +1,5 @@
 #pragma once
 
-#include <atomic>
 #include <cstdint>
 #include <deque>
 #include <functional>
@@ -12,6 +11,7 @@
 #include "lockstep/base/deadline.h"
 #include "lockstep/base/failure_latch.h"
 #include "lockstep/base/range.h"
+#include "lockstep/comm/wait_note.h"
 #include "lockstep/net/job/job.h"
 #include "lockstep/net/socket/address.h"
 #include "lockstep/server/frame_socket.h"
@@ -64,7 +64,9 @@ class RankClient {
   void move_bytes(std::span<const BytesOut> out, std::span<const BytesIn> in);
 
   // The rank whose bytes this one has been waiting for lately, -1: none. Callable from any thread.
-  int waits_for() const { return waits_for_.load(std::memory_order_relaxed); }
+  int waits_for() const { return waits_->rank(); }
+  // Before the first collective: where waits are noted. It must outlive the client.
+  void note_waits_in(WaitNote& waits) { waits_ = &waits; }
 
  private:
   // Bytes of a rank that this one waits for.
@@ -123,7 +125,8 @@ class RankClient {
   MeshFrame call_;               // the collective entered last
   std::uint64_t digest_ = 0;     // of it
   OpenBytes open_;
-  std::atomic<int> waits_for_{-1};
+  WaitNote own_waits_;
+  WaitNote* waits_ = &own_waits_;
 };
 
 }  // namespace lockstep

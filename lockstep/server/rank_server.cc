@@ -100,6 +100,10 @@ void RankServer::wait_for_events() {
     entries_.push_back({reading || sending ? each->frames.socket().fd() : -1, events, 0});
   }
   Deadline wake = earlier(all_here_by_, Deadline::after(kLookForTheEnd));
+  const auto has_more = [](const auto& each) {
+    return each && !each->frames.full() && each->frames.buffered();
+  };
+  if (std::ranges::any_of(connections_, has_more)) wake = Deadline::at({});
   if (missed_) wake = earlier(wake, missed_->until);
   const int ready = ::poll(entries_.data(), entries_.size(), wake.poll_timeout());
   if (ready < 0 && errno != EINTR) throw_io("polling the ranks", errno);
@@ -175,7 +179,9 @@ void RankServer::receive() {
     auto& each = connections_[rank];
     const std::size_t entry = kFirstRank + rank;  // none for one that has just come
     const bool ready = entry < entries_.size() && (entries_[entry].revents & ~POLLOUT) != 0;
-    if (each && ready && !each->frames.full()) each->frames.fill(kTurnBytes);
+    if (each && (ready || each->frames.buffered()) && !each->frames.full()) {
+      each->frames.fill(kTurnBytes);
+    }
   }
 }
 
@@ -212,7 +218,8 @@ void RankServer::process_all(const Observer& observer) {
         for (auto& each : connections_) {
           if (each) each->frames.queue(frame);
         }
-        if (observer.added) observer.added(*piece);
+        const Clock::duration took = std::exchange(adding_, {});
+        if (observer.added) observer.added(*piece, took);
         finished = true;  // what others have sent ahead may have waited for it
       }
     }
@@ -296,7 +303,9 @@ bool RankServer::add(int rank) {
   auto foot = frames.take_foot();
   if (!foot) return false;
   each.adding->tail = std::move(foot->tail);
+  const Clock::time_point begin = Clock::now();
   lanes_->add(rank, head, std::move(*std::exchange(each.adding, std::nullopt)));
+  adding_ += Clock::now() - begin;
   return true;
 }
 

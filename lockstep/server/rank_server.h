@@ -41,10 +41,11 @@ class RankServer {
   RankServer(const RankServer&) = delete;
   RankServer& operator=(const RankServer&) = delete;
 
-  // Called when all ranks have come, with their names, and with every piece of a sum.
+  // Called when all ranks have come, with their names, and with every piece of a sum and the time
+  // that its additions took.
   struct Observer {
     std::function<void(const std::vector<std::string>&)> formed;
-    std::function<void(const LaneSums::Piece&)> added;
+    std::function<void(const LaneSums::Piece&, Clock::duration)> added;
   };
   // Serves until all ranks have left. Throws the first cause if the job fails.
   void serve(const Observer& observer = {});
@@ -108,6 +109,7 @@ class RankServer {
   };
   std::optional<Missed> missed_;
   std::optional<LaneSums> lanes_;
+  Clock::duration adding_{};  // spent on the open piece
   std::vector<pollfd> entries_;
 };
 

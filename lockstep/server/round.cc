@@ -34,6 +34,18 @@ std::string list_sizes(const std::vector<std::uint32_t>& sizes) {
   return sizes.size() > kMost ? text + " ..." : text;
 }
 
+// A worker that sends gradients in the other way was started for a coordinator of another mode.
+std::string_view mode_hint(RoundKind expected, WireTag sent) {
+  const bool vector = expected == RoundKind::kVector;
+  const bool blocks =
+      sent == WireTag::kBlockGradientPayload || sent == WireTag::kNonBlockGradientPayload;
+  if (vector && blocks) return " (such workers need a coordinator with --mode blocks)";
+  if (!vector && sent == WireTag::kGradientPayload) {
+    return " (such workers need a coordinator with --mode vector)";
+  }
+  return "";
+}
+
 std::string_view component_name(std::uint8_t component) {
   constexpr std::string_view kNames[kComponents] = {"lm_head", "final_norm", "embedding"};
   return component < kComponents ? kNames[component] : "unknown";
@@ -54,13 +66,10 @@ std::string describe(const RoundKey& key) {
   return "?";
 }
 
-AverageRound::AverageRound(const RoundKey& key, Average average, std::vector<std::string> names,
-                           std::vector<std::uint64_t> shards)
-    : key_(key), average_(average) {
-  LOCKSTEP_CHECK(!names.empty() && names.size() == shards.size());
-  for (std::size_t i = 0; i < names.size(); ++i) {
-    workers_.push_back({.name = std::move(names[i]), .shard = shards[i], .totals = {}});
-  }
+AverageRound::AverageRound(const RoundKey& key, Average average, std::vector<std::string> names)
+    : key_(key), average_(key.kind == RoundKind::kVector ? average : Average::kMean) {
+  LOCKSTEP_CHECK(!names.empty());
+  for (std::string& name : names) workers_.push_back({.name = std::move(name), .totals = {}});
 }
 
 void AverageRound::fail(ErrorCode code, int worker, const std::string& what) const {
@@ -70,8 +79,8 @@ void AverageRound::fail(ErrorCode code, int worker, const std::string& what) con
 void AverageRound::check_tag(int worker, WireTag tag) const {
   if (tag == tag_of(key_.kind)) return;
   fail(ErrorCode::kUnexpectedMessage, worker,
-       fmt::format("sent a {}; a {} is expected, for {}", to_string(tag),
-                   to_string(tag_of(key_.kind)), describe(key_)));
+       fmt::format("sent a {}; a {} is expected, for {}{}", to_string(tag),
+                   to_string(tag_of(key_.kind)), describe(key_), mode_hint(key_.kind, tag)));
 }
 
 void AverageRound::begin(int worker, const BulkHead& head) {
@@ -150,7 +159,7 @@ void AverageRound::set_totals(int worker, float loss, std::uint64_t correct, std
          fmt::format("says that {} of {} samples of step {} are correct; {} is the most", correct,
                      total, key_.step, kMostSamples));
   }
-  each.totals = Totals{loss, correct, total};
+  each.totals = WorkerTotals{loss, correct, total};
 }
 
 bool AverageRound::waits_for_totals(int worker) const {
@@ -168,7 +177,7 @@ bool AverageRound::ready() const {
 void AverageRound::prepare() {
   std::vector<std::uint64_t> weights;
   for (const Worker& worker : workers_) {
-    weights.push_back(worker.totals ? worker.totals->total : worker.shard);
+    weights.push_back(worker.totals ? worker.totals->total : 1);
   }
   averager_.emplace(average_, std::move(weights));
 }
@@ -233,6 +242,7 @@ RoundResult AverageRound::result() const {
   if (key_.kind != RoundKind::kVector) return result;
   std::vector<double> losses;
   for (const Worker& worker : workers_) {
+    result.workers.push_back(*worker.totals);
     result.correct += worker.totals->correct;
     result.total += worker.totals->total;
     losses.push_back(static_cast<double>(worker.totals->loss) *

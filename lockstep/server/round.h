@@ -31,6 +31,14 @@ struct RoundKey {
 std::string describe(const RoundKey& key);
 inline constexpr std::uint8_t kComponents = 3;
 
+// What a worker says of its samples, with a vector.
+struct WorkerTotals {
+  float loss = 0;
+  std::uint64_t correct = 0;
+  std::uint64_t total = 0;
+  bool operator==(const WorkerTotals&) const = default;
+};
+
 struct RoundResult {
   RoundKey key;
   std::span<const float> gradients;  // averaged; `keep` holds them
@@ -38,6 +46,7 @@ struct RoundResult {
   float loss = 0;  // vectors: weighted by samples
   std::uint64_t correct = 0;
   std::uint64_t total = 0;
+  std::vector<WorkerTotals> workers;           // vectors: by worker
   std::vector<std::uint32_t> component_sizes;  // blocks
   std::uint32_t num_blocks = 0;
   std::chrono::nanoseconds reduce_time{};  // from the call to the last check
@@ -47,9 +56,9 @@ struct RoundResult {
 // names the worker at fault and both values.
 class AverageRound {
  public:
-  // `names[w]` is how messages call worker w; `shards[w]` is the number of samples it was given.
-  AverageRound(const RoundKey& key, Average average, std::vector<std::string> names,
-               std::vector<std::uint64_t> shards);
+  // `names[w]` is how messages call worker w. `average` is for vectors; blocks and components carry
+  // no counts, so theirs is always the mean.
+  AverageRound(const RoundKey& key, Average average, std::vector<std::string> names);
 
   const RoundKey& key() const { return key_; }
   // A gradient of this kind and step is expected from the worker, and no other.
@@ -80,17 +89,11 @@ class AverageRound {
   RoundResult result() const;
 
  private:
-  struct Totals {
-    float loss = 0;
-    std::uint64_t correct = 0;
-    std::uint64_t total = 0;
-  };
   struct Worker {
     std::string name;
-    std::uint64_t shard = 0;
     bool begun = false;
     bool ended = false;
-    std::optional<Totals> totals;
+    std::optional<WorkerTotals> totals;
   };
 
   [[noreturn]] void fail(ErrorCode code, int worker, const std::string& what) const;

@@ -45,6 +45,7 @@ JoinedJob join_star(const StarOptions& options) {
   place.listens = false;
   place.job = options.job;
   place.token = options.token;
+  place.wire = options.wire;
   place.timeout = options.timeout;
   place.survives = options.survives;
   place.min_workers = options.min_workers;
@@ -53,10 +54,11 @@ JoinedJob join_star(const StarOptions& options) {
   return join_job(place);
 }
 
-std::unique_ptr<Communicator> connect_star(const StarOptions& options, const JoinedJob& job) {
+std::unique_ptr<Communicator> connect_star(const StarOptions& options, const JoinedJob& job,
+                                           std::shared_ptr<FlightRecorder> flight) {
   auto client = std::make_unique<RankClient>(options.coordinator, job);
   return std::make_unique<Communicator>(std::make_unique<ServerEngine>(job, std::move(client)),
-                                        job.timeout);
+                                        job.timeout, 0, std::move(flight));
 }
 
 ServerEngine::ServerEngine(JoinedJob job, std::unique_ptr<RankClient> client)

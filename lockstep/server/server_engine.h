@@ -26,6 +26,7 @@ struct StarOptions {
   int world_size = 0;
   std::string job = "lockstep";
   std::string token;
+  WireChoice wire = WireChoice::kSealed;
   // For joining. Afterwards the coordinator's own timeout counts.
   Deadline::Clock::duration timeout = std::chrono::seconds(30);
   // As in JobOptions.
@@ -42,7 +43,8 @@ JoinedJob join_star(const StarOptions& options);
 // bytes through it, to whom it concerns, and is combined there. Values that the server adds must be
 // finite (Engine::finite_only): it ends the job on NaN, infinity and overflow, naming the rank.
 // There are no sub-groups: split() throws Error{kInvalidArgument}.
-std::unique_ptr<Communicator> connect_star(const StarOptions& options, const JoinedJob& job);
+std::unique_ptr<Communicator> connect_star(const StarOptions& options, const JoinedJob& job,
+                                           std::shared_ptr<FlightRecorder> flight = nullptr);
 
 // Collectives through a gradient server.
 class ServerEngine final : public Engine {
@@ -62,6 +64,7 @@ class ServerEngine final : public Engine {
   Buffer allocate(std::size_t bytes) override { return Buffer::heap(bytes); }
   bool finite_only() const override { return true; }
   int waits_for() const override { return client_->waits_for(); }
+  void note_waits_in(WaitNote& waits) override { client_->note_waits_in(waits); }
 
  private:
   // One sum over `lanes`, into `sum`. Returns the sum of the tails, of `numbers` each.

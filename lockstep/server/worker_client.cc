@@ -5,11 +5,14 @@
 
 #include <algorithm>
 #include <cerrno>
+#include <cmath>
 #include <utility>
 
 #include "lockstep/base/check.h"
 #include "lockstep/base/text.h"
+#include "lockstep/comm/kernels/kernels.h"
 #include "lockstep/net/job/handshake.h"
+#include "lockstep/net/socket/interface.h"
 #include "lockstep/server/membership.h"
 
 namespace lockstep {
@@ -23,9 +26,19 @@ Socket connect_to_coordinator(const WorkerOptions& options) {
   Socket socket = connect_with_retry(options.coordinator, deadline);
   tune_tcp(socket, options.timeout);
   socket.set_peer(fmt::format("the coordinator ({})", socket.peer()), -1);
-  if (!options.seed_protocol) {
-    const Identity identity{options.job, 0, random_member_id(), -1, options.token};
+  if (options.seed_protocol) return socket;
+  if (!options.token.empty()) require_token_for(socket.peer_address(), options.token);
+  const Identity identity{
+      .job = options.job, .id = random_member_id(), .token = options.token, .wire = options.wire};
+  try {
     client_handshake(socket, identity, Purpose::kServer, 0, deadline);
+  } catch (const Error& error) {
+    const bool hung_up =
+        error.code() == ErrorCode::kChannelClosed || error.code() == ErrorCode::kPeerLost;
+    if (!hung_up) throw;
+    throw Error(error.code(),
+                fmt::format("{}; if it is a server of the original protocol, use --seed-protocol",
+                            error.message()));
   }
   return socket;
 }
@@ -195,12 +208,13 @@ void WorkerClient::wait(const std::string& what, Clock::time_point since) {
   if (reading && frames_.full()) frames_.set_window(2 * frames_.window());
   const short events = frames_.wants_to_send() ? POLLIN | POLLOUT : POLLIN;
   pollfd entries[2] = {{frames_.socket().fd(), events, 0}, {stop_fd_, POLLIN, 0}};
-  if (::poll(entries, 2, Deadline::after(timeout_ / 5).poll_timeout()) < 0 && errno != EINTR)
-    throw_io("polling", errno);
+  const bool buffered = reading && frames_.buffered();
+  const int patience = buffered ? 0 : Deadline::after(timeout_ / 5).poll_timeout();
+  if (::poll(entries, 2, patience) < 0 && errno != EINTR) throw_io("polling", errno);
   if (entries[1].revents != 0) {
     throw Error(ErrorCode::kAborted, "this worker was told to stop");
   }
-  if (entries[0].revents & (POLLIN | POLLHUP | POLLERR)) {
+  if (buffered || (entries[0].revents & (POLLIN | POLLHUP | POLLERR)) != 0) {
     if (reading) {
       fill();
     } else {
@@ -286,11 +300,14 @@ void WorkerClient::tell(const Error& reason) {
 void WorkerClient::send(const BulkHead& head, std::span<const float> data, const BulkFoot& foot) {
   const Lock lock(mutex_);
   if (failure_) throw Error(*failure_);
-  const std::uint64_t bytes = data.size_bytes() + kMaxBulkHead + foot_bytes(head);
-  if (settings_ && bytes > settings_->largest_frame) {
-    throw Error(ErrorCode::kMessageTooLarge,
-                fmt::format("a {} of {} elements; the coordinator takes frames of up to {} bytes",
-                            to_string(head.tag), data.size(), settings_->largest_frame));
+  const std::uint32_t most = settings_ ? settings_->largest_frame : kOriginalLargestFrame;
+  if (frame_length(head) > most) {
+    throw Error(
+        ErrorCode::kMessageTooLarge,
+        fmt::format("a {} of {} elements is {} bytes long; {} {} at most", to_string(head.tag),
+                    data.size(), frame_length(head),
+                    settings_ ? "the coordinator takes" : "peers of the original protocol take",
+                    most));
   }
   if (head.tag == WireTag::kGradientPayload && ours_) {
     frames_.queue(encode(Totals{head.step, foot.loss, foot.correct, foot.total}));
@@ -309,7 +326,10 @@ bool WorkerClient::open_expected(const BulkHead& expected) {
                                   describe(expected)));
   };
   if (start->tag != expected.tag) {
-    refuse(ErrorCode::kUnexpectedMessage, fmt::format("a {}", to_string(start->tag)));
+    const bool shard = start->tag == WireTag::kShardAssignment;
+    refuse(ErrorCode::kUnexpectedMessage,
+           fmt::format("a {}{}", to_string(start->tag),
+                       shard ? " (it deals out samples, as in mode vector)" : ""));
   }
   if (!frames_.open_bulk()) return false;
   const BulkHead& head = frames_.head();
@@ -340,15 +360,38 @@ std::optional<BulkFoot> WorkerClient::take_expected(const BulkHead& expected, st
   return frames_.take_foot();
 }
 
-BulkFoot WorkerClient::receive(const BulkHead& expected, std::span<float> into) {
+bool WorkerClient::take_shutdown(const BulkHead& expected) {
+  if (expected.tag != WireTag::kAveragedBlockGradient || frames_.bulk_is_open()) return false;
+  const auto start = frames_.start();
+  return start && start->tag == WireTag::kShutdown && frames_.take_small();
+}
+
+std::optional<BulkFoot> WorkerClient::receive(const BulkHead& expected, std::span<float> into) {
   const Lock lock(mutex_);
   std::size_t done = 0;  // bytes
   std::optional<BulkFoot> foot;
   drive(describe(expected), [&] {
+    if (take_shutdown(expected)) return true;
     foot = take_expected(expected, into, done);
+    if (foot) check_finite(expected, into, *foot);
     return foot.has_value();
   });
-  return std::move(*foot);
+  return foot;
+}
+
+void WorkerClient::check_finite(const BulkHead& head, std::span<const float> elements,
+                                const BulkFoot& foot) {
+  const std::size_t at = find_non_finite(DataType::kF32, elements.data(), elements.size());
+  if (at < elements.size()) {
+    throw Error(ErrorCode::kNonFinite,
+                fmt::format("{} sent {} as element {} of {}", frames_.socket().peer(), elements[at],
+                            at, describe(head)));
+  }
+  if (!std::isfinite(foot.loss)) {
+    throw Error(ErrorCode::kNonFinite,
+                fmt::format("{} sent the loss {} with {}", frames_.socket().peer(), foot.loss,
+                            describe(head)));
+  }
 }
 
 void WorkerClient::send_gradient(std::uint64_t step, std::span<const float> gradients, float loss,
@@ -358,7 +401,7 @@ void WorkerClient::send_gradient(std::uint64_t step, std::span<const float> grad
 }
 
 float WorkerClient::receive_averaged(std::uint64_t step, std::span<float> gradients) {
-  return receive(average_head(WireTag::kAveragedGradient, step, gradients), gradients).loss;
+  return receive(average_head(WireTag::kAveragedGradient, step, gradients), gradients)->loss;
 }
 
 void WorkerClient::send_block(std::uint64_t step, std::uint32_t block, std::uint32_t num_blocks,
@@ -371,12 +414,11 @@ void WorkerClient::send_block(std::uint64_t step, std::uint32_t block, std::uint
   send(head, gradients, {});
 }
 
-std::vector<std::uint32_t> WorkerClient::receive_averaged_block(std::uint64_t step,
-                                                                std::uint32_t block,
-                                                                std::span<float> gradients) {
+std::optional<std::vector<std::uint32_t>> WorkerClient::receive_averaged_block(
+    std::uint64_t step, std::uint32_t block, std::span<float> gradients) {
   BulkHead head = average_head(WireTag::kAveragedBlockGradient, step, gradients);
   head.block_idx = block;
-  receive(head, gradients);
+  if (!receive(head, gradients)) return std::nullopt;
   return std::exchange(last_sizes_, {});
 }
 

@@ -10,6 +10,7 @@
 
 #include "lockstep/base/deadline.h"
 #include "lockstep/base/thread.h"
+#include "lockstep/net/job/handshake.h"
 #include "lockstep/net/socket/address.h"
 #include "lockstep/server/frame_socket.h"
 #include "lockstep/server/settings.h"
@@ -23,6 +24,7 @@ struct WorkerOptions {
   std::string backend = "cpu";
   std::string job = "lockstep";
   std::string token;
+  WireChoice wire = WireChoice::kSealed;
   // Speak the original protocol: no handshake, no heartbeats, no extensions.
   bool seed_protocol = false;
   // For connecting and joining. Afterwards the coordinator's own timeout counts, if it tells one.
@@ -59,13 +61,16 @@ class WorkerClient {
 
   void send_gradient(std::uint64_t step, std::span<const float> gradients, float loss,
                      std::uint64_t correct, std::uint64_t total);
-  // The averages, into memory of the size that was sent. A vector's gives the global loss.
+  // The averages, into memory of the size that was sent. A vector's gives the global loss. Throws
+  // Error{kNonFinite} if one has NaN or infinity.
   float receive_averaged(std::uint64_t step, std::span<float> gradients);
 
   void send_block(std::uint64_t step, std::uint32_t block, std::uint32_t num_blocks,
                   std::span<const float> gradients, std::span<const std::uint32_t> component_sizes);
-  std::vector<std::uint32_t> receive_averaged_block(std::uint64_t step, std::uint32_t block,
-                                                    std::span<float> gradients);
+  // The component sizes, or nothing: the coordinator has said Shutdown instead, the job is done.
+  std::optional<std::vector<std::uint32_t>> receive_averaged_block(std::uint64_t step,
+                                                                   std::uint32_t block,
+                                                                   std::span<float> gradients);
 
   void send_component(std::uint64_t step, std::uint8_t component, std::span<const float> gradients);
   void receive_averaged_component(std::uint64_t step, std::uint8_t component,
@@ -96,7 +101,10 @@ class WorkerClient {
   void queue_alive(Clock::time_point now);
   SmallMessage receive_small(const std::string& what);
   void send(const BulkHead& head, std::span<const float> data, const BulkFoot& foot);
-  BulkFoot receive(const BulkHead& expected, std::span<float> into);
+  // Nothing: a Shutdown came instead of a block.
+  std::optional<BulkFoot> receive(const BulkHead& expected, std::span<float> into);
+  bool take_shutdown(const BulkHead& expected);
+  void check_finite(const BulkHead& head, std::span<const float> elements, const BulkFoot& foot);
   // Opens the gradient that is at the front, if it is there, and compares it with what is expected.
   bool open_expected(const BulkHead& expected);
   // Takes as much of that gradient as is there, into `into`; `done` counts its bytes. Returns the

@@ -105,18 +105,16 @@ def vector(kinds, average, totals, elements=1000):
         finish(star, workers)
 
 
-def blocks(kinds, average, steps, num_blocks, sizes, total=10):
-    arguments = ["--mode", "blocks", "--steps", steps, "--total-samples", total, "--average", average]
-    with Star(len(kinds), *arguments) as star, Joined(star, kinds) as workers:
+def blocks(kinds, told, steps, num_blocks, sizes):
+    """The coordinator is told when to end, or the workers leave when they like."""
+    with Star(len(kinds), "--mode", "blocks", *(["--steps", steps] if told else [])) as star, Joined(star, kinds) as workers:
         for step in range(steps):
-            weights = take_shards(workers, step, total)
-            weights = weights if average == "weighted" else None
             for block in reversed(range(num_blocks)):
                 sent = [numbers(worker.worker_id, step, block, sum(sizes)) for worker in workers]
                 ask_all(workers, lambda w: w.connection.send(
                     "BlockGradientPayload", step=step, worker_id=w.worker_id, block_idx=block, num_blocks=num_blocks,
                     component_sizes=sizes, gradients=sent[w.worker_id]))
-                expected = client.average(sent, weights)
+                expected = client.average(sent)
                 for worker in workers:
                     got = worker.connection.receive("AveragedBlockGradient")
                     check((got.step, got.block_idx, got.component_sizes) == (step, block, sizes), f"{got}")
@@ -127,12 +125,16 @@ def blocks(kinds, average, steps, num_blocks, sizes, total=10):
                 ask_all(workers, lambda w: w.connection.send(
                     "NonBlockGradientPayload", step=step, worker_id=w.worker_id, component=component,
                     gradients=sent[w.worker_id]))
-                expected = client.average(sent, weights)
+                expected = client.average(sent)
                 for worker in workers:
                     got = worker.connection.receive("AveragedNonBlockGradient")
                     check((got.step, got.component) == (step, component), f"{got}")
                     same_bits(got.gradients, expected, f"component {component} of step {step}")
-        finish(star, workers)
+        if told:
+            return finish(star, workers)
+        for worker in workers:
+            worker.connection.close()
+        star.expect_end([star.coordinator], 0, [f"done: {steps} steps"])
 
 
 def lanes():
@@ -163,7 +165,7 @@ def lanes():
                 check(ranks[1].data.receive("Bytes").fields == sent, "other bytes came")
             for rank in ranks:
                 rank.leave()
-            star.expect_end([star.coordinator], 0, ["done: all 2 workers have left"])
+            star.expect_end([star.coordinator], 0, ["all 2 workers have left"])
 
 
 def ranks_are_served():
@@ -194,7 +196,7 @@ NAN, INF = math.nan, math.inf
 DEFECTS = [  # mode, what it sends, how the job ends, what is said about it
     ("garbage", "vector", b"\xde\xad\xbe\xef" * 64, UNEXPECTED, []),
     ("another protocol", "vector", b"GET / HTTP/1.1\r\n\r\n", UNEXPECTED, []),
-    ("an empty frame", "vector", b"\0\0\0\0\x04", UNEXPECTED, []),
+    ("an empty frame", "vector", b"\0\0\0\0\x04", UNEXPECTED, ["a frame of length 0"]),
     ("an unknown tag", "vector", b"\0\0\0\x01\x0c", UNEXPECTED, []),
     ("a huge length", "vector", b"\xff\xff\xff\xff\x04" + b"\0" * 64, TOO_LARGE, ["4294967295"]),
     ("a huge length for a small message", "vector", b"\0\1\0\0\x06" + b"\0" * 64, TOO_LARGE, []),
@@ -207,7 +209,9 @@ DEFECTS = [  # mode, what it sends, how the job ends, what is said about it
     ("sizes that do not add up", "blocks", block(component_sizes=[1, 1]), SIZE_MISMATCH, ["3", "2"]),
     ("other component sizes", "blocks", block(component_sizes=[2, 1]), COMPONENT_MISMATCH, ["1 2", "2 1"]),
     ("another number of elements", "vector", payload(gradients=[1.0] * 4), SIZE_MISMATCH, ["4 elements", "3"]),
-    ("a message of the wrong kind", "vector", block(), UNEXPECTED, ["BlockGradientPayload", "GradientPayload|vector"]),
+    ("a message of the wrong kind", "vector", block(), UNEXPECTED,
+     ["BlockGradientPayload", "GradientPayload|vector", "--mode blocks"]),
+    ("a vector for blocks", "blocks", payload(), UNEXPECTED, ["GradientPayload", "--mode vector"]),
     ("a second join", "vector", client.encode("JoinRequest", node_id="x", gpu_count=1, backend="y"), UNEXPECTED,
      ["JoinRequest"]),
     ("a server's message", "vector", client.encode("Shutdown"), UNEXPECTED, ["Shutdown"]),
@@ -230,11 +234,11 @@ def hears_nothing(connection):
 def misbehave(mode, words, code, said, own):
     """Worker 0 does right, worker 1 does not; the first hears why."""
     with Star(2, "--mode", mode, "--steps", 3) as star, Joined(star, [True, own]) as (good, bad):
-        for worker in (good, bad):
-            worker.connection.receive("ShardAssignment")
         if mode == "blocks":
             good.connection.send_bytes(block(worker_id=0))
         else:
+            for worker in (good, bad):
+                worker.connection.receive("ShardAssignment")
             send_vector(good, 0, [1.0, 2.0, 3.0], 1.0, 1, 5)
         bad.connection.send_bytes(words)
         halt = good.connection.receive("Halt")
@@ -272,7 +276,7 @@ STRANGE = [b"", b"GET / HTTP/1.1\r\n\r\n", os.urandom(4096), b"\0" * 64, b"\xff\
            b"\0\1\0\0\x01", client.encode("JoinRequest", node_id="x", gpu_count=0, backend="")[:-1],
            b"\0\0\0\x0e\x01\x02\0\0\0\xff\xfe\x01\0\0\0\0\0\0\0", b"LSKP", b"LSKP\x63\0\1\0\0\0\0\0",
            client.envelope(client.HELLO, b"\0" * 64), client.envelope(client.PROOF, b"\0" * 32),
-           b"LSKP\3\0\1\0\xff\xff\xff\xff", client.envelope(client.HELLO, client.make_hello(purpose=2))]
+           b"LSKP\4\0\1\0\xff\xff\xff\xff", client.envelope(client.HELLO, client.make_hello(purpose=2))]
 
 
 def strangers(count):
@@ -359,7 +363,7 @@ def late():
         first = client.join(star.address, "early", True)
         check(first.worker_id == 0, "not the first")
         first.connection.close()
-        star.wait_line(star.coordinator, "worker 0 .*left")
+        star.wait_line(star.coordinator, "^worker 0 .* closed its connection; its place is free again")
         with Joined(star, [True, False]) as workers:
             take_shards(workers, 0, 10)
             refused(lambda: client.join(star.address, "late", True), INVALID_RANK, "2 workers")
@@ -428,12 +432,13 @@ def main():
     mixed = [False, True, False]
     for average in ("mean", "weighted"):
         cases.run(f"vector, {average}", vector, mixed, average, [7, 0, 2**24 + 1])
-        cases.run(f"blocks, {average}", blocks, mixed, average, 2, 3, [3, 0, 5])
+    cases.run("blocks, until the coordinator ends", blocks, mixed, True, 2, 3, [3, 0, 5])
+    cases.run("blocks, until the workers leave", blocks, mixed, False, 2, 3, [3, 0, 5])
     cases.run("no samples", vector, mixed, "weighted", [0, 0, 0], 10)
     cases.run("empty gradients", vector, mixed, "weighted", [1, 2, 3], 0)
     cases.run("one worker", vector, [False], "weighted", [3])
     cases.run("five workers", vector, [True, False, True, True, False], "weighted", [1, 2, 3, 4, 5])
-    cases.run("4 workers, 100 steps, 24 blocks", blocks, [True, False, True, False], "weighted", 100, 24, [2, 1], 1023)
+    cases.run("4 workers, 100 steps, 24 blocks", blocks, [True, False, True, False], True, 100, 24, [2, 1])
     cases.run("lanes", lanes)
     cases.run("a coordinator of ranks", ranks_are_served)
     for name, mode, words, code, said in DEFECTS:

@@ -79,6 +79,33 @@ TEST(GradientServerFaults, SoDoesAWorkerThatGivesUp) {
 }
 
 // A worker may be busy with its last result for longer than the coordinator waits for it.
+// Its reason stands behind a gradient that waits for the other worker's.
+TEST(GradientServerFaults, SoDoesOneThatHasSentItsGradientBefore) {
+  Star star(server_options(2));
+  std::promise<void> gone;
+  const auto errors = star.run(
+      2, [&](GradientServer& server) { server.reduce(kVector); },
+      [&](int i) {
+        std::optional<WorkerClient> client(star.worker(i == 0 ? "quitter" : "other"));
+        if (i == 0) {
+          star.wait_until_all_are_there();
+          client->send_gradient(0, std::vector<float>(10), 0, 0, 1);
+          client->abort(Error(ErrorCode::kIo, "the disk is full"));
+          client.reset();
+          return gone.set_value();
+        }
+        gone.get_future().wait();
+        std::vector<float> data(10);
+        client->send_gradient(0, data, 0, 0, 1);
+        client->receive_averaged(0, data);
+      });
+  for (const auto& error : {errors[1], errors[2]}) {
+    ASSERT_TRUE(error);
+    EXPECT_THAT(error->what(), HasSubstr("(quitter, "));
+    EXPECT_THAT(error->what(), HasSubstr("gave up: I/O error: the disk is full"));
+  }
+}
+
 TEST(GradientServerFaults, AWorkerThatIsLateForTheEndIsNotAtFault) {
   ServerOptions options = server_options(1);
   options.settings.timeout = 1s;

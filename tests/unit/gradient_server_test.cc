@@ -68,6 +68,111 @@ TEST(GradientServer, OneJobOfAllThreeKinds) {
   expect_no_errors(errors);
 }
 
+// As the original's trainers do it: nobody deals out samples, nobody says Shutdown.
+TEST(GradientServer, TheWorkersOfBlocksDecideHowManyStepsThereAre) {
+  Star star(server_options(3));
+  const auto expected = average({1, 1, 1}, kCount);
+  const std::vector<std::uint32_t> sizes = {kCount};
+  const auto errors = star.run(
+      3,
+      [&](GradientServer& server) {
+        std::uint64_t step = 0;
+        for (; server.await_step(step); ++step) {
+          EXPECT_EQ(server.worker_count(), 3);
+          server.broadcast(server.reduce({RoundKind::kBlock, step, {}, 0}));
+        }
+        EXPECT_EQ(step, 2U);
+        EXPECT_EQ(server.worker_count(), 0);
+      },
+      [&](int i) {
+        WorkerOptions options = star.worker();
+        options.seed_protocol = i == 1;
+        WorkerClient client(options);
+        for (std::uint64_t step = 0; step < 2; ++step) {
+          auto data = gradient(client.worker_id(), kCount);
+          client.send_block(step, 0, 1, data, sizes);
+          EXPECT_EQ(client.receive_averaged_block(step, 0, data), sizes);
+          EXPECT_EQ(data, expected);
+        }
+      });
+  expect_no_errors(errors);
+}
+
+TEST(GradientServer, WhoLeavesBlocksBeforeTheOthersIsNamed) {
+  Star star(server_options(2));
+  std::promise<void> left;
+  const auto errors = star.run(
+      2,
+      [&](GradientServer& server) {
+        ASSERT_TRUE(server.await_step(0));
+        server.broadcast(server.reduce({RoundKind::kBlock, 0, {}, 0}));
+        server.await_step(1);
+      },
+      [&](int i) {
+        std::optional<WorkerClient> client(star.worker(i == 0 ? "early" : "loyal"));
+        std::vector<float> data(kCount);
+        const std::vector<std::uint32_t> sizes = {kCount};
+        client->send_block(0, 0, 1, data, sizes);
+        client->receive_averaged_block(0, 0, data);
+        if (i == 0) {
+          client.reset();
+          return left.set_value();
+        }
+        left.get_future().wait();
+        client->send_block(1, 0, 1, data, sizes);
+        client->receive_averaged_block(1, 0, data);
+      });
+  for (const auto& error : {errors[1], errors[2]}) {  // the loyal one and the server
+    ASSERT_TRUE(error);
+    EXPECT_EQ(error->code(), ErrorCode::kPeerLost);
+    EXPECT_THAT(error->what(), HasSubstr("(early, "));
+    EXPECT_THAT(error->what(), HasSubstr("closed its connection; it owes its part of step 1"));
+  }
+}
+
+TEST(GradientServer, AShutdownEndsWorkersOfBlocks) {
+  Star star(server_options(1));
+  const auto errors = star.run(
+      1,
+      [&](GradientServer& server) {
+        ASSERT_TRUE(server.await_step(0));
+        server.broadcast(server.reduce({RoundKind::kBlock, 0, {}, 0}));
+        server.shutdown();
+      },
+      [&](int) {
+        WorkerClient client(star.worker());
+        std::vector<float> data(kCount);
+        const std::vector<std::uint32_t> sizes = {kCount};
+        client.send_block(0, 0, 1, data, sizes);
+        EXPECT_TRUE(client.receive_averaged_block(0, 0, data));
+        client.send_block(1, 0, 1, data, sizes);
+        EXPECT_FALSE(client.receive_averaged_block(1, 0, data));
+      });
+  expect_no_errors(errors);
+}
+
+TEST(GradientServer, TotalSamplesMayChangeBetweenSteps) {
+  Star star(server_options(2));
+  const std::vector<std::uint64_t> totals = {100, 7, 0};
+  const auto errors = star.run(
+      2,
+      [&](GradientServer& server) {
+        for (std::uint64_t step = 0; step < totals.size(); ++step) {
+          server.set_total_samples(totals[step]);
+          server.send_shards(step);
+        }
+        server.shutdown();
+      },
+      [&](int) {
+        WorkerClient client(star.worker());
+        for (std::uint64_t step = 0; step < totals.size(); ++step) {
+          EXPECT_EQ(client.next_shard(), shard_of(step, totals[step], 2, client.worker_id()));
+        }
+        EXPECT_FALSE(client.next_shard());
+      });
+  expect_no_errors(errors);
+}
+
 TEST(GradientServer, WeighsOldAndNewWorkersAlike) {
   Star star(server_options(3, Average::kWeighted));
   const std::vector<std::uint64_t> weights = {10, 7, 0};
@@ -211,12 +316,15 @@ TEST(GradientServer, AWorkerThatLeavesBeforeAllAreThereIsReplaced) {
   Star star(server_options(2));
   std::promise<void> left;
   star.server.set_notice([&](const std::string& text) {
-    if (text.find("left") != std::string::npos) left.set_value();
+    if (text.ends_with("its place is free again")) left.set_value();
   });
   const auto errors = star.run(
       1, [&](GradientServer& server) { server.shutdown(); },
       [&](int) {
-        { WorkerClient first(star.worker("first")); }
+        {
+          WorkerClient first(star.worker("first"));
+          first.send_component(0, 0, std::vector<float>(10));  // too early, and forgotten
+        }
         left.get_future().wait();
         std::optional<WorkerClient> second;
         std::optional<WorkerClient> third;
@@ -259,7 +367,7 @@ TEST(GradientServer, TokensAreProven) {
 TEST(GradientServer, OnlyLoopbackWithoutAToken) {
   const Error error = error_of([] { listen_for_workers({"0.0.0.0", 0}, "", soon()); });
   EXPECT_EQ(error.code(), ErrorCode::kInvalidArgument);
-  EXPECT_TRUE(listen_for_workers({"0.0.0.0", 0}, "secret", soon()));
+  EXPECT_TRUE(listen_for_workers({"0.0.0.0", 0}, "sixteen letters!", soon()));
   EXPECT_TRUE(listen_for_workers({"127.0.0.1", 0}, "", soon()));
 }
 

@@ -21,8 +21,8 @@ BulkHead vector_head(std::uint64_t step, std::uint64_t count) {
   return head;
 }
 
-BulkHead block_head(std::uint32_t block, std::uint32_t num_blocks,
-                        std::vector<std::uint32_t> sizes, std::uint64_t count) {
+BulkHead block_head(std::uint32_t block, std::uint32_t num_blocks, std::vector<std::uint32_t> sizes,
+                    std::uint64_t count) {
   BulkHead head;
   head.tag = WireTag::kBlockGradientPayload;
   head.step = 7;
@@ -34,12 +34,11 @@ BulkHead block_head(std::uint32_t block, std::uint32_t num_blocks,
 }
 
 AverageRound vector_round(Average average = Average::kWeighted) {
-  return AverageRound({RoundKind::kVector, 7, {}, 0}, average, {"worker 0 (a)", "worker 1 (b)"},
-                      {10, 20});
+  return AverageRound({RoundKind::kVector, 7, {}, 0}, average, {"worker 0 (a)", "worker 1 (b)"});
 }
 AverageRound block_round(std::optional<std::uint32_t> block = {}) {
   return AverageRound({RoundKind::kBlock, 7, block, 0}, Average::kWeighted,
-                      {"worker 0 (a)", "worker 1 (b)"}, {10, 20});
+                      {"worker 0 (a)", "worker 1 (b)"});
 }
 
 void advance(AverageRound& round, std::vector<std::vector<float>> inputs) {
@@ -70,6 +69,7 @@ TEST(AverageRound, WeighsAVectorByItsTotalsAndSumsThemUp) {
   EXPECT_EQ(result.loss, 1.75F);
   EXPECT_EQ(result.correct, 9U);
   EXPECT_EQ(result.total, 40U);
+  EXPECT_EQ(result.workers, (std::vector<WorkerTotals>{{1.0F, 4, 10}, {2.0F, 5, 30}}));
 }
 
 TEST(AverageRound, MeanNeedsNoWeights) {
@@ -85,7 +85,8 @@ TEST(AverageRound, MeanNeedsNoWeights) {
   EXPECT_EQ(round.result().loss, 0);  // nobody has a sample
 }
 
-TEST(AverageRound, BlocksAreWeighedByTheirShards) {
+// Whatever vectors get: blocks carry no counts.
+TEST(AverageRound, OfBlocksTheMeanIsTaken) {
   AverageRound round = block_round();
   std::vector<float> out(3);
   round.set_output(out.data());
@@ -93,9 +94,7 @@ TEST(AverageRound, BlocksAreWeighedByTheirShards) {
   ASSERT_TRUE(round.ready());
   advance(round, {{3, 0, 6}, {6, 3, 0}});
   for (const int worker : {0, 1}) round.end(worker, {});
-  EXPECT_FLOAT_EQ(out[0], 5);
-  EXPECT_FLOAT_EQ(out[1], 2);
-  EXPECT_FLOAT_EQ(out[2], 2);
+  EXPECT_EQ(out, (std::vector<float>{4.5F, 1.5F, 3}));
   EXPECT_EQ(round.result().key.block, 4U);
   EXPECT_EQ(round.result().num_blocks, 5U);
   EXPECT_EQ(round.result().component_sizes, (std::vector<std::uint32_t>{1, 2}));
@@ -144,7 +143,7 @@ TEST(AverageRound, MismatchesNameTheWorkerAndBothValues) {
 }
 
 TEST(AverageRound, ComponentsAreCompared) {
-  AverageRound round({RoundKind::kComponent, 7, {}, 2}, Average::kMean, {"a"}, {1});
+  AverageRound round({RoundKind::kComponent, 7, {}, 2}, Average::kMean, {"a"});
   BulkHead head;
   head.tag = WireTag::kNonBlockGradientPayload;
   head.step = 7;

@@ -34,7 +34,7 @@ _MESSAGES = [
 _BY_NAME = {name: (tag, [each.split(":") for each in fields.split()]) for name, tag, fields in _MESSAGES}
 _BY_TAG = {tag: name for name, tag, _ in _MESSAGES}
 
-MAGIC, VERSION = b"LSKP", 3
+MAGIC, VERSION = b"LSKP", 4
 HELLO, PROOF, REFUSAL = 1, 2, 3
 JOIN, ROSTER, GOODBYE = 16, 17, 36
 PURPOSE_RENDEZVOUS, PURPOSE_SERVER = 1, 4
@@ -199,8 +199,9 @@ def read_envelope(connection):
 
 
 def make_hello(token=b"", job=b"lockstep", purpose=PURPOSE_SERVER, rank=-1, member=None, generation=0):
-    return (struct.pack("<BBHIIi", purpose, 1 if token else 0, 0, generation, 0, rank) + (member or os.urandom(16)) + os.urandom(32)
-            + struct.pack("<I", len(job)) + job)
+    """Asks for no protection, as on one host; then nobody uses the X25519 key."""
+    return (struct.pack("<BBBBIIi", purpose, 1 if token else 0, 0, 0, generation, 0, rank) + (member or os.urandom(16)) + os.urandom(32)
+            + os.urandom(32) + struct.pack("<I", len(job)) + job)
 
 
 def make_proof(role, token, client_hello, server_hello):

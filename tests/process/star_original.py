@@ -1,0 +1,308 @@
+#!/usr/bin/env python3
+"""Programs of the original gradient protocol and ours work together, in both of its flows: its trainer and its worker at
+our coordinator, our worker at both of its servers, one to three of them and mixed, every average compared bit by bit. Then
+what each side does wrong."""
+# ctest: TIMEOUT 120
+
+import math
+import os
+import signal
+import socket
+import struct
+import sys
+import threading
+
+sys.path.insert(0, os.path.join(os.path.dirname(__file__), "support"))
+import original_peers as original
+import synthetic
+from ranks import Cases, Failure
+from star import LOCKSTEP, Process, Star
+
+SEED, STEPS, ELEMENTS = 1, 3, 50
+TINY = dict(blocks=2, hidden=4, intermediate=6, vocab=10)
+SHAPE = [word for name, value in {**TINY, "elements": ELEMENTS}.items() for word in (f"--{name}", value)]
+SIZES = synthetic.block_sizes(TINY["hidden"], TINY["intermediate"])
+COUNTS = [synthetic.component_size(i, TINY["hidden"], TINY["vocab"]) for i in range(3)]
+# The parts of a step in the order in which they travel, and their lengths.
+PARTS = [(block + 1, sum(SIZES)) for block in reversed(range(TINY["blocks"]))]
+PARTS += [(synthetic.COMPONENTS + i, count) for i, count in enumerate(COUNTS)]
+
+
+def check(condition, what):
+    if not condition:
+        raise Failure(what)
+
+
+def same_bits(received, expected, what):
+    check(received.tobytes() == expected.tobytes(), f"{what}: {list(received)[:4]}... instead of {list(expected)[:4]}...")
+
+
+def mean_of(step, part, count, workers):
+    return original.average_gradients([synthetic.gradient(SEED, step, i, part, count) for i in range(workers)])
+
+
+def trainer_steps(client):
+    """An original trainer whose gradients are those of the synthetic job, so that ours know them, too."""
+    trainer = original.Trainer(client)
+    for step in range(STEPS):
+        own = {part: synthetic.gradient(SEED, step, client.worker_id, part, count) for part, count in PARTS}
+        averages = trainer.allreduce([own[block + 1] for block in range(TINY["blocks"])], SIZES,
+                                     *(own[synthetic.COMPONENTS + i] for i in range(3)))
+        for (part, count), got in zip(PARTS, averages):
+            same_bits(got, mean_of(step, part, count, client.total_workers), f"part {part:#x} of step {step}")
+    client.close()
+
+
+def worker_steps(client):
+    """An original worker of the flow with shards, until it is told to stop."""
+    steps = 0
+    while (shard := client.wait_for_shard()) is not None:
+        step, begin, end = shard
+        client.send_gradient(step, synthetic.gradient(SEED, step, client.worker_id, synthetic.VECTOR, ELEMENTS),
+                             synthetic.loss(SEED, step, client.worker_id), (end - begin) // 2, end - begin)
+        got_step, got, loss = client.receive_averaged()
+        check(got_step == step and math.isfinite(loss), f"step {got_step}, loss {loss}")
+        same_bits(got, mean_of(step, synthetic.VECTOR, ELEMENTS, client.total_workers), f"the average of step {step}")
+        steps += 1
+    check(steps == STEPS, f"{steps} steps")
+    client.close()
+
+
+class Peers:
+    """Original peers, each on a thread; the end of the with statement waits for them and raises what went wrong."""
+
+    def __init__(self, address, count, work):
+        self.failures = []
+        self.clients = [original.WorkerClient(address, f"original-{i}") for i in range(count)]
+        self.threads = [threading.Thread(target=self.run, args=(work, client), daemon=True) for client in self.clients]
+
+    def run(self, work, client):
+        try:
+            work(client)
+        except Exception as error:
+            self.failures.append(error)
+            client.close()
+
+    def __enter__(self):
+        for thread in self.threads:
+            thread.start()
+        return self
+
+    def __exit__(self, *_):
+        for thread in self.threads:
+            thread.join(original.PATIENCE)
+        for client in self.clients:
+            client.close()
+        if self.failures:
+            raise self.failures[0]
+
+
+def at_our_coordinator(mode, originals, with_flag, own):
+    """Original peers, workers of ours that speak their protocol, and workers that speak ours."""
+    arguments = ["--mode", mode]
+    if mode == "vector":
+        arguments += ["--steps", STEPS, "--average", "mean", "--total-samples", 10]
+    with Star(originals + with_flag + own, *arguments) as star:
+        peers = Peers(star.address, originals, trainer_steps if mode == "blocks" else worker_steps)
+        ours = [star.worker(*SHAPE, "--steps", STEPS, "--seed-protocol", "--mode", mode) for _ in range(with_flag)]
+        ours += [star.worker(*SHAPE, "--steps", STEPS, "--check") for _ in range(own)]
+        with peers:
+            pass
+        star.expect_end([star.coordinator, *ours], 0, [f"done: {STEPS} steps"])
+
+
+class AtTheirServer:
+    """Workers of ours at a server of the original, with original peers or without."""
+
+    def __init__(self, served, *arguments, count):
+        self.served, self.changed = served, threading.Condition()
+        served.start()
+        self.workers = [Process(f"worker {i}", [LOCKSTEP, "worker", "--coordinator", served.address, "--timeout", 20,
+                                                *arguments], self.changed) for i in range(count)]
+
+    def __enter__(self):
+        return self
+
+    def __exit__(self, *_):
+        for worker in self.workers:
+            worker.end()
+
+    def expect_end(self, code, *words):
+        with self.changed:
+            self.changed.wait_for(lambda: all(worker.ended_at for worker in self.workers), original.PATIENCE)
+        for worker in self.workers:
+            check(worker.process.poll() == code, f"{worker.name}: {worker.process.poll()}, not {code}\n{worker.text}")
+            for word in words:
+                check(word in worker.text, f"{worker.name} does not say '{word}'\n{worker.text}")
+
+
+def at_their_server(mode, originals, ours):
+    total = originals + ours
+    if mode == "blocks":
+        served = original.DdpCoordinator(total, STEPS)
+    else:
+        served = original.VectorCoordinator(total, STEPS, total_samples=10)
+    flags = [*SHAPE, "--seed-protocol", "--mode", mode, *(["--steps", STEPS] if mode == "blocks" else [])]
+    with AtTheirServer(served, *flags, count=ours) as star:
+        with Peers(served.server.address, originals, trainer_steps if mode == "blocks" else worker_steps):
+            pass
+        served.result()
+        star.expect_end(0, f"done: {STEPS} steps")
+    if mode == "blocks":
+        check(served.sizes == [[SIZES] * TINY["blocks"] + COUNTS] * STEPS, f"{served.sizes}")
+        return
+    for step, (sent, totals) in enumerate(served.rounds):
+        for i in range(total):
+            same_bits(sent[i], synthetic.gradient(SEED, step, i, synthetic.VECTOR, ELEMENTS), f"worker {i}")
+        check(totals == [(synthetic.loss(SEED, step, i), n // 2, n)
+                         for i, n in enumerate(client_shards(10, total))], f"{totals}")
+
+
+def client_shards(total, workers):
+    each = total // workers
+    return [total - each * (workers - 1) if i == workers - 1 else each for i in range(workers)]
+
+
+# What each side does wrong.
+
+class OneRound(original.Served):
+    """Answers the first payload with something else."""
+
+    def __init__(self, answer):
+        super().__init__(original.GradientServer(1))
+        self.answer = answer
+
+    def serve(self):
+        self.server.wait_for_workers()
+        worker = self.server.workers[0]
+        worker.read()
+        self.answer(worker)
+        worker.closed()
+
+
+def average_with(value):
+    """A NaN that comes back as an average is not trained with."""
+
+    def answer(worker):
+        gradients = [0.0] * sum(SIZES)
+        gradients[7] = value
+        worker.send(original.AVERAGED_BLOCK, struct.pack("<QI", 0, TINY["blocks"] - 1) + original.sizes(SIZES)
+                    + original.floats(gradients))
+
+    with AtTheirServer(OneRound(answer), *SHAPE, "--seed-protocol", "--mode", "blocks", count=1) as star:
+        star.expect_end(3, "non-finite", "element 7 of the average of block 1 of step 0")
+
+
+def shard_for_a_trainer():
+    """A server of the other flow: the worker says what it got and what that means."""
+    answer = lambda worker: worker.send(original.SHARD, struct.pack("<QQQ", 0, 0, 5))
+    with AtTheirServer(OneRound(answer), *SHAPE, "--seed-protocol", "--mode", "blocks", count=1) as star:
+        star.expect_end(3, "ShardAssignment", "mode vector")
+
+
+def without_the_flag():
+    """A worker of ours that does not know that the server is an original is told the flag."""
+    server = original.Served(original.GradientServer(1))
+    server.serve = server.server.wait_for_workers
+    with AtTheirServer(server, *SHAPE, count=1) as star:
+        star.expect_end(1, "--seed-protocol")
+    try:
+        server.result()
+    except original.Unexpected as error:
+        check("too large" in str(error), f"{error}")
+
+
+def too_large_for_them():
+    """Said before anything of it is sent."""
+    served = original.VectorCoordinator(1, 1, total_samples=10)
+    with AtTheirServer(served, "--elements", 25_000_000, "--seed-protocol", count=1) as star:
+        star.expect_end(3, "message too large", "100000000")
+    try:
+        served.result()
+    except original.Gone:
+        return
+    raise Failure("the server has got it")
+
+
+def too_large_for_one_of_them():
+    """A worker of ours may send more than an original one could be answered with: nobody is, and all hear why."""
+    with Star(2, "--steps", 1, timeout=60) as star:
+        peer = original.WorkerClient(star.address, "small")
+        ours = star.worker("--elements", 25_000_000)
+        star.expect_end([star.coordinator, ours], 3, ["message too large", r"worker 0 \(small, ", "original protocol"])
+        peer.close()
+
+
+def interrupted(number):
+    """Ctrl-C or SIGTERM ends a worker in order, and all others hear of it."""
+    with Star(2, "--steps", 1000000) as star:
+        workers = [star.worker("--elements", 100, name=f"node-{i}") for i in range(2)]
+        for worker in workers:
+            star.wait_line(worker, "^step ")
+        workers[1].signal(number)
+        star.expect_end([workers[1]], 128 + number, ["told to stop"])
+        star.expect_end([star.coordinator, workers[0]], 1, [r"\(node-1, .*gave up: .*told to stop"])
+
+
+def before_joining():
+    """Who connects and goes leaves a line, and so does one whose name is meant for a terminal, in plain letters."""
+    with Star(1, "--steps", 1, timeout=1) as star:
+        with socket.create_connection(star.address, timeout=10):
+            pass
+        star.wait_line(star.coordinator, "let 127.0.0.1:.* go|127.0.0.1:.*closed")
+        peer = original.WorkerClient(star.address, "\x1b[2J\nworker 7 joined")
+        star.wait_line(star.coordinator, r"worker 0 \(\?\[2J\?worker 7 joined, ")
+        peer.wait_for_shard()
+        peer.worker_id = 4711
+        peer.send_gradient(0, [1.0], 1.0, 0, 1)
+        star.wait_line(star.coordinator, "calls itself worker 4711")
+        peer.receive_averaged()
+        peer.close()
+        check("\x1b" not in star.coordinator.text, "an escape sequence is in the log")
+
+
+def truth_about_gpus():
+    served = original.VectorCoordinator(1, 1, total_samples=10)
+    with AtTheirServer(served, *SHAPE, "--seed-protocol", "--node-id", "honest", count=1) as star:
+        served.result()
+        star.expect_end(0)
+    present = len([name for name in os.listdir("/dev") if name.startswith("nvidia") and name[6:].isdigit()])
+    ((name, gpus, backend),) = served.server.joined
+    # None where the build has no CUDA.
+    check((name, backend) == ("honest", "cpu") and gpus in (0, present), f"{served.server.joined}, {present} GPUs")
+
+
+def leaves_in_the_middle():
+    """A trainer that goes between two blocks ends the job; it is no end of all steps."""
+    with Star(1, "--mode", "blocks") as star:
+        peer = original.WorkerClient(star.address, "early")
+        peer.send_block_gradient(0, 1, 2, [1.0], [1])
+        peer.receive_averaged_block()
+        peer.close()
+        star.expect_end([star.coordinator], 1, [r"worker 0 \(early, .*it owes block 0 of step 0"])
+
+
+def main():
+    cases = Cases()
+    for mode in ("blocks", "vector"):
+        for originals, with_flag, own in ((1, 0, 0), (2, 0, 0), (3, 0, 0), (1, 1, 1)):
+            cases.run(f"our coordinator, {mode}: {originals} original, {with_flag} with --seed-protocol, {own} ours",
+                      at_our_coordinator, mode, originals, with_flag, own)
+        for originals, ours in ((0, 1), (0, 2), (0, 3), (2, 1)):
+            cases.run(f"their server, {mode}: {originals} original, {ours} ours", at_their_server, mode, originals, ours)
+    cases.run("NaN in an average", average_with, math.nan)
+    cases.run("infinity in an average", average_with, -math.inf)
+    cases.run("a server of the other flow", shard_for_a_trainer)
+    cases.run("an original server without the flag", without_the_flag)
+    cases.run("100 MB for an original server", too_large_for_them)
+    cases.run("100 MB for an original worker", too_large_for_one_of_them)
+    for number in (signal.SIGINT, signal.SIGTERM):
+        cases.run(f"{number.name} to a worker", interrupted, number)
+    cases.run("before joining", before_joining)
+    cases.run("GPUs and backend", truth_about_gpus)
+    cases.run("a trainer leaves in the middle of a step", leaves_in_the_middle)
+    cases.finish()
+
+
+if __name__ == "__main__":
+    main()

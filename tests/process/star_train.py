@@ -1,0 +1,249 @@
+#!/usr/bin/env python3
+"""`lockstep train` over the messages of the original gradient protocol: a real model at servers that are played from its
+documents, and at our coordinator beside an original trainer. The loss follows that of the same run over lanes, the weights of
+all workers are the same, and two such runs have the same weights."""
+# ctest: TIMEOUT 120
+
+import os
+import re
+import signal
+import struct
+import subprocess
+import sys
+import tempfile
+import threading
+from array import array
+
+sys.path.insert(0, os.path.join(os.path.dirname(__file__), "support"))
+import original_peers as original
+from ranks import Cases, Failure
+from star import ENVIRONMENT, LOCKSTEP, Process, Star
+
+STEPS, LAYERS, HIDDEN, WIDE, VOCAB = 8, 2, 16, 32, 256
+MODEL = ["--hidden", HIDDEN, "--layers", LAYERS, "--heads", 2, "--intermediate", WIDE, "--context", 16, "--global-batch", 8,
+         "--micro-batch", 2, "--steps", STEPS, "--threads", 1, "--seed", 3, "--log", "json"]
+# The tensors of a block as they travel: four projections, gate, up, down, two norms.
+SIZES = [HIDDEN * HIDDEN] * 4 + [HIDDEN * WIDE] * 3 + [HIDDEN] * 2
+# Means of means of equally many tokens differ from the mean by rounding alone; eight steps of training make of it less than
+# this, measured 2e-6.
+NEAR = 1e-4
+
+
+def check(condition, what):
+    if not condition:
+        raise Failure(what)
+
+
+def loss_of(line):
+    found = re.match(r'\{"step":(\d+),.*?"loss":([-\d.e]+)', line)
+    return float(found[2]) if found else None
+
+
+class Run:
+    """What a worker has printed."""
+
+    def __init__(self, lines):
+        self.losses = [loss for loss in map(loss_of, lines) if loss is not None]
+        self.weights = next((line for line in lines if line.startswith("weights ")), None)
+        self.accuracy = [float(found[1]) for line in lines if (found := re.search(r'"val_accuracy":([-\d.e]+)', line))]
+
+
+def lanes(data):
+    run = subprocess.run([LOCKSTEP, "train", "--data", data, *map(str, MODEL)], capture_output=True, text=True, timeout=60,
+                         env=ENVIRONMENT, check=True)
+    return Run(run.stdout.splitlines())
+
+
+class Workers:
+    def __init__(self, data, address, protocol, count, *more):
+        self.changed = threading.Condition()
+        self.all = [Process(f"worker {i}", [LOCKSTEP, "train", "--data", data, *MODEL, "--coordinator", address, "--protocol",
+                                            protocol, "--timeout", 20, *more], self.changed) for i in range(count)]
+
+    def __enter__(self):
+        return self
+
+    def __exit__(self, *_):
+        for worker in self.all:
+            worker.end()
+
+    def results(self, served=None, code=0):
+        """What they have printed; they and the server have ended as they should."""
+        with self.changed:
+            self.changed.wait_for(lambda: all(worker.ended_at for worker in self.all), original.PATIENCE)
+        for worker in self.all:
+            check(worker.process.poll() == code, f"{worker.name}: {worker.process.poll()}\n{worker.text}")
+        if served:
+            served.result()
+        return [Run(worker.lines) for worker in self.all]
+
+
+def follows(losses, expected):
+    check(len(losses) == len(expected), f"{len(losses)} losses instead of {len(expected)}")
+    for step, (loss, wanted) in enumerate(zip(losses, expected)):
+        check(abs(loss - wanted) < NEAR, f"step {step}: loss {loss} instead of {wanted}")
+
+
+def at_a_ddp_server(data, count, expected):
+    """Blocks: every worker prints the loss of its own lanes, of which there are equally many."""
+    served = original.DdpCoordinator(count, STEPS)
+    served.start()
+    with Workers(data, served.address, "original", count) as workers:
+        runs = workers.results(served)
+    check(len({run.weights for run in runs}) == 1 and runs[0].weights, f"{[run.weights for run in runs]}")
+    follows([sum(of_step) / count for of_step in zip(*(run.losses for run in runs))], expected.losses)
+    check(served.sizes == [[SIZES] * LAYERS + [HIDDEN * VOCAB, HIDDEN, HIDDEN * VOCAB]] * STEPS, f"{served.sizes[0]}")
+    check(all(backend == "cpu" and gpus == 0 for _, gpus, backend in served.server.joined), f"{served.server.joined}")
+    return runs[0].weights
+
+
+def at_a_vector_server(data, count, expected):
+    """One vector: the loss of all workers comes back, and loss, correct and total are real numbers."""
+    served = original.VectorCoordinator(count, STEPS, total_samples=8)
+    served.start()
+    with Workers(data, served.address, "original-vector", count) as workers:
+        runs = workers.results(served)
+    check(len({run.weights for run in runs}) == 1, f"{[run.weights for run in runs]}")
+    for run in runs:
+        follows(run.losses, expected.losses)
+    for step, (_, totals) in enumerate(served.rounds):
+        check(sum(total for _, _, total in totals) == 8 * 16, f"step {step}: {totals}")
+        check(all(0 <= correct <= total for _, correct, total in totals), f"step {step}: {totals}")
+    check(sum(correct for _, totals in served.rounds for _, correct, _ in totals) > 0, "nothing was ever correct")
+    return runs[0].weights
+
+
+def twice(run, *arguments):
+    first, second = run(*arguments), run(*arguments)
+    check(first == second, f"{first}, then {second}")
+
+
+def beside_an_original_trainer(data):
+    """Our coordinator, one worker that trains and one original trainer whose gradients are zeros: half of the mean comes
+    back, which AdamW makes the same steps of, but for its epsilon."""
+    with Star(2, "--mode", "blocks") as star:
+        client = original.WorkerClient(star.address, "original")
+        with Workers(data, star.address_text, "original", 1, "--clip", 0) as workers:
+            trainer = original.Trainer(client)
+            for _ in range(STEPS):
+                zeros = [array("f", bytes(4 * count)) for count in (sum(SIZES), HIDDEN * VOCAB, HIDDEN)]
+                averages = trainer.allreduce([zeros[0]] * LAYERS, SIZES, zeros[1], zeros[2], zeros[1])
+                check(any(any(average) for average in averages), "nothing came from the other")
+            client.close()
+            (run,) = workers.results()
+        star.expect_end([star.coordinator], 0, [f"done: {STEPS} steps"])
+        check(run.losses[-1] < run.losses[0], f"it does not learn: {run.losses}")
+
+
+def ended_by_the_coordinator(data, folder):
+    """A server that has fewer steps than the run: it ends in order, and leaves a checkpoint to go on from."""
+    out = os.path.join(folder, "ended")
+    served = original.VectorCoordinator(1, 3, total_samples=8)
+    served.start()
+    with Workers(data, served.address, "original-vector", 1, "--out", out) as workers:
+        workers.results(served)
+        check("the coordinator has ended the job after step 3 of 8" in workers.all[0].text, workers.all[0].text)
+    check(os.path.isdir(os.path.join(out, "checkpoint-3")), f"{os.listdir(out)}")
+    rest = original.VectorCoordinator(1, 5, total_samples=8)
+    rest.start()
+    with Workers(data, rest.address, "original-vector", 1, "--resume", out) as workers:
+        (resumed,) = workers.results(rest)
+    whole = original.VectorCoordinator(1, 8, total_samples=8)
+    whole.start()
+    with Workers(data, whole.address, "original-vector", 1) as workers:
+        (run,) = workers.results(whole)
+    check(resumed.weights == run.weights, f"{resumed.weights} instead of {run.weights}")
+
+
+def a_nan_from_the_server(data):
+    class Poisoned(original.DdpCoordinator):
+        def serve(self):
+            self.server.wait_for_workers()
+            worker = self.server.workers[0]
+            worker.read()
+            worker.send(original.AVERAGED_BLOCK, struct.pack("<QI", 0, LAYERS - 1) + original.sizes(SIZES)
+                        + original.floats([float("nan")] + [0.0] * (sum(SIZES) - 1)))
+
+    served = Poisoned(1, 1)
+    served.start()
+    with Workers(data, served.address, "original", 1) as workers:
+        workers.results(code=3)
+        check("element 0 of the average of block 1 of step 0" in workers.all[0].text, workers.all[0].text)
+
+
+def usage(data):
+    for arguments, word in ((["--protocol", "original"], "--coordinator HOST:PORT"),
+                            (["--protocol", "original", "--coordinator", "127.0.0.1:1", "--workers", 2], "one worker"),
+                            (["--protocol", "original", "--coordinator", "127.0.0.1:1", "--dry-run"], "--dry-run"),
+                            (["--protocol", "original", "--coordinator", "127.0.0.1:1", "--shard-optimizer"], "--shard-optimizer"),
+                            (["--protocol", "original", "--coordinator", "nonsense"], "not HOST:PORT"),
+                            (["--protocol", "guess"], "guess")):
+        run = subprocess.run([LOCKSTEP, "train", "--data", data, *map(str, MODEL + arguments)], capture_output=True, text=True,
+                             timeout=30, env=ENVIRONMENT, check=False)
+        check(run.returncode == 2 and word in run.stderr, f"{arguments}: {run.returncode} {run.stderr}")
+
+
+def recipe(data, expected):
+    """The star of the README: no flag but where to meet, and the bits of any other way."""
+    with Star(2) as star:
+        workers = [star.start(f"worker {i}", [LOCKSTEP, "train", "--data", data, *MODEL, "--coordinator", star.address_text])
+                   for i in range(2)]
+        star.expect_end([star.coordinator, *workers], 0)
+        check(any(worker.find(re.escape(expected.weights)) for worker in workers), "other weights")
+        last = rf"^step {STEPS}  loss {expected.losses[-1]:.6f}  128 tokens  validation loss [\d.]+, [\d.]+ % of tokens correct  "
+        check(star.coordinator.find(last + r"\d+ elements reduced in [\d.]+ ms"), star.coordinator.text)
+        check(star.coordinator.find(rf"^done: {STEPS} steps, and all 2 workers have left"), star.coordinator.text)
+
+
+def without_the_flag(data):
+    """A worker that does not know that the server is an original is told the flag."""
+    served = original.Served(original.GradientServer(1))
+    served.serve = served.server.wait_for_workers
+    served.start()
+    run = subprocess.run([LOCKSTEP, "train", "--data", data, *map(str, MODEL), "--coordinator", served.address, "--timeout", "2"],
+                         capture_output=True, text=True, timeout=30, env=ENVIRONMENT, check=False)
+    check(run.returncode == 1 and "--protocol original" in run.stderr, f"{run.returncode} {run.stderr}")
+
+
+def saved_from_the_coordinator(data, folder):
+    """SIGUSR1 to the coordinator: the workers save after the step under way and go on."""
+    out = os.path.join(folder, "saved")
+    endless = [*MODEL, "--steps", 1000000, "--save-every", 0, "--eval-every", 0, "--out", out]
+    with Star(2) as star:
+        workers = [star.start(f"worker {i}", [LOCKSTEP, "train", "--data", data, *endless, "--coordinator", star.address_text])
+                   for i in range(2)]
+        star.wait(lambda: any(worker.find('"step":1,') for worker in workers), "first step")
+        star.coordinator.signal(signal.SIGUSR1)
+        star.wait_line(star.coordinator, "asked to save a checkpoint")
+        star.wait(lambda: any(worker.find("saved checkpoint-") for worker in workers), "checkpoint")
+        steps = sum(len(worker.lines) for worker in workers)
+        star.wait(lambda: sum(len(worker.lines) for worker in workers) > steps, "another step")
+        for worker in workers:
+            worker.signal(signal.SIGINT)
+        star.expect_end(workers, 130)
+        star.expect_end([star.coordinator], 0, ["all 2 workers have left"])
+
+
+def main():
+    cases = Cases()
+    with tempfile.TemporaryDirectory() as folder:
+        data = os.path.join(folder, "text.txt")
+        with open(data, "w") as file:
+            file.write("".join(f"{i} small foxes sat under {i * 7 % 11} tall trees.\n" for i in range(120)))
+        expected = lanes(data)
+        check(len(expected.losses) == STEPS and expected.accuracy and 0 <= expected.accuracy[-1] <= 1, f"{expected.__dict__}")
+        for count in (1, 2):
+            cases.run(f"blocks at an original server, {count} workers, twice", twice, at_a_ddp_server, data, count, expected)
+            cases.run(f"a vector at an original server, {count} workers, twice", twice, at_a_vector_server, data, count, expected)
+        cases.run("beside an original trainer", beside_an_original_trainer, data)
+        cases.run("ended by the coordinator, and resumed", ended_by_the_coordinator, data, folder)
+        cases.run("NaN from the server", a_nan_from_the_server, data)
+        cases.run("saved from the coordinator", saved_from_the_coordinator, data, folder)
+        cases.run("the star of the README", recipe, data, expected)
+        cases.run("an original server without the flag", without_the_flag, data)
+        cases.run("usage", usage, data)
+        cases.finish()
+
+
+if __name__ == "__main__":
+    main()
