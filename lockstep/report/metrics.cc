@@ -1,12 +1,12 @@
 #include "lockstep/report/metrics.h"
 
 #include <fmt/format.h>
-#include <unistd.h>
 
 #include <algorithm>
-#include <cerrno>
-#include <fstream>
+#include <cstdint>
 #include <numbers>
+#include <span>
+#include <string_view>
 #include <utility>
 
 #include "lockstep/base/error.h"
@@ -46,6 +46,7 @@ std::string metrics_line(const StepReport& report, double bytes_per_token) {
   }
   if (report.validation_loss) {
     line["val_loss"] = *report.validation_loss;
+    if (report.validation_accuracy) line["val_accuracy"] = *report.validation_accuracy;
     if (const auto bits = bits_per_byte(*report.validation_loss, bytes_per_token)) {
       line["val_bits_per_byte"] = *bits;
     }
@@ -61,51 +62,63 @@ std::optional<std::int64_t> step_of(const Json& line) {
   return line["step"].get<std::int64_t>();
 }
 
-// The complete lines of steps 1 to `steps`. Later steps will be done again.
-std::string lines_until(const std::string& path, std::int64_t steps) {
-  std::string kept;
-  std::ifstream file(path);
-  for (std::string line; steps > 0 && std::getline(file, line);) {
-    const auto step = step_of(parse_json(line));
-    if (step && *step <= steps) kept += line + "\n";
+// What the file holds; nothing when there is none.
+std::string contents_of(const FilePlace& place) {
+  const auto file = place.folder->find(place.name);
+  return file ? file->text(SIZE_MAX) : std::string();
+}
+
+// Calls `body` with every line, and whether the line is complete.
+template <typename Body>
+void for_lines(std::string_view text, Body&& body) {
+  while (!text.empty()) {
+    const std::size_t end = text.find('\n');
+    body(text.substr(0, end), end != std::string_view::npos);
+    text.remove_prefix(end == std::string_view::npos ? text.size() : end + 1);
   }
+}
+
+// The lines of steps 1 to `steps` that can be read. Later steps will be done again.
+std::string lines_until(std::string_view text, std::int64_t steps) {
+  std::string kept;
+  if (steps == 0) return kept;
+  for_lines(text, [&](std::string_view line, bool) {
+    const auto step = step_of(parse_json(line));
+    if (step && *step <= steps) kept.append(line).append("\n");
+  });
   return kept;
 }
 
 }  // namespace
 
-MetricsFile::MetricsFile(std::string path, std::int64_t steps_done, WriteGuard guard)
+MetricsFile::MetricsFile(std::string path, std::int64_t steps_done, WriteGuard guard,
+                         Storage& storage)
     : guard_(std::move(guard)), path_(std::move(path)), last_step_(steps_done) {
-  AtomicFile file(path_, guard_);
-  file.write(lines_until(path_, steps_done));
+  const FilePlace place = place_of(path_, storage);
+  AtomicFile file(path_, guard_, storage);
+  file.write(lines_until(contents_of(place), steps_done));
   file.commit();
-  open();
+  file_ = place.folder->open(place.name, Folder::Mode::kAppend);
 }
 
-MetricsFile::MetricsFile(std::string path, WriteGuard guard, GoOn)
+MetricsFile::MetricsFile(std::string path, WriteGuard guard, Storage& storage, GoOn)
     : guard_(std::move(guard)), path_(std::move(path)) {
   guard_.require(path_);
-  std::ifstream file(path_);
-  std::uintmax_t complete = 0;  // bytes
-  for (std::string line; std::getline(file, line) && !file.eof();) {
+  const FilePlace place = place_of(path_, storage);
+  std::uint64_t complete = 0;  // bytes
+  for_lines(contents_of(place), [&](std::string_view line, bool whole) {
+    if (!whole) return;
     complete += line.size() + 1;
     const Json json = parse_json(line);
     const auto step = step_of(json);
     if (step && !json.contains("event")) last_step_ = std::max(last_step_, *step);
-  }
-  open();
-  if (::ftruncate(::fileno(file_.get()), static_cast<off_t>(complete)) != 0) {
-    throw_io("cutting an incomplete line off " + path_, errno);
-  }
+  });
+  file_ = place.folder->open(place.name, Folder::Mode::kAppend);
+  file_->truncate(complete);
 }
 
-MetricsFile MetricsFile::go_on(std::string path, WriteGuard guard) {
-  return {std::move(path), std::move(guard), GoOn()};
-}
-
-void MetricsFile::open() {
-  file_.reset(std::fopen(path_.c_str(), "ae"));
-  if (!file_) throw_io("creating " + path_, errno);
+MetricsFile MetricsFile::go_on(std::string path, WriteGuard guard, Storage& storage) {
+  return {std::move(path), std::move(guard), storage, GoOn()};
 }
 
 void MetricsFile::write_step(std::int64_t step, const std::string& line) {
@@ -118,8 +131,17 @@ void MetricsFile::write_event(const std::string& line) { write(line); }
 
 void MetricsFile::write(const std::string& line) {
   guard_.require(path_);
-  fmt::print(file_.get(), "{}\n", line);
-  if (std::fflush(file_.get()) != 0) throw_io("writing " + path_, errno);
+  const std::uint64_t before = file_->size();
+  const std::string text = line + "\n";
+  try {
+    file_->write(std::as_bytes(std::span(text)));
+  } catch (const Error&) {
+    try {
+      file_->truncate(before);
+    } catch (const Error&) {  // why the line is not there counts more
+    }
+    throw;
+  }
 }
 
 }  // namespace lockstep

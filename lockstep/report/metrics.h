@@ -1,7 +1,6 @@
 #pragma once
 
 #include <cstdint>
-#include <cstdio>
 #include <memory>
 #include <optional>
 #include <string>
@@ -18,16 +17,18 @@ std::string metrics_line(const StepReport& report, double bytes_per_token);
 // Bits per byte of text for a loss in nats per token; nothing when `bytes_per_token` is 0.
 std::optional<double> bits_per_byte(double loss, double bytes_per_token);
 
-// metrics.jsonl. A line is complete in the file when write() returns. A step has one line, however
-// often it was computed. Throws Error{kIo} when the file cannot be written.
+// metrics.jsonl. A line is complete in the file when a call returns. A step has one line, however
+// often it was computed. Throws Error{kIo} when the file cannot be written; then the line is not
+// there, not even a part of it, unless the disk refuses that as well.
 class MetricsFile {
  public:
   // A run that is resumed after `steps_done` steps keeps the lines of those steps; a new run starts
   // with an empty file.
-  explicit MetricsFile(std::string path, std::int64_t steps_done = 0, WriteGuard guard = {});
+  explicit MetricsFile(std::string path, std::int64_t steps_done = 0, WriteGuard guard = {},
+                       Storage& storage = disk());
   // The file of the run that is under way, which another process has written so far: goes on after
   // its last complete line.
-  static MetricsFile go_on(std::string path, WriteGuard guard = {});
+  static MetricsFile go_on(std::string path, WriteGuard guard = {}, Storage& storage = disk());
 
   // The line of a step; nothing if the file has that step, or a later one.
   void write_step(std::int64_t step, const std::string& line);
@@ -35,18 +36,14 @@ class MetricsFile {
   void write_event(const std::string& line);
 
  private:
-  struct Close {
-    void operator()(std::FILE* file) const { std::fclose(file); }
-  };
   struct GoOn {};
-  MetricsFile(std::string path, WriteGuard guard, GoOn);
-  void open();
+  MetricsFile(std::string path, WriteGuard guard, Storage& storage, GoOn);
   void write(const std::string& line);
 
   WriteGuard guard_;
   std::string path_;
   std::int64_t last_step_ = 0;  // that has a line
-  std::unique_ptr<std::FILE, Close> file_;
+  std::unique_ptr<File> file_;
 };
 
 }  // namespace lockstep

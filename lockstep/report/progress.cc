@@ -39,12 +39,22 @@ std::string worker_count(const RunProgress& progress) {
   return fmt::format("  {} worker{}", progress.workers, progress.workers == 1 ? "" : "s");
 }
 
+// "  val 2.1034 (41.2 %)", or nothing before the first validation.
+std::string validation_words(const RunProgress& progress) {
+  if (!progress.validation_loss) return "";
+  std::string words = fmt::format("  val {:.4f}", *progress.validation_loss);
+  if (progress.validation_accuracy) {
+    words += fmt::format(" ({:.1f} %)", 100 * *progress.validation_accuracy);
+  }
+  return words;
+}
+
 }  // namespace
 
 std::string format_bar(const RunProgress& progress, int width) {
   std::string words =
       fmt::format(" {}/{}  loss {:.4f}", progress.step, progress.steps, progress.loss);
-  if (progress.validation_loss) words += fmt::format("  val {:.4f}", *progress.validation_loss);
+  words += validation_words(progress);
   words += fmt::format("  {} tok/s{}  {} left", short_number(progress.tokens_per_second),
                        worker_count(progress), short_duration(progress.seconds_left));
   const int room = width - static_cast<int>(words.size()) - 2;
@@ -72,7 +82,7 @@ bool LinePace::due(Time now, bool wanted) {
 std::string format_plain(const RunProgress& progress) {
   std::string line =
       fmt::format("step {}/{}  loss {:.4f}", progress.step, progress.steps, progress.loss);
-  if (progress.validation_loss) line += fmt::format("  val {:.4f}", *progress.validation_loss);
+  line += validation_words(progress);
   line +=
       fmt::format("  {} tok/s{}", short_number(progress.tokens_per_second), worker_count(progress));
   if (progress.step < progress.steps) {
@@ -101,7 +111,10 @@ const RunProgress& ProgressMeter::update(const StepReport& report) {
           : seconds_per_step_ + kWeightOfNewest * (report.seconds - seconds_per_step_);
   progress_.step = report.step;
   progress_.loss = report.loss;
-  if (report.validation_loss) progress_.validation_loss = report.validation_loss;
+  if (report.validation_loss) {
+    progress_.validation_loss = report.validation_loss;
+    progress_.validation_accuracy = report.validation_accuracy;
+  }
   if (seconds_per_step_ > 0) {
     progress_.tokens_per_second = static_cast<double>(report.tokens) / seconds_per_step_;
   }

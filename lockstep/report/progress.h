@@ -16,7 +16,8 @@ struct RunProgress {
   std::int64_t steps = 0;
   double loss = 0;
   std::optional<double> validation_loss;  // the latest
-  double tokens_per_second = 0;           // a moving average
+  std::optional<double> validation_accuracy;
+  double tokens_per_second = 0;  // a moving average
   double seconds_left = 0;
   int workers = 0;  // 0: not shown, because there was never more than one
 };

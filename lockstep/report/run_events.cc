@@ -3,9 +3,11 @@
 #include <fmt/format.h>
 
 #include <algorithm>
+#include <chrono>
+#include <cmath>
 
 #include "lockstep/base/text.h"
-#include "lockstep/files/json.h"
+#include "lockstep/base/version.h"
 
 namespace lockstep {
 namespace {
@@ -32,6 +34,12 @@ std::string describe_who(const RunEvent& event) {
   }
   return event.back_to > 0 ? fmt::format("back to the checkpoint of step {}", event.back_to)
                            : "back to the start";
+}
+
+// What all of them have.
+Json event_line(std::string_view kind, std::int64_t step) {
+  const std::chrono::duration<double> time = std::chrono::system_clock::now().time_since_epoch();
+  return {{"event", kind}, {"step", step}, {"time", std::round(time.count() * 1000) / 1000}};
 }
 
 }  // namespace
@@ -61,14 +69,48 @@ std::string describe(const RunEvent& event) {
 }
 
 std::string metrics_line(const RunEvent& event) {
-  Json line = {{"event", to_string(event.kind)}, {"step", event.step}};
+  Json line = event_line(to_string(event.kind), event.step);
   if (!event.who.empty()) line["who"] = event.who;
   if (!event.how.empty()) line["how"] = event.how;
   if (event.kind == RunEvent::Kind::kWentBack) line["back_to"] = event.back_to;
   line["again"] = event.again;
   line["workers"] = event.lanes.size();
   line["lanes"] = event.lanes;
+  line["members"] = event.members;
   line["seconds"] = event.seconds;
+  return to_text(line);
+}
+
+std::string metrics_line(const RunStart& start) {
+  Json line = event_line("started", start.step);
+  line["steps"] = start.steps;
+  line["workers"] = start.members.size();
+  line["lanes"] = start.lanes;
+  line["members"] = start.members;
+  line["version"] = version();
+  line["settings"] = start.settings;
+  line["machine"] = start.machine;
+  return to_text(line);
+}
+
+std::string saved_line(std::int64_t step, const std::string& name, const std::string& hash) {
+  Json line = event_line("saved", step);
+  line["name"] = name;
+  line["hash"] = hash;
+  return to_text(line);
+}
+
+std::string halted_line(std::int64_t step, const std::string& why) {
+  Json line = event_line("halted", step);
+  line["how"] = why;
+  return to_text(line);
+}
+
+std::string metrics_line(const RunFinish& end) {
+  Json line = event_line("ended", end.step);
+  line["how"] = end.how;
+  line["hash"] = end.hash;
+  line["seconds"] = end.seconds;
   return to_text(line);
 }
 

@@ -6,6 +6,8 @@
 #include <string_view>
 #include <vector>
 
+#include "lockstep/files/json.h"
+
 namespace lockstep {
 
 // A change in who trains, or a way back: what people and metrics.jsonl are told of it.
@@ -23,8 +25,9 @@ struct RunEvent {
   std::string how;               // how it was noticed, or why; may be empty
   bool again = false;            // the step is computed again
   std::int64_t back_to = 0;      // with kWentBack: the steps of the checkpoint; 0: the start
-  // The workers that go on: by rank, how many lanes each has.
+  // The workers that go on: by rank, how many lanes each has, and its name.
   std::vector<std::uint32_t> lanes;
+  std::vector<std::string> members;
   double seconds = 0;  // until all of them went on
 };
 
@@ -36,6 +39,27 @@ std::string_view to_string(
 std::string describe(const RunEvent& event);
 // The JSON object of an event, as docs/metrics.md specifies, without a line break.
 std::string metrics_line(const RunEvent& event);
+
+// Other lines that metrics.jsonl has beside those of steps and events, as docs/metrics.md
+// specifies. People are told the same in other words.
+struct RunStart {
+  std::int64_t step = 0;   // the first to be made
+  std::int64_t steps = 0;  // that the run has in all
+  std::vector<std::string> members;
+  std::vector<std::uint32_t> lanes;
+  Json settings;
+  Json machine;
+};
+std::string metrics_line(const RunStart& start);
+std::string saved_line(std::int64_t step, const std::string& name, const std::string& hash);
+std::string halted_line(std::int64_t step, const std::string& why);
+struct RunFinish {
+  std::int64_t step = 0;  // the last
+  std::string how;        // "done", "stopped", "early"
+  std::string hash;       // of the weights
+  double seconds = 0;
+};
+std::string metrics_line(const RunFinish& end);
 
 // The events of a run, to be listed at its end. One thread.
 class RunEvents {

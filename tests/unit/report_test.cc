@@ -31,7 +31,7 @@ TEST(Progress, ShortNumbersAndDurations) {
 }
 
 TEST(Progress, ABarOfEveryWidth) {
-  const RunProgress progress{50, 200, 1.5, 1.75, 12'345, 90};
+  const RunProgress progress{50, 200, 1.5, 1.75, {}, 12'345, 90};
   EXPECT_EQ(format_bar(progress, 80),
             "[=====                ] 50/200  loss 1.5000  val 1.7500  12.3k tok/s  1m30s left");
   for (int width = 1; width < 200; ++width) {
@@ -89,7 +89,7 @@ TEST(Progress, MeterKeepsTheLatestValidationAndTheSpeed) {
 }
 
 TEST(Progress, TellsHowManyWorkersThereAre) {
-  RunProgress progress{50, 200, 1.5, {}, 12'345, 90, 3};
+  RunProgress progress{50, 200, 1.5, {}, {}, 12'345, 90, 3};
   EXPECT_EQ(format_plain(progress), "step 50/200  loss 1.5000  12.3k tok/s  3 workers  1m30s left");
   EXPECT_THAT(format_bar(progress, 100),
               ::testing::EndsWith("  12.3k tok/s  3 workers  1m30s left"));
@@ -270,6 +270,36 @@ TEST(RunEvents, OneObjectForFiles) {
   EXPECT_EQ(json["lanes"], (std::vector<std::uint32_t>{11, 11, 10}));
   EXPECT_EQ(json["seconds"], 0.42);
   EXPECT_FALSE(json.contains("back_to"));
+}
+
+TEST(RunEvents, TheLifeOfARunForFiles) {
+  RunStart start;
+  start.step = 4;
+  start.steps = 9;
+  start.members = {"rank 0 (a)", "rank 1 (b)"};
+  start.lanes = {1, 2};
+  start.settings = {{"data", "x"}};
+  auto json = nlohmann::json::parse(metrics_line(start));
+  EXPECT_EQ(json["event"], "started");
+  EXPECT_EQ(json["step"], 4);
+  EXPECT_EQ(json["steps"], 9);
+  EXPECT_EQ(json["workers"], 2);
+  EXPECT_EQ(json["members"][1], "rank 1 (b)");
+  EXPECT_EQ(json["settings"]["data"], "x");
+  EXPECT_GT(json["time"], 1.7e9);  // seconds since 1970
+  json = nlohmann::json::parse(saved_line(5, "checkpoint-5", "blake3:ab"));
+  EXPECT_EQ(json["event"], "saved");
+  EXPECT_EQ(json["step"], 5);
+  EXPECT_EQ(json["name"], "checkpoint-5");
+  EXPECT_EQ(json["hash"], "blake3:ab");
+  json = nlohmann::json::parse(halted_line(6, "a \"reason\""));
+  EXPECT_EQ(json["event"], "halted");
+  EXPECT_EQ(json["how"], "a \"reason\"");
+  json = nlohmann::json::parse(metrics_line(RunFinish{9, "done", "blake3:cd", 1.5}));
+  EXPECT_EQ(json["event"], "ended");
+  EXPECT_EQ(json["how"], "done");
+  EXPECT_EQ(json["hash"], "blake3:cd");
+  EXPECT_EQ(json["seconds"], 1.5);
 }
 
 TEST(RunEvents, AreListedAtTheEnd) {
