@@ -25,7 +25,8 @@ void check_batch(const Batch& batch, int max_rows, int max_context, int vocab);
 // Sums over tokens, never means.
 struct LossSum {
   double loss = 0.0;
-  std::int64_t tokens = 0;  // those that counted
+  std::int64_t tokens = 0;   // those that counted
+  std::int64_t correct = 0;  // of them: the model holds no other token for likelier than the target
 };
 
 // What one lane, a micro-batch, gives on any device.

@@ -2,8 +2,10 @@
 
 #include <fmt/format.h>
 
+#include <algorithm>
 #include <array>
 #include <cmath>
+#include <iterator>
 #include <utility>
 
 #include "lockstep/base/error.h"
@@ -14,6 +16,16 @@ namespace {
 // Rows of 64 bytes: every tensor of the flat buffer is then aligned without padding.
 constexpr int kHiddenMultiple = 16;
 constexpr int kLargest = 1 << 24;  // products of two sizes stay far inside 64 bits
+
+struct NamedModel {
+  std::string_view name;
+  int vocab, hidden, layers, heads, kv_heads, intermediate, context;
+};
+constexpr NamedModel kNamedModels[] = {
+    {"tiny", 4096, 256, 6, 8, 4, 768, 256},        {"small", 8192, 512, 8, 8, 8, 1408, 512},
+    {"124m", 50304, 768, 12, 12, 12, 2048, 1024},  {"350m", 32768, 1024, 24, 16, 4, 4096, 1024},
+    {"774m", 50304, 1280, 36, 20, 20, 3408, 1024}, {"1.5b", 50304, 1600, 48, 25, 25, 4272, 1024},
+};
 
 template <typename... Args>
 [[noreturn]] void refuse(fmt::format_string<Args...> text, Args&&... args) {
@@ -60,21 +72,21 @@ void validate(const ModelConfig& config) {
 }
 
 std::optional<ModelConfig> named_model(std::string_view name) {
-  const auto shape = [](int vocab, int hidden, int layers, int heads, int kv_heads,
-                        int intermediate, int context) {
-    return ModelConfig{.vocab = vocab,
-                       .hidden = hidden,
-                       .layers = layers,
-                       .heads = heads,
-                       .kv_heads = kv_heads,
-                       .intermediate = intermediate,
-                       .context = context};
-  };
-  if (name == "tiny") return shape(4096, 256, 6, 8, 4, 768, 256);
-  if (name == "small") return shape(8192, 512, 8, 8, 8, 1408, 512);
-  if (name == "124m") return shape(50304, 768, 12, 12, 12, 2048, 1024);
-  if (name == "350m") return shape(32768, 1024, 24, 16, 4, 4096, 1024);
-  return std::nullopt;
+  const auto* const named = std::ranges::find(kNamedModels, name, &NamedModel::name);
+  if (named == std::end(kNamedModels)) return std::nullopt;
+  return ModelConfig{.vocab = named->vocab,
+                     .hidden = named->hidden,
+                     .layers = named->layers,
+                     .heads = named->heads,
+                     .kv_heads = named->kv_heads,
+                     .intermediate = named->intermediate,
+                     .context = named->context};
+}
+
+std::vector<std::string> model_names() {
+  std::vector<std::string> names;
+  for (const NamedModel& named : kNamedModels) names.emplace_back(named.name);
+  return names;
 }
 
 RotationAngles rotation_angles(const ModelConfig& config, std::size_t positions) {

@@ -2,6 +2,7 @@
 
 #include <cstddef>
 #include <optional>
+#include <string>
 #include <string_view>
 #include <vector>
 
@@ -34,8 +35,10 @@ struct ModelConfig {
 // Throws Error{kInvalidArgument} with one line that names the first value that cannot be.
 void validate(const ModelConfig& config);
 
-// The shapes that benchmarks know by name: tiny, small, 124m, 350m.
+// The shapes that go by a name: tiny, small, 124m, 350m, 774m and 1.5b. The numbers are those of
+// parameters, about, with these vocabularies and tied embeddings.
 std::optional<ModelConfig> named_model(std::string_view name);
+std::vector<std::string> model_names();
 
 // Cosines and sines of the rotary embedding, a row of head_dim / 2 per position. The angles are
 // rounded to f32 as Hugging Face's implementation does.

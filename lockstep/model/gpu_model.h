@@ -27,7 +27,10 @@ struct GpuModelOptions {
   std::uint32_t accumulators = 1;
   Range shard;             // the elements whose moments are held
   bool recompute = false;  // compute activations again in the backward pass, which saves memory
-  int device = 0;          // modulo the number of GPUs
+  // Our own attention in bf16, as on GPUs for which cuDNN has none that is deterministic. For
+  // tests.
+  bool plain_attention = false;
+  int device = 0;  // modulo the number of GPUs
   // `while_waiting` is called about every millisecond during a wait; it throws to end the wait.
   std::function<void()> while_waiting = {};
 };
@@ -77,6 +80,8 @@ class GpuModel {
       const std::function<void(float* parameters, DeviceStream stream)>& enqueue) = 0;
 
   virtual LossSum loss(const Batch& batch) = 0;
+  // The logits after the last of `tokens`, one sequence of at most the context: vocab floats.
+  virtual void logits(std::span<const std::int32_t> tokens, std::span<float> out) = 0;
   // Enqueues the gradient of the sum of token losses into `accumulator`, then the merges. With a
   // delivery that copies, returns when everything is copied; otherwise at once.
   virtual void gradient(const Batch& batch, std::uint32_t accumulator,
@@ -119,8 +124,21 @@ class GpuModel {
 // Why no GPU can be used, in a few words; nothing when one can.
 std::optional<std::string> gpu_refusal();
 
+// How many GPUs this process sees; 0 where none can be used.
+int gpu_count();
+
 // The name of the first GPU. Models on GPUs of one name have the same bits.
 std::string gpu_name();
+
+// What the bits of a result depend on besides: empty where nothing is computed on a GPU.
+struct GpuVersions {
+  std::string name = {};  // gpu_name()
+  std::string cuda = {};  // that the kernels were compiled with
+  std::string cublas_lt = {};
+  std::string cudnn = {};
+  bool operator==(const GpuVersions&) const = default;
+};
+GpuVersions gpu_versions();
 
 // Throws Error{kInvalidArgument} for a model that the kernels do not support, Error{kIo} when there
 // is no GPU or too little memory.

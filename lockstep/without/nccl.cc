@@ -3,6 +3,8 @@
 
 namespace lockstep {
 
+std::string nccl_version() { return ""; }
+
 std::optional<std::string> device_reducer_refusal(Communicator&, int) {
   return "this build has no NCCL";
 }

@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <cmath>
 #include <cstring>
+#include <numeric>
 
 #include "gpu_cases.h"
 #include "lockstep/base/canonical_tree.h"
@@ -154,22 +155,33 @@ TYPED_TEST(CudaKernels, CrossEntropy) {
       targets[i] = i == 4 ? -1 : static_cast<std::int32_t>(i * 7919 % vocab);
     }
     std::vector<double> losses(kRows);
-    layers.cross_entropy({kRows, vocab, logits.data(), targets.data(), true, losses.data()});
+    // Half of the targets are the likeliest tokens.
+    for (std::size_t i = 0; i < kRows; i += 2) {
+      const auto begin = logits.begin() + static_cast<std::ptrdiff_t>(i * vocab);
+      const auto end = begin + static_cast<std::ptrdiff_t>(vocab);
+      if (i != 4) targets[i] = static_cast<std::int32_t>(std::max_element(begin, end) - begin);
+    }
+    std::vector<std::uint8_t> correct(kRows);
+    layers.cross_entropy(
+        {kRows, vocab, logits.data(), targets.data(), true, losses.data(), correct.data()});
     const auto glogits = device<T>(padded);
     const auto glosses = poisoned<float>(kRows);
     DeviceArray<std::int32_t> gtargets(kRows, "a test");
     check_cuda(cudaMemcpy(gtargets.data(), targets.data(), kRows * 4, cudaMemcpyDefault),
                "copying");
     DeviceArray<cuda::LossTotal> gtotal(1, "a test");
+    const auto gcorrect = poisoned<std::uint8_t>(kRows);
     cuda::cross_entropy(kRows, vocab, stride, glogits.data(), gtargets.data(), true, glosses.data(),
-                        nullptr);
-    cuda::sum_losses(kRows, glosses.data(), gtargets.data(), gtotal.data(), nullptr);
+                        gcorrect.data(), nullptr);
+    cuda::sum_losses(kRows, glosses.data(), gcorrect.data(), gtargets.data(), gtotal.data(),
+                     nullptr);
     cuda::LossTotal total{};
     check_cuda(cudaMemcpy(&total, gtotal.data(), sizeof(total), cudaMemcpyDefault), "copying");
     double sum = 0;
     for (const double loss : losses) sum += loss;
     EXPECT_NEAR(total.loss, sum, 1e-5 * sum) << vocab;
     EXPECT_EQ(total.tokens, 8);
+    EXPECT_EQ(total.correct, std::accumulate(correct.begin(), correct.end(), std::int64_t{0}));
     const std::vector<float> got = host(glogits);
     std::vector<float> gradient;
     for (std::size_t row = 0; row < kRows; ++row) {

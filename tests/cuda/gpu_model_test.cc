@@ -7,8 +7,10 @@
 
 #include "gpu_cases.h"
 #include "lockstep/base/error.h"
+#include "lockstep/model/cpu/decoder.h"
 #include "lockstep/model/cpu/transformer.h"
 #include "lockstep/model/cuda/kernels.h"
+#include "lockstep/model/gpu_decoder.h"
 #include "lockstep/model/weights_hash.h"
 
 namespace lockstep {
@@ -62,6 +64,21 @@ TEST_P(GpuParity, Bf16IsNear) {
                on_cpu(config, parameters, data.batch()), 5e-2);
 }
 
+// What GPUs get for which cuDNN has no deterministic attention.
+TEST_P(GpuParity, Bf16IsNearWithPlainAttention) {
+  LOCKSTEP_NEEDS_GPU();
+  const ModelConfig config = GetParam();
+  const std::vector<float> parameters = test_parameters(config, 3.0F);
+  const TestBatch data(config, 3, 7);
+  GpuModelOptions options = gpu_options(config, Precision::kBf16, 3);
+  options.plain_attention = true;
+  const auto model = make_gpu_model(options);
+  model->set_parameters(parameters);
+  const Gradient first = on_gpu(*model, data.batch());
+  expect_close(model->layout(), first, on_cpu(config, parameters, data.batch()), 5e-2);
+  EXPECT_EQ(on_gpu(*model, data.batch()).values, first.values);
+}
+
 INSTANTIATE_TEST_SUITE_P(Shapes, GpuParity,
                          ::testing::Values(small_model(), small_model(true),
                                            ModelConfig{.vocab = 1000,
@@ -95,6 +112,32 @@ TEST(GpuModel, SameBitsEveryTimeAndAsAGraph) {
       EXPECT_EQ(again.sum.loss, first.sum.loss);
     }
     EXPECT_EQ(model->loss(data.batch()).loss, first.sum.loss);
+  }
+}
+
+TEST(GpuModel, LogitsOfASequenceAreTheCpus) {
+  LOCKSTEP_NEEDS_GPU();
+  for (const auto& [precision, limit] :
+       {std::pair(Precision::kF32, 1e-4), {Precision::kBf16, 5e-2}}) {
+    const ModelConfig config = small_model();
+    const std::vector<float> parameters = test_parameters(config, 3.0F);
+    const TestBatch data(config, 1, 5);
+    ThreadPool pool(2);
+    const ParameterLayout layout(config);
+    Decoder decoder(layout, parameters, Precision::kF32, pool);
+    GpuModelOptions options = gpu_decoder_options(config, config.context);
+    options.precision = precision;
+    auto model = make_gpu_model(options);
+    model->set_parameters(parameters);
+    GpuDecoder on_card(std::move(model), config.context);
+    const std::span tokens(data.tokens);
+    std::size_t read = 0;
+    for (const std::size_t count : {5, 1, 1, 40, 43}) {  // up to the whole context
+      const auto piece = tokens.subspan(read, count);
+      EXPECT_LT(distance(on_card.logits_after(piece), decoder.logits_after(piece)), limit) << read;
+      read += count;
+    }
+    EXPECT_EQ(on_card.length(), tokens.size());
   }
 }
 

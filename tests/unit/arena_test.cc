@@ -3,6 +3,7 @@
 #include <gtest/gtest.h>
 #include <sys/mman.h>
 #include <sys/stat.h>
+#include <unistd.h>
 
 #include <algorithm>
 #include <cstring>
@@ -42,6 +43,14 @@ TEST(HeapBuffer, MovesAndReleasesOnce) {
     EXPECT_EQ(released, 0);
   }
   EXPECT_EQ(released, 1);
+}
+
+TEST(Mapping, WhatCouldBeCutIsRefused) {
+  const Descriptor file(::memfd_create("cuttable", MFD_CLOEXEC | MFD_ALLOW_SEALING));
+  ASSERT_EQ(::ftruncate(file.get(), 4096), 0);
+  EXPECT_THROW(Mapping::of(file, 4096), Error);
+  EXPECT_THROW(Mapping::of(make_memfd("short", 100), 4096), Error);
+  EXPECT_EQ(Mapping::of(make_memfd("sealed", 4096), 4096)->size(), 4096U);
 }
 
 TEST(Arena, GivesZeroAlignedMemory) {

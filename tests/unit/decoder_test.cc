@@ -5,7 +5,9 @@
 #include "lockstep/base/error.h"
 #include "lockstep/base/random.h"
 #include "lockstep/model/cpu/transformer.h"
+#include "lockstep/model/gpu_decoder.h"
 #include "lockstep/model/init.h"
+#include "tests/support/pretended_gpu.h"
 
 namespace lockstep::decoder_test {
 namespace {
@@ -82,6 +84,21 @@ TEST_P(DecoderTest, RefusesWhatDoesNotFit) {
   EXPECT_EQ(decoder.length(), 0u);
   decoder.logits_after(tokens_);
   EXPECT_THROW(decoder.logits_after(std::span(tokens_).first(1)), Error);
+}
+
+TEST_P(DecoderTest, OnAGpuItReadsTheSame) {
+  auto model = std::make_unique<test::PretendedGpu>(
+      gpu_decoder_options(layout_.config(), static_cast<int>(kContext)));
+  model->set_parameters(parameters_);
+  GpuDecoder decoder(std::move(model), static_cast<int>(kContext));
+  const std::span tokens(tokens_);
+  expect_logits(decoder.logits_after(tokens.first(7)), 6);
+  expect_logits(decoder.logits_after(tokens.subspan(7, 1)), 7);
+  expect_logits(decoder.logits_after(tokens.subspan(8)), kContext - 1);
+  EXPECT_EQ(decoder.length(), kContext);
+  EXPECT_THROW(decoder.logits_after(tokens.first(1)), Error);
+  decoder.truncate(7);
+  expect_logits(decoder.logits_after(tokens.subspan(7, 1)), 7);
 }
 
 }  // namespace

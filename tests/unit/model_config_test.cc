@@ -51,7 +51,7 @@ TEST(ModelConfig, NamesWhatIsWrong) {
 }
 
 TEST(ModelConfig, NamedModelsAreValid) {
-  for (const char* name : {"tiny", "small", "124m", "350m"}) {
+  for (const std::string& name : model_names()) {
     const auto config = named_model(name);
     ASSERT_TRUE(config) << name;
     EXPECT_NO_THROW(validate(*config)) << name;

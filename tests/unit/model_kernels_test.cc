@@ -175,8 +175,9 @@ TEST_P(ModelKernelsTest, CrossEntropyForwardAndBackward) {
     const auto logits = noise(targets.size() * width, 1, 5.0f);
     auto gradient = logits;
     std::vector<double> losses(targets.size()), again(targets.size());
-    kernels_.cross_entropy(
-        {targets.size(), width, gradient.data(), targets.data(), true, losses.data()});
+    std::vector<std::uint8_t> correct(targets.size(), 9);
+    kernels_.cross_entropy({targets.size(), width, gradient.data(), targets.data(), true,
+                            losses.data(), correct.data()});
     const double total = losses[0] + losses[2];
     EXPECT_NEAR(total, log_loss(widened(logits), width, targets), 1e-6 * total);
     EXPECT_EQ(losses[1], 0.0);
@@ -185,9 +186,30 @@ TEST_P(ModelKernelsTest, CrossEntropyForwardAndBackward) {
         "logits", [&](const Doubles& at) { return log_loss(at, width, targets); }, logits, gradient,
         1e-5);
     auto scratch = logits;
-    kernels_.cross_entropy(
-        {targets.size(), width, scratch.data(), targets.data(), false, again.data()});
+    kernels_.cross_entropy({targets.size(), width, scratch.data(), targets.data(), false,
+                            again.data(), correct.data()});
     EXPECT_EQ(losses, again);
+  }
+}
+
+TEST_P(ModelKernelsTest, CrossEntropyTellsWhetherTheTargetIsTheLikeliest) {
+  for (const std::size_t width : {2u, 16u, 37u, 200u}) {
+    const auto noisy = noise(4 * width, 1, 5.0f);
+    const auto likeliest = [&](std::size_t row) {
+      const auto begin = noisy.begin() + static_cast<std::ptrdiff_t>(row * width);
+      return static_cast<std::int32_t>(
+          std::max_element(begin, begin + static_cast<std::ptrdiff_t>(width)) - begin);
+    };
+    const auto other = (likeliest(1) + 1) % static_cast<std::int32_t>(width);
+    const std::vector<std::int32_t> targets = {likeliest(0), other, -1, likeliest(3)};
+    for (const bool gradient : {false, true}) {
+      auto logits = noisy;
+      std::vector<double> losses(targets.size());
+      std::vector<std::uint8_t> correct(targets.size(), 9);
+      kernels_.cross_entropy({targets.size(), width, logits.data(), targets.data(), gradient,
+                              losses.data(), correct.data()});
+      EXPECT_EQ(correct, (std::vector<std::uint8_t>{1, 0, 0, 1})) << width;
+    }
   }
 }
 
@@ -198,7 +220,8 @@ TEST_P(ModelKernelsTest, CrossEntropyShowsWhatIsNotFinite) {
     logits[20] = bad;
     const std::int32_t target = 3;
     double loss = 0.0;
-    kernels_.cross_entropy({1, logits.size(), logits.data(), &target, true, &loss});
+    std::uint8_t correct = 9;
+    kernels_.cross_entropy({1, logits.size(), logits.data(), &target, true, &loss, &correct});
     EXPECT_FALSE(std::isfinite(loss));
     EXPECT_TRUE(std::isnan(logits[3]));
   }

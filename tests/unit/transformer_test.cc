@@ -204,6 +204,25 @@ TEST(Transformer, TheGradientIsTheSlopeOfTheLoss) {
   EXPECT_NEAR((moved(step) - moved(-step)) / (2 * step) / squares, 1.0, 5e-3);
 }
 
+TEST(Transformer, RecomputedActivationsAreTheSame) {
+  ModelConfig config = kConfig;
+  for (const int layers : {1, 2, 5}) {
+    config.layers = layers;
+    const std::vector<float> parameters = parameters_of(config);
+    ThreadPool pool(2);
+    Transformer keeping(config, Precision::kF32, pool, 3, 40);
+    Transformer recomputing(config, Precision::kF32, pool, 3, 40, true);
+    for (const std::uint64_t seed : {1, 2}) {
+      const Data data(3, 40, seed);
+      EXPECT_EQ(gradient(recomputing, parameters, data.batch()),
+                gradient(keeping, parameters, data.batch()))
+          << layers << " layers";
+      EXPECT_EQ(recomputing.loss(parameters, data.batch()).loss,
+                keeping.loss(parameters, data.batch()).loss);
+    }
+  }
+}
+
 std::string refusal(Transformer& model, const std::vector<float>& parameters, const Batch& batch) {
   try {
     model.loss(parameters, batch);

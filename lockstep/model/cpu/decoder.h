@@ -9,25 +9,21 @@
 #include "lockstep/base/thread_pool.h"
 #include "lockstep/model/cpu/layers.h"
 #include "lockstep/model/layout.h"
+#include "lockstep/model/sequence_reader.h"
 
 namespace lockstep {
 
 // Reads one sequence token by token, keeping the keys and values of what it has read. The logits
 // are those of Transformer::logits, to the bit, however the sequence is cut into calls.
-class Decoder {
+class Decoder final : public SequenceReader {
  public:
   // `parameters` must outlive the decoder. Sequences of up to layout.config().context tokens.
   Decoder(const ParameterLayout& layout, std::span<const float> parameters, Precision precision,
           ThreadPool& pool);
 
-  // Reads `tokens`, at least one, and returns the logits after the last of them: vocab floats,
-  // valid until the next call. Throws Error{kInvalidArgument} when the context is full or a token
-  // is not in the vocabulary.
-  std::span<const float> logits_after(std::span<const std::int32_t> tokens);
-
-  std::size_t length() const { return length_; }  // tokens read
-  // Forgets everything but the first `length` tokens.
-  void truncate(std::size_t length);
+  std::span<const float> logits_after(std::span<const std::int32_t> tokens) override;
+  std::size_t length() const override { return length_; }
+  void truncate(std::size_t length) override;
 
  private:
   void read(std::span<const std::int32_t> tokens);

@@ -51,14 +51,15 @@ struct SwigluBackward {
   float* act;
 };
 
-// loss = -log softmax(logits)[target], 0 for a negative target; replaces logits by their gradient,
-// when that is wanted.
+// loss = -log softmax(logits)[target], 0 for a negative target; correct: no logit is above that of
+// the target; replaces logits by their gradient, when that is wanted.
 struct CrossEntropy {
   std::size_t rows, width;
   float* logits;
   const std::int32_t* targets;
   bool gradient;
-  double* loss;  // one per row
+  double* loss;           // one per row, as is
+  std::uint8_t* correct;  // 0 or 1
 };
 
 // Causal attention of one sequence for the `group` query heads that share one head of keys and

@@ -128,7 +128,8 @@ void Layers::cross_entropy(const CrossEntropy& call) {
                             .logits = call.logits + begin * call.width,
                             .targets = call.targets + begin,
                             .gradient = call.gradient,
-                            .loss = call.loss + begin});
+                            .loss = call.loss + begin,
+                            .correct = call.correct + begin});
   });
 }
 

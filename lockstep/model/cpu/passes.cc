@@ -2,8 +2,6 @@
 
 #include <algorithm>
 
-#include "lockstep/base/index.h"
-
 namespace lockstep {
 namespace {
 
@@ -15,7 +13,7 @@ std::size_t tokens_per_chunk(std::size_t vocab, std::size_t max_tokens) {
 }  // namespace
 
 Passes::Passes(const ParameterLayout& layout, Precision precision, ThreadPool& pool,
-               std::size_t max_tokens, std::size_t max_context)
+               std::size_t max_tokens, std::size_t max_context, bool recompute)
     : layout_(layout),
       hidden_(static_cast<std::size_t>(layout.config().hidden)),
       qkv_width_(hidden_ + 2 * static_cast<std::size_t>(layout.config().kv_hidden())),
@@ -23,6 +21,7 @@ Passes::Passes(const ParameterLayout& layout, Precision precision, ThreadPool& p
       vocab_(static_cast<std::size_t>(layout.config().vocab)),
       chunk_(tokens_per_chunk(vocab_, max_tokens)),
       layers_(layout.config(), precision, pool, max_tokens, max_context),
+      recompute_(recompute),
       sublayer_(max_tokens * hidden_),
       act_(max_tokens * intermediate_),
       output_(max_tokens * hidden_),
@@ -30,14 +29,16 @@ Passes::Passes(const ParameterLayout& layout, Precision precision, ThreadPool& p
       normed_output_(max_tokens * hidden_),
       logits_(chunk_ * vocab_),
       losses_(max_tokens),
+      correct_(max_tokens),
       dx_(max_tokens * hidden_),
       dnormed_(max_tokens * hidden_),
       dact_(max_tokens * intermediate_),
       dqkv_(max_tokens * qkv_width_) {
   const auto wide = [max_tokens](std::size_t width) { return FloatBuffer(max_tokens * width); };
   for (int block = 0; block < layout.config().layers; ++block) {
-    blocks_.push_back({.input = wide(hidden_),
-                       .input_rstd = wide(1),
+    inputs_.push_back(wide(hidden_));
+    if (recompute_ && block > 0) continue;
+    blocks_.push_back({.input_rstd = wide(1),
                        .normed_input = wide(hidden_),
                        .qkv = wide(qkv_width_),
                        .lse = wide(static_cast<std::size_t>(layout.config().heads)),
@@ -53,44 +54,18 @@ void Passes::forward(const Weights<const float>& weights, const Batch& batch) {
   rows_ = static_cast<std::size_t>(batch.rows);
   context_ = static_cast<std::size_t>(batch.context);
   tokens_ = rows_ * context_;
-  const float eps = layout_.config().norm_eps;
-  layers_.embed(batch.tokens, weights.embedding(), blocks_.front().input.data());
-  const float* stream = blocks_.front().input.data();
+  layers_.embed(batch.tokens, weights.embedding(), inputs_.front().data());
+  const float* stream = inputs_.front().data();
   const float* added = nullptr;  // to the stream by the sublayer before
-  for (std::size_t i = 0; i < blocks_.size(); ++i) {
-    BlockMemory& block = blocks_[i];
-    const Parameters block_weights = weights.block(static_cast<int>(i));
-    layers_.norm({.rows = tokens_,
-                  .width = hidden_,
-                  .x = stream,
-                  .y = added,
-                  .weight = block_weights.input_norm,
-                  .eps = eps,
-                  .sum = block.input.data(),
-                  .out = block.normed_input.data(),
-                  .rstd = block.input_rstd.data()});
-    layers_.linear(size(hidden_, qkv_width_), block.normed_input.data(), block_weights.qkv,
-                   block.qkv.data());
-    layers_.attention(rows_, context_, block.qkv.data(), block.attended.data(), block.lse.data());
-    layers_.linear(size(hidden_, hidden_), block.attended.data(), block_weights.output,
-                   sublayer_.data());
-    layers_.norm({.rows = tokens_,
-                  .width = hidden_,
-                  .x = block.input.data(),
-                  .y = sublayer_.data(),
-                  .weight = block_weights.post_attention_norm,
-                  .eps = eps,
-                  .sum = block.middle.data(),
-                  .out = block.normed_middle.data(),
-                  .rstd = block.middle_rstd.data()});
-    layers_.linear(size(hidden_, 2 * intermediate_), block.normed_middle.data(),
-                   block_weights.gate_up, block.gate_up.data());
+  for (int i = 0; i < layout_.config().layers; ++i) {
+    const Parameters block_weights = weights.block(i);
+    forward_block(i, block_weights, stream, added);
     layers_.swiglu({.rows = tokens_,
                     .width = intermediate_,
-                    .gate_up = block.gate_up.data(),
+                    .gate_up = memory(i).gate_up.data(),
                     .act = act_.data()});
     layers_.linear(size(intermediate_, hidden_), act_.data(), block_weights.down, sublayer_.data());
-    stream = block.middle.data();
+    stream = memory(i).middle.data();
     added = sublayer_.data();
   }
   layers_.norm({.rows = tokens_,
@@ -98,10 +73,42 @@ void Passes::forward(const Weights<const float>& weights, const Batch& batch) {
                 .x = stream,
                 .y = added,
                 .weight = weights.final_norm(),
-                .eps = eps,
+                .eps = layout_.config().norm_eps,
                 .sum = output_.data(),
                 .out = normed_output_.data(),
                 .rstd = output_rstd_.data()});
+}
+
+// A block up to its gates: its input is the stream and what is added to it.
+void Passes::forward_block(int index, const Parameters& weights, const float* stream,
+                           const float* added) {
+  const float eps = layout_.config().norm_eps;
+  BlockMemory& block = memory(index);
+  FloatBuffer& input = inputs_[index_of(index)];
+  layers_.norm({.rows = tokens_,
+                .width = hidden_,
+                .x = stream,
+                .y = added,
+                .weight = weights.input_norm,
+                .eps = eps,
+                .sum = input.data(),
+                .out = block.normed_input.data(),
+                .rstd = block.input_rstd.data()});
+  layers_.linear(size(hidden_, qkv_width_), block.normed_input.data(), weights.qkv,
+                 block.qkv.data());
+  layers_.attention(rows_, context_, block.qkv.data(), block.attended.data(), block.lse.data());
+  layers_.linear(size(hidden_, hidden_), block.attended.data(), weights.output, sublayer_.data());
+  layers_.norm({.rows = tokens_,
+                .width = hidden_,
+                .x = input.data(),
+                .y = sublayer_.data(),
+                .weight = weights.post_attention_norm,
+                .eps = eps,
+                .sum = block.middle.data(),
+                .out = block.normed_middle.data(),
+                .rstd = block.middle_rstd.data()});
+  layers_.linear(size(hidden_, 2 * intermediate_), block.normed_middle.data(), weights.gate_up,
+                 block.gate_up.data());
 }
 
 void Passes::logits(const Weights<const float>& weights, float* out) {
@@ -124,7 +131,8 @@ LossSum Passes::heads(const Weights<const float>& weights, const Batch& batch, f
                            .logits = logits_.data(),
                            .targets = batch.targets.data() + begin,
                            .gradient = dlm_head != nullptr,
-                           .loss = losses_.data() + begin});
+                           .loss = losses_.data() + begin,
+                           .correct = correct_.data() + begin});
     if (dlm_head == nullptr) continue;
     layers_.linear_backward(part, logits_.data(), weights.lm_head(),
                             dnormed_.data() + begin * hidden_);
@@ -134,6 +142,7 @@ LossSum Passes::heads(const Weights<const float>& weights, const Batch& batch, f
   for (std::size_t i = 0; i < tokens_; ++i) {
     sum.loss += losses_[i];
     sum.tokens += batch.targets[i] >= 0 ? 1 : 0;
+    sum.correct += correct_[i];
   }
   return sum;
 }
@@ -153,7 +162,11 @@ LossSum Passes::backward(const Weights<const float>& weights, const Batch& batch
                          .dx = dx_.data(),
                          .dweight = gradient.final_norm()});
   tell(ready, Component::kFinalNorm, Component::kFinalNorm);
-  for (int i = layout_.config().layers - 1; i >= 0; --i) {
+  const int last = layout_.config().layers - 1;
+  for (int i = last; i >= 0; --i) {
+    // The memory that blocks share still holds the last one.
+    if (recompute_ && i < last)
+      forward_block(i, weights.block(i), inputs_[index_of(i)].data(), nullptr);
     backward_mlp(i, weights.block(i), gradient.block(i), ready);
     backward_attention(i, weights.block(i), gradient.block(i), ready);
   }
@@ -164,7 +177,7 @@ LossSum Passes::backward(const Weights<const float>& weights, const Batch& batch
 
 void Passes::backward_mlp(int index, const Parameters& weights, const Gradients& gradient,
                           const RangeReady& ready) {
-  BlockMemory& block = blocks_[index_of(index)];
+  BlockMemory& block = memory(index);
   layers_.linear_backward(size(intermediate_, hidden_), dx_.data(), weights.down, dact_.data());
   layers_.swiglu_backward({.rows = tokens_,
                            .width = intermediate_,
@@ -193,7 +206,7 @@ void Passes::backward_mlp(int index, const Parameters& weights, const Gradients&
 
 void Passes::backward_attention(int index, const Parameters& weights, const Gradients& gradient,
                                 const RangeReady& ready) {
-  BlockMemory& block = blocks_[index_of(index)];
+  BlockMemory& block = memory(index);
   layers_.linear_weights(size(hidden_, hidden_), dx_.data(), block.attended.data(), false,
                          gradient.output);
   tell(ready, Component::kOutput, Component::kOutput, index);
@@ -207,7 +220,7 @@ void Passes::backward_attention(int index, const Parameters& weights, const Grad
   layers_.linear_backward(size(hidden_, qkv_width_), dqkv_.data(), weights.qkv, dnormed_.data());
   layers_.norm_backward({.rows = tokens_,
                          .width = hidden_,
-                         .x = block.input.data(),
+                         .x = inputs_[index_of(index)].data(),
                          .rstd = block.input_rstd.data(),
                          .weight = weights.input_norm,
                          .dout = dnormed_.data(),

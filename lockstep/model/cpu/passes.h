@@ -4,6 +4,7 @@
 #include <vector>
 
 #include "lockstep/base/float_buffer.h"
+#include "lockstep/base/index.h"
 #include "lockstep/model/batch.h"
 #include "lockstep/model/cpu/layers.h"
 #include "lockstep/model/layout.h"
@@ -12,11 +13,12 @@
 namespace lockstep {
 
 // What Transformer runs: the passes over one batch at a time, and the memory for them. Callers have
-// checked the batch.
+// checked the batch. With `recompute` only the input of every block is kept, and the backward pass
+// computes the rest once more, to the same bits.
 class Passes {
  public:
   Passes(const ParameterLayout& layout, Precision precision, ThreadPool& pool,
-         std::size_t max_tokens, std::size_t max_context);
+         std::size_t max_tokens, std::size_t max_context, bool recompute);
 
   // Leaves the input of the lm_head, the gate_up of every block and the like for what follows.
   void forward(const Weights<const float>& weights, const Batch& batch);
@@ -29,9 +31,9 @@ class Passes {
                    const Weights<float>& gradient, const RangeReady& ready);
 
  private:
-  // What the backward pass needs from a block; one row per token.
+  // What the backward pass needs from a block besides its input; one row per token.
   struct BlockMemory {
-    FloatBuffer input, input_rstd, normed_input;  // of attention
+    FloatBuffer input_rstd, normed_input;  // of attention
     FloatBuffer qkv, lse, attended;
     FloatBuffer middle, middle_rstd, normed_middle;  // the input of the MLP
     FloatBuffer gate_up;
@@ -40,6 +42,8 @@ class Passes {
   using Gradients = Weights<float>::Block;
 
   Layers::Linear size(std::size_t in, std::size_t out) const { return {tokens_, in, out}; }
+  BlockMemory& memory(int index) { return blocks_[recompute_ ? 0 : index_of(index)]; }
+  void forward_block(int index, const Parameters& weights, const float* stream, const float* added);
   LossSum heads(const Weights<const float>& weights, const Batch& batch, float* dlm_head);
   void backward_mlp(int index, const Parameters& weights, const Gradients& gradient,
                     const RangeReady& ready);
@@ -53,13 +57,16 @@ class Passes {
   Layers layers_;
   std::size_t rows_ = 0, context_ = 0, tokens_ = 0;  // of the batch at hand
 
-  std::vector<BlockMemory> blocks_;
-  FloatBuffer sublayer_;  // what attention or the MLP adds to the residual stream
+  const bool recompute_;
+  std::vector<FloatBuffer> inputs_;  // of the blocks
+  std::vector<BlockMemory> blocks_;  // one for all when what they hold is computed once more
+  FloatBuffer sublayer_;             // what attention or the MLP adds to the residual stream
   FloatBuffer act_;
   FloatBuffer output_, output_rstd_, normed_output_;
   FloatBuffer logits_;
-  std::vector<double> losses_;  // one per token
-  FloatBuffer dx_;              // of the residual stream
+  std::vector<double> losses_;         // one per token
+  std::vector<std::uint8_t> correct_;  // as in CrossEntropy, one per token
+  FloatBuffer dx_;                     // of the residual stream
   FloatBuffer dnormed_, dact_, dqkv_;
 };
 

@@ -132,6 +132,7 @@ void cross_entropy(const CrossEntropy& call) {
     const std::int32_t target = call.targets[r];
     if (target < 0) {
       call.loss[r] = 0.0;
+      call.correct[r] = 0;
       if (call.gradient) row.each([&](auto, auto put) { put(logits, set1(0.0f)); });
       continue;
     }
@@ -141,6 +142,7 @@ void cross_entropy(const CrossEntropy& call) {
         [&](std::size_t i, std::size_t n) { most = max(load_part(logits + i, n, lowest), most); });
     const float top = max_of(most);
     const float at_target = logits[target];
+    call.correct[r] = at_target == top ? 1 : 0;
     Vec total = set1(0.0f);
     for_vectors(
         call.width,

@@ -16,12 +16,13 @@ std::size_t tokens_of(int rows, int context) {
 }  // namespace
 
 struct Transformer::State {
-  State(const ModelConfig& config, Precision precision, ThreadPool& pool, int rows, int context)
+  State(const ModelConfig& config, Precision precision, ThreadPool& pool, int rows, int context,
+        bool recompute)
       : layout(config),
         max_rows(rows),
         max_context(context),
-        passes(layout, precision, pool, tokens_of(rows, context),
-               static_cast<std::size_t>(context)) {}
+        passes(layout, precision, pool, tokens_of(rows, context), static_cast<std::size_t>(context),
+               recompute) {}
 
   ParameterLayout layout;
   int max_rows;
@@ -39,14 +40,14 @@ struct Transformer::State {
 };
 
 Transformer::Transformer(const ModelConfig& config, Precision precision, ThreadPool& pool,
-                         int max_rows, int max_context) {
+                         int max_rows, int max_context, bool recompute) {
   validate(config);
   if (max_rows < 1 || max_context < 1 || max_context > config.context) {
     throw Error(ErrorCode::kInvalidArgument,
                 fmt::format("room for {} x {} tokens, where the model's context is {}", max_rows,
                             max_context, config.context));
   }
-  state_ = std::make_unique<State>(config, precision, pool, max_rows, max_context);
+  state_ = std::make_unique<State>(config, precision, pool, max_rows, max_context, recompute);
 }
 
 Transformer::~Transformer() = default;

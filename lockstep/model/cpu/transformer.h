@@ -17,9 +17,10 @@ namespace lockstep {
 // vocabulary.
 class Transformer {
  public:
-  // Memory for batches of up to `max_rows` sequences of up to `max_context` tokens is taken here.
+  // Memory for batches of up to `max_rows` sequences of up to `max_context` tokens is taken here;
+  // less with `recompute`, for which gradient() computes most activations twice, to the same bits.
   Transformer(const ModelConfig& config, Precision precision, ThreadPool& pool, int max_rows,
-              int max_context);
+              int max_context, bool recompute = false);
   ~Transformer();
 
   const ParameterLayout& layout() const;

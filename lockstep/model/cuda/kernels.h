@@ -67,18 +67,21 @@ template <typename T>
 void swiglu_backward(std::size_t rows, std::size_t width, T* gate_up, const T* dact, T* act,
                      cudaStream_t stream);
 
-// Losses of rows of `vocab` logits that are `stride` apart, 0 where the target is negative;
-// replaces the logits by their gradients when `gradient`.
+// Losses of rows of `vocab` logits that are `stride` apart, 0 where the target is negative; correct
+// is 1 where no logit is above that of the target, else 0; replaces the logits by their gradients
+// when `gradient`.
 template <typename T>
 void cross_entropy(std::size_t rows, std::size_t vocab, std::size_t stride, T* logits,
-                   const std::int32_t* targets, bool gradient, float* losses, cudaStream_t stream);
+                   const std::int32_t* targets, bool gradient, float* losses, std::uint8_t* correct,
+                   cudaStream_t stream);
 
 struct LossTotal {
   double loss;
   std::int64_t tokens;  // whose target is not negative
+  std::int64_t correct;
 };
-void sum_losses(std::size_t tokens, const float* losses, const std::int32_t* targets,
-                LossTotal* total, cudaStream_t stream);
+void sum_losses(std::size_t tokens, const float* losses, const std::uint8_t* correct,
+                const std::int32_t* targets, LossTotal* total, cudaStream_t stream);
 
 // What a lane leaves behind. Times are nanoseconds of the GPU's clock.
 struct LaneRecord {
@@ -100,6 +103,9 @@ template <typename T>
 void attention_backward(const CudaAttentionShape& shape, const T* qkv, const T* out,
                         const float* lse, const T* dout, float* delta, T* dqkv,
                         cudaStream_t stream);
+
+// Whether the program has these kernels for the GPU of this thread.
+bool has_code_for_gpu();
 
 // into += from.
 void add(std::size_t count, float* into, const float* from, cudaStream_t stream);

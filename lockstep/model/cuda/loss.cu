@@ -50,7 +50,7 @@ template <typename T, bool kKept>
 __global__ void __launch_bounds__(kThreads)
     cross_entropy_kernel(unsigned vocab, std::size_t stride, T* __restrict__ logits,
                          const std::int32_t* __restrict__ targets, bool gradient,
-                         float* __restrict__ losses) {
+                         float* __restrict__ losses, std::uint8_t* __restrict__ correct) {
   constexpr int kWide = kPack<T>;
   constexpr float kLog2e = 1.4426950408889634F;
   extern __shared__ uint4 kept[];
@@ -59,7 +59,10 @@ __global__ void __launch_bounds__(kThreads)
   const std::int32_t target = targets[blockIdx.x];
   const unsigned packs = (vocab + kWide - 1) / kWide;  // the last may reach beyond vocab
   if (target < 0) {
-    if (threadIdx.x == 0) losses[blockIdx.x] = 0.0F;
+    if (threadIdx.x == 0) {
+      losses[blockIdx.x] = 0.0F;
+      correct[blockIdx.x] = 0;
+    }
     if (!gradient) return;
     for (unsigned i = threadIdx.x; i < packs; i += kThreads) {
       reinterpret_cast<uint4*>(row)[i] = uint4{0, 0, 0, 0};
@@ -92,7 +95,10 @@ __global__ void __launch_bounds__(kThreads)
   }
   total = block_reduce(total, shared, [](float value) { return warp_sum(value); }) *
           (static_cast<float>(kWarps) / 32.0F);
-  if (threadIdx.x == 0) losses[blockIdx.x] = logf(total) + highest - chosen;
+  if (threadIdx.x == 0) {
+    losses[blockIdx.x] = logf(total) + highest - chosen;
+    correct[blockIdx.x] = chosen == highest ? 1 : 0;
+  }
   if (!gradient) return;
 
   const float log_total = offset - log2f(total);
@@ -114,25 +120,31 @@ constexpr unsigned kSumThreads = 1024;
 
 __global__ void __launch_bounds__(kSumThreads)
     sum_losses_kernel(std::size_t tokens, const float* __restrict__ losses,
+                      const std::uint8_t* __restrict__ correct,
                       const std::int32_t* __restrict__ targets, LossTotal* __restrict__ total) {
   __shared__ double sums[kSumThreads];
   __shared__ std::int64_t counts[kSumThreads];
+  __shared__ std::int64_t hits[kSumThreads];
   double sum = 0;
   std::int64_t count = 0;
+  std::int64_t hit = 0;
   for (std::size_t i = threadIdx.x; i < tokens; i += kSumThreads) {
     sum += losses[i];
     count += targets[i] >= 0 ? 1 : 0;
+    hit += correct[i];
   }
   sums[threadIdx.x] = sum;
   counts[threadIdx.x] = count;
+  hits[threadIdx.x] = hit;
   for (unsigned half = kSumThreads / 2; half > 0; half /= 2) {
     __syncthreads();
     if (threadIdx.x < half) {
       sums[threadIdx.x] += sums[threadIdx.x + half];
       counts[threadIdx.x] += counts[threadIdx.x + half];
+      hits[threadIdx.x] += hits[threadIdx.x + half];
     }
   }
-  if (threadIdx.x == 0) *total = {sums[0], counts[0]};
+  if (threadIdx.x == 0) *total = {sums[0], counts[0], hits[0]};
 }
 
 __device__ std::uint64_t now() {
@@ -154,7 +166,8 @@ __global__ void close_lane_kernel(const LossTotal* total, LaneRecord* record,
 
 template <typename T>
 void cross_entropy(std::size_t rows, std::size_t vocab, std::size_t stride, T* logits,
-                   const std::int32_t* targets, bool gradient, float* losses, cudaStream_t stream) {
+                   const std::int32_t* targets, bool gradient, float* losses,
+                   std::uint8_t* correct, cudaStream_t stream) {
   constexpr std::size_t kMostShared = 220 << 10;
   const std::size_t bytes = (vocab * sizeof(T) + 15) / 16 * 16;
   const bool kept = bytes <= kMostShared;
@@ -162,13 +175,13 @@ void cross_entropy(std::size_t rows, std::size_t vocab, std::size_t stride, T* l
   const auto shared = static_cast<unsigned>(kept ? bytes : 0);
   allow_shared(reinterpret_cast<const void*>(kernel), shared);
   kernel<<<static_cast<unsigned>(rows), kThreads, shared, stream>>>(
-      static_cast<unsigned>(vocab), stride, logits, targets, gradient, losses);
+      static_cast<unsigned>(vocab), stride, logits, targets, gradient, losses, correct);
   check_launch("cross_entropy");
 }
 
-void sum_losses(std::size_t tokens, const float* losses, const std::int32_t* targets,
-                LossTotal* total, cudaStream_t stream) {
-  sum_losses_kernel<<<1, kSumThreads, 0, stream>>>(tokens, losses, targets, total);
+void sum_losses(std::size_t tokens, const float* losses, const std::uint8_t* correct,
+                const std::int32_t* targets, LossTotal* total, cudaStream_t stream) {
+  sum_losses_kernel<<<1, kSumThreads, 0, stream>>>(tokens, losses, correct, targets, total);
   check_launch("sum_losses");
 }
 
@@ -184,8 +197,8 @@ void close_lane(const LossTotal* total, LaneRecord* record, std::uint32_t* bad_l
 }
 
 template void cross_entropy(std::size_t, std::size_t, std::size_t, float*, const std::int32_t*,
-                            bool, float*, cudaStream_t);
+                            bool, float*, std::uint8_t*, cudaStream_t);
 template void cross_entropy(std::size_t, std::size_t, std::size_t, __nv_bfloat16*,
-                            const std::int32_t*, bool, float*, cudaStream_t);
+                            const std::int32_t*, bool, float*, std::uint8_t*, cudaStream_t);
 
 }  // namespace lockstep::cuda

@@ -1,12 +1,16 @@
 #include "lockstep/model/cuda/model.h"
 
+#include <cublasLt.h>
+#include <cudnn.h>
 #include <fmt/format.h>
 
 #include <algorithm>
+#include <bit>
 #include <cmath>
 
 #include "lockstep/base/check.h"
 #include "lockstep/base/error.h"
+#include "lockstep/base/index.h"
 #include "lockstep/model/batch.h"
 #include "lockstep/model/gpu_memory.h"
 #include "lockstep/model/update.h"
@@ -64,6 +68,10 @@ CudaLaneShape shape_of(std::uint32_t accumulator, std::span<const AccumulatorMer
   return {accumulator, {merges.begin(), merges.end()}};
 }
 
+LossSum loss_sum(const cuda::LossTotal& total) {
+  return {.loss = total.loss, .tokens = total.tokens, .correct = total.correct};
+}
+
 double seconds(std::uint64_t begin, std::uint64_t end) {
   return end > begin ? static_cast<double>(end - begin) * 1e-9 : 0;
 }
@@ -106,7 +114,8 @@ CudaModel::CudaModel(const GpuModelOptions& options)
       passes_(make_cuda_passes(layout_, {.precision = options.precision,
                                          .rows = options.rows,
                                          .context = options.context,
-                                         .recompute = options.recompute})),
+                                         .recompute = options.recompute,
+                                         .plain_attention = options.plain_attention})),
       squares_(norm_blocks(layout_.size()), "norms"),
       tree_scratch_(cuda::tree_scratch(squares_.size()), "norms"),
       record_(1, "losses"),
@@ -325,7 +334,25 @@ LossSum CudaModel::loss(const Batch& batch) {
   passes_->loss(parameters(), batch_memory(), stream_.get());
   enqueue_copy(&lane.record.data()->total, passes_->loss_total(), sizeof(cuda::LossTotal));
   wait("computing");
-  return {lane.record.data()->total.loss, lane.record.data()->total.tokens};
+  return loss_sum(lane.record.data()->total);
+}
+
+// Later tokens do not change what comes before them, so the rest of the context may be anything.
+void CudaModel::logits(std::span<const std::int32_t> tokens, std::span<float> out) {
+  LOCKSTEP_CHECK(!tokens.empty() && tokens.size() <= index_of(options_.context) &&
+                 out.size() == index_of(options_.model.vocab));
+  std::vector<std::int32_t> row(index_of(options_.context), 0);
+  const std::vector<std::int32_t> targets(row.size(), -1);
+  std::ranges::copy(tokens, row.begin());
+  send({row, targets, 1, options_.context}, next_lane());
+  const void* logits =
+      passes_->logits(parameters(), batch_memory(), tokens.size() - 1, stream_.get());
+  if (options_.precision == Precision::kF32) return copy(out.data(), logits, out.size_bytes());
+  std::vector<std::uint16_t> halves(out.size());
+  copy(halves.data(), logits, halves.size() * sizeof(std::uint16_t));
+  for (std::size_t i = 0; i < halves.size(); ++i) {
+    out[i] = std::bit_cast<float>(static_cast<std::uint32_t>(halves[i]) << 16);  // bf16 to f32
+  }
 }
 
 void CudaModel::merge(const CudaLaneShape& shape, Range range) {
@@ -390,8 +417,7 @@ std::vector<LaneResult> CudaModel::finish_lanes() {
   std::vector<LaneResult> results;
   for (std::size_t i = 0; i < lanes_enqueued_; ++i) {
     const cuda::LaneRecord& record = *lane_memory_[i].record.data();
-    results.push_back({{record.total.loss, record.total.tokens},
-                       seconds(record.begun, record.forward_done),
+    results.push_back({loss_sum(record.total), seconds(record.begun, record.forward_done),
                        seconds(record.forward_done, record.backward_done)});
   }
   lanes_enqueued_ = 0;
@@ -499,13 +525,33 @@ std::optional<std::string> gpu_refusal() {
     return cudaGetErrorString(status);
   }
   if (count == 0) return "there is none";
+  if (!cuda::has_code_for_gpu()) {
+    cudaDeviceProp device{};
+    check_cuda(cudaGetDeviceProperties(&device, 0), "asking for the kind of GPU");
+    return fmt::format(
+        "this build has no code for {} (compute capability {}.{}); "
+        "-DLOCKSTEP_CUDA_ARCHITECTURES=all configures it for all from 8.0 on",
+        device.name, device.major, device.minor);
+  }
   return std::nullopt;
+}
+
+int gpu_count() {
+  int count = 0;
+  return !gpu_refusal() && cudaGetDeviceCount(&count) == cudaSuccess ? count : 0;
 }
 
 std::string gpu_name() {
   cudaDeviceProp device{};
   check_cuda(cudaGetDeviceProperties(&device, 0), "asking for the GPU's name");
   return device.name;
+}
+
+GpuVersions gpu_versions() {
+  return {.name = gpu_name(),
+          .cuda = std::to_string(CUDART_VERSION),
+          .cublas_lt = std::to_string(cublasLtGetVersion()),
+          .cudnn = std::to_string(cudnnGetVersion())};
 }
 
 std::unique_ptr<GpuModel> make_gpu_model(const GpuModelOptions& options) {

@@ -73,6 +73,7 @@ class CudaModel final : public GpuModel {
       const std::function<void(float* parameters, DeviceStream stream)>& enqueue) override;
 
   LossSum loss(const Batch& batch) override;
+  void logits(std::span<const std::int32_t> tokens, std::span<float> out) override;
   void gradient(const Batch& batch, std::uint32_t accumulator,
                 std::span<const AccumulatorMerge> merges, const GpuDelivery* delivery) override;
   void skip(std::uint32_t accumulator, std::span<const AccumulatorMerge> merges,

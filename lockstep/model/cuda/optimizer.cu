@@ -124,6 +124,13 @@ __global__ void __launch_bounds__(kThreads) adamw_kernel(AdamWStep step, const P
 
 }  // namespace
 
+bool has_code_for_gpu() {
+  cudaFuncAttributes attributes{};
+  const bool has = cudaFuncGetAttributes(&attributes, add_kernel) == cudaSuccess;
+  static_cast<void>(cudaGetLastError());
+  return has;
+}
+
 void add(std::size_t count, float* into, const float* from, cudaStream_t stream) {
   const std::size_t quads = count / 4;
   add_kernel<<<blocks_for(quads, kThreads), kThreads, 0, stream>>>(

@@ -5,7 +5,9 @@
 #include <vector>
 
 #include "lockstep/base/cuda/runtime.h"
+#include "lockstep/base/error.h"
 #include "lockstep/base/index.h"
+#include "lockstep/base/log.h"
 #include "lockstep/model/cuda/kernels.h"
 #include "lockstep/model/cuda/products.h"
 #include "lockstep/model/gpu_memory.h"
@@ -26,6 +28,8 @@ class Passes final : public CudaPasses {
   Passes(const ParameterLayout& layout, const Options& options);
 
   void loss(const CudaParameters& parameters, const CudaBatch& batch, cudaStream_t stream) override;
+  const void* logits(const CudaParameters& parameters, const CudaBatch& batch, std::size_t place,
+                     cudaStream_t stream) override;
   void gradient(const CudaParameters& parameters, const CudaBatch& batch, float* gradient,
                 const Hooks& hooks, cudaStream_t stream) override;
   void embedding_gradient(const CudaBatch& batch, float* gradient, cudaStream_t stream) override;
@@ -53,12 +57,14 @@ class Passes final : public CudaPasses {
     bytes_ += memory_.back().bytes();
     return static_cast<Value*>(memory_.back().data());
   }
+  void choose_attention();
   BlockMemory take_block(T* input);
 
   void forward(const Parameters& weights, const CudaBatch& batch);
   void forward_block(int index, const Parameters& weights, T* out);
   void forward_attention(int index, const Parameters& weights);
   void forward_gates(int index, const Parameters& weights);
+  void compute_logits(const Parameters& weights, std::size_t begin);
   void heads(const Parameters& weights, const CudaBatch& batch, float* dlm_head);
   void backward_mlp(int index, const Parameters& weights, const Weights<float>& gradient,
                     const Hooks& hooks);
@@ -90,6 +96,7 @@ class Passes final : public CudaPasses {
   T *dx_, *dnormed_, *dact_, *dqkv_;
   void* scratch_;  // of attention; logits while the heads are at work
   float *delta_, *norm_scratch_, *losses_, *cos_, *sin_;
+  std::uint8_t* correct_;
   DeviceArray<cuda::LossTotal> total_;
 };
 
@@ -111,7 +118,7 @@ Passes<T>::Passes(const ParameterLayout& layout, const Options& options)
              static_cast<std::size_t>(layout.config().head_dim())},
       products_(options.precision),
       total_(1, "the loss") {
-  if (sizeof(T) == 2) cudnn_.emplace(shape_);
+  if (sizeof(T) == 2 && !options.plain_attention) choose_attention();
   const std::size_t scratch = std::max(chunk_ * logits_stride_ * sizeof(T),
                                        cudnn_ ? cudnn_->workspace_bytes() : std::size_t{0});
   scratch_ = take<std::byte>(scratch, "logits and attention");
@@ -125,6 +132,7 @@ Passes<T>::Passes(const ParameterLayout& layout, const Options& options)
   delta_ = take<float>(tokens_ * shape_.heads, "attention");
   norm_scratch_ = take<float>(cuda::norm_scratch(hidden_), "norms");
   losses_ = take<float>(tokens_, "losses");
+  correct_ = take<std::uint8_t>(tokens_, "losses");
   for (int i = 0; i < layout.config().layers; ++i) {
     T* input = take<T>(tokens_ * hidden_, "activations");
     if (i > 0 && recompute_) {
@@ -141,6 +149,17 @@ Passes<T>::Passes(const ParameterLayout& layout, const Options& options)
   const std::size_t bytes = angles.cos.size() * sizeof(float);
   check_cuda(cudaMemcpy(cos_, angles.cos.data(), bytes, cudaMemcpyDefault), "copying angles");
   check_cuda(cudaMemcpy(sin_, angles.sin.data(), bytes, cudaMemcpyDefault), "copying angles");
+}
+
+// cuDNN's, where it has one for this GPU and shape; else ours, which any GPU runs.
+template <typename T>
+void Passes<T>::choose_attention() {
+  try {
+    cudnn_.emplace(shape_);
+  } catch (const Error& error) {
+    log(LogLevel::kInfo, "attention runs in kernels of our own, slower than cuDNN's: {}",
+        error.message());
+  }
 }
 
 template <typename T>
@@ -255,6 +274,15 @@ void Passes<T>::forward(const Parameters& weights, const CudaBatch& batch) {
   norm(output_, weights.norms.final_norm(), normed_output_, output_rstd_);
 }
 
+// Those of the chunk that begins with token `begin`, into scratch_.
+template <typename T>
+void Passes<T>::compute_logits(const Parameters& weights, std::size_t begin) {
+  products_({Kind::kForward, std::min(chunk_, tokens_ - begin), hidden_, vocab_,
+             normed_output_ + begin * hidden_, weights.matrices.lm_head(), scratch_, nullptr,
+             logits_stride_},
+            stream_);
+}
+
 // The lm_head and the loss, chunk by chunk: logits, their gradients in the same memory, and what
 // follows from them before the next chunk.
 template <typename T>
@@ -264,11 +292,9 @@ void Passes<T>::heads(const Parameters& weights, const CudaBatch& batch, float* 
   for (std::size_t begin = 0; begin < tokens_; begin += chunk_) {
     const std::size_t count = std::min(chunk_, tokens_ - begin);
     const T* normed = normed_output_ + begin * hidden_;
-    products_(
-        {Kind::kForward, count, hidden_, vocab_, normed, lm_head, logits, nullptr, logits_stride_},
-        stream_);
+    compute_logits(weights, begin);
     cuda::cross_entropy(count, vocab_, logits_stride_, logits, batch.targets + begin,
-                        dlm_head != nullptr, losses_ + begin, stream_);
+                        dlm_head != nullptr, losses_ + begin, correct_ + begin, stream_);
     if (dlm_head == nullptr) continue;
     products_({Kind::kInputs, count, hidden_, vocab_, logits, lm_head, dnormed_ + begin * hidden_,
                nullptr, logits_stride_},
@@ -277,7 +303,7 @@ void Passes<T>::heads(const Parameters& weights, const CudaBatch& batch, float* 
                begin > 0 ? dlm_head : nullptr, logits_stride_},
               stream_);
   }
-  cuda::sum_losses(tokens_, losses_, batch.targets, total_.data(), stream_);
+  cuda::sum_losses(tokens_, losses_, correct_, batch.targets, total_.data(), stream_);
 }
 
 template <typename T>
@@ -286,6 +312,17 @@ void Passes<T>::loss(const CudaParameters& given, const CudaBatch& batch, cudaSt
   const Parameters weights = parameters(given);
   forward(weights, batch);
   heads(weights, batch, nullptr);
+}
+
+template <typename T>
+const void* Passes<T>::logits(const CudaParameters& given, const CudaBatch& batch,
+                              std::size_t place, cudaStream_t stream) {
+  stream_ = stream;
+  const Parameters weights = parameters(given);
+  forward(weights, batch);
+  const std::size_t begin = place / chunk_ * chunk_;
+  compute_logits(weights, begin);
+  return static_cast<const T*>(scratch_) + (place - begin) * logits_stride_;
 }
 
 template <typename T>

@@ -32,6 +32,7 @@ class CudaPasses {
     int rows = 0;
     int context = 0;
     bool recompute = false;  // keep only the input of every block, and compute the rest once more
+    bool plain_attention = false;  // never cuDNN's
   };
   // Called as work is enqueued: after the forward pass, and after what makes elements of the
   // gradient final. The ranges come in ascending order and cover everything but the embedding.
@@ -44,13 +45,17 @@ class CudaPasses {
 
   virtual void loss(const CudaParameters& parameters, const CudaBatch& batch,
                     cudaStream_t stream) = 0;
+  // The logits of the token at `place`: vocab elements of the precision's type, until the next
+  // call.
+  virtual const void* logits(const CudaParameters& parameters, const CudaBatch& batch,
+                             std::size_t place, cudaStream_t stream) = 0;
   // Loss and gradient, which overwrites `gradient`, but for the embedding.
   virtual void gradient(const CudaParameters& parameters, const CudaBatch& batch, float* gradient,
                         const Hooks& hooks, cudaStream_t stream) = 0;
   // After gradient().
   virtual void embedding_gradient(const CudaBatch& batch, float* gradient, cudaStream_t stream) = 0;
 
-  // The sum of losses and the count of tokens of what was enqueued last: a cuda::LossTotal.
+  // The sum of losses and the counts of tokens of what was enqueued last: a cuda::LossTotal.
   virtual const void* loss_total() const = 0;
   virtual std::size_t bytes() const = 0;
 };
