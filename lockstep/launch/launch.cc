@@ -18,6 +18,8 @@
 #include <cstdlib>
 #include <cstring>
 #include <filesystem>
+#include <map>
+#include <memory>
 #include <optional>
 #include <set>
 #include <string_view>
@@ -30,6 +32,8 @@
 #include "lockstep/base/index.h"
 #include "lockstep/base/log.h"
 #include "lockstep/base/signal_count.h"
+#include "lockstep/comm/flight_recorder.h"
+#include "lockstep/flight/flight_file.h"
 #include "lockstep/launch/rank_environment.h"
 #include "lockstep/launch/rank_lines.h"
 #include "lockstep/launch/restart_policy.h"
@@ -48,7 +52,8 @@ class BlockedSignals {
   BlockedSignals() {
     sigset_t set;
     sigemptyset(&set);
-    for (const int number : {SIGCHLD, SIGINT, SIGTERM, SIGHUP, SIGUSR1}) sigaddset(&set, number);
+    for (const int number : {SIGCHLD, SIGINT, SIGTERM, SIGHUP, SIGUSR1, SIGUSR2})
+      sigaddset(&set, number);
     ::sigprocmask(SIG_BLOCK, &set, &before_);
     descriptor_ = Descriptor(::signalfd(-1, &set, SFD_CLOEXEC | SFD_NONBLOCK));
     if (!descriptor_) throw_io("signalfd", errno);
@@ -74,9 +79,10 @@ constexpr const char* kLaunchedVariable = "LOCKSTEP_LAUNCHED_RANK";
 constexpr std::string_view kErrorPrefix = "error: ";
 // What a launcher tells its ranks, and these not theirs.
 constexpr std::string_view kOfALauncher[] = {
-    kRankVariable,       kWorldSizeVariable,  kLocalRankVariable, kLaunchedVariable,
-    kMasterHostVariable, kMasterPortVariable, kListenerVariable,  kHostedVariable,
-    kAttemptVariable,    kSecretVariable,     kNewcomerVariable};
+    kRankVariable,        kWorldSizeVariable,  kLocalRankVariable, kLaunchedVariable,
+    kMasterHostVariable,  kMasterPortVariable, kListenerVariable,  kHostedVariable,
+    kAttemptVariable,     kSecretVariable,     kNewcomerVariable,  kFlightMemoryVariable,
+    kFlightFolderVariable};
 constexpr int kCompanion = -1;  // among the parts of the job; the others are ranks
 constexpr std::string_view kClearLine = "\r\x1b[K";
 // How often the job is asked what has become of its members.
@@ -96,9 +102,14 @@ struct Child {
   bool left_over = false;         // it came too late, and is ended
   pid_t pid = -1;
   bool running = true;
-  int status = 0;       // as waitpid gives it
+  int status = 0;       // as waitpid gives it; 0 for one that has left
+  bool left = false;    // before the end
   Descriptor messages;  // the read end of its stderr
   RankLines lines;
+  std::shared_ptr<FlightRecorder> flight;  // the memory that we share with it
+
+  // It came to the end of the run.
+  bool finished() const { return !running && status == 0 && !left; }
 };
 
 // Strings as execve wants them.
@@ -116,6 +127,7 @@ struct Place {
   std::string attempt;
   std::optional<HostPort> rendezvous;
   int secret = -1;
+  int flight = -1;
 };
 
 int world_size(const LaunchOptions& options) {
@@ -139,6 +151,10 @@ std::vector<std::string> environment_for(const Place& place, const LaunchOptions
     variables.push_back(fmt::format("{}={}", kAttemptVariable, place.attempt));
   }
   if (place.secret >= 0) variables.push_back(fmt::format("{}={}", kSecretVariable, place.secret));
+  variables.push_back(fmt::format("{}={}", kFlightMemoryVariable, place.flight));
+  if (!options.flight_folder.empty()) {
+    variables.push_back(fmt::format("{}={}", kFlightFolderVariable, options.flight_folder));
+  }
   for (char** variable = environ; *variable != nullptr; ++variable) {
     const std::string_view text(*variable);
     const std::string_view name = text.substr(0, text.find('='));
@@ -169,15 +185,16 @@ cpu_set_t cores_for(int rank, int ranks) {
 
 // Between fork and exec: system calls only.
 [[noreturn]] void become_rank(bool reads, pid_t parent, const cpu_set_t& cores,
-                              const sigset_t& signals, int messages, int secret,
+                              const sigset_t& signals, int messages, int secret, int flight,
                               char* const* arguments, char* const* environment) {
   ::prctl(PR_SET_PDEATHSIG, SIGKILL);
   if (::getppid() != parent) ::_exit(1);  // it ended before we asked to end with it
   ::sched_setaffinity(0, sizeof cores, &cores);
-  ::signal(SIGUSR1, SIG_IGN);  // until the rank listens to it
+  for (const int number : {SIGUSR1, SIGUSR2}) ::signal(number, SIG_IGN);  // until it listens
   ::sigprocmask(SIG_SETMASK, &signals, nullptr);
   ::dup2(messages, STDERR_FILENO);
   if (secret >= 0) ::fcntl(secret, F_SETFD, 0);
+  ::fcntl(flight, F_SETFD, 0);
   if (!reads) {
     const int nothing = ::open("/dev/null", O_RDONLY);
     ::dup2(nothing, STDIN_FILENO);
@@ -201,6 +218,7 @@ class Launcher {
     for (int place = 0; place < options_.ranks; ++place) start(place, options_.joins.has_value());
     while (running() > 0 || (others_work() && stopped_by_ == 0)) {
       wait();
+      pass_lines_on();
       if (options_.survive) {
         look_after_job();
         end_leftovers();
@@ -221,6 +239,7 @@ class Launcher {
     if (options_.before_failure && (blame_.culprit() || ended_at_once_)) {
       options_.before_failure(exit_code());
     }
+    if (blame_.culprit() && exit_code() != kExitUsageOfAll) tell_flight();
     return conclude(beside);
   }
 
@@ -258,9 +277,12 @@ class Launcher {
       child.lines = RankLines(newcomer ? "[newcomer] " : fmt::format("[rank {}] ", place));
     }
     const Descriptor write_end(pipe[1]);
+    auto [flight, flight_file] = FlightRecorder::share();
+    child.flight = std::move(flight);
+    if (options_.flight_board) options_.flight_board->add(child.flight);
     ::fcntl(pipe[0], F_SETFL, O_NONBLOCK);
-    std::vector<std::string> environment =
-        environment_for({place, newcomer, attempt_, rendezvous_, secret_.get()}, options_);
+    std::vector<std::string> environment = environment_for(
+        {place, newcomer, attempt_, rendezvous_, secret_.get(), flight_file.get()}, options_);
     std::vector<std::string> arguments = options_.arguments;
     arguments.insert(arguments.begin(), "lockstep");
     const std::vector<char*> argv = pointers_to(arguments);
@@ -272,7 +294,7 @@ class Launcher {
     if (child.pid < 0) throw_io("fork", errno);
     if (child.pid == 0) {
       become_rank(reads, parent, cores, signals_.before(), write_end.get(), secret_.get(),
-                  argv.data(), envp.data());
+                  flight_file.get(), argv.data(), envp.data());
     }
     restart_.started(place, std::chrono::steady_clock::now());
     children_.push_back(std::move(child));
@@ -306,7 +328,17 @@ class Launcher {
       if (child.worked) restart_.took_part(child.place);
     }
     if (centre->latch().tripped()) restart_.stop();
+    if (centre->gave_role_up() && !std::exchange(stood_still_, true)) {
+      restart_.stop();  // nobody could join through us
+      log(LogLevel::kWarning,
+          "the launcher stood still for longer than the timeout: the workers go on without it, and "
+          "lost ones are not started anew");
+    }
     for (const auto& due : restart_.take_due(std::chrono::steady_clock::now())) {
+      if (const auto held = held_back_.extract(due.place)) {
+        log(LogLevel::kWarning, "{}{}", held.mapped(),
+            due.given_up ? "" : "; a worker is started in its place");
+      }
       if (!due.given_up) {
         start(due.place, true);
         continue;
@@ -315,6 +347,12 @@ class Launcher {
           "a worker was started {} times without finishing a step, and is not started again",
           RestartPolicy::kStartsWithoutStep);
     }
+  }
+
+  void pass_lines_on() {
+    const auto centre = centre_.lock();
+    if (!options_.heard || !centre) return;
+    for (std::string& line : centre->take_lines()) options_.heard(std::move(line));
   }
 
   // When the last member has ended, nobody is left to let newcomers in.
@@ -364,6 +402,8 @@ class Launcher {
   // Whether the ranks that were left at the end came to it in order.
   bool ended_well() const {
     if (options_.joins) return std::ranges::count(children_, 0, &Child::status) > 0;
+    // The end is the same for all: who came to it has the whole result.
+    if (std::ranges::any_of(children_, &Child::finished)) return true;
     const auto centre = centre_.lock();
     if (!centre) {  // it goes once all have left, and when the job has failed
       return std::ranges::any_of(children_, [this](const Child& child) {
@@ -393,7 +433,8 @@ class Launcher {
   // end are no departures.
   bool others_work() const {
     const auto centre = centre_.lock();
-    return !others_.empty() && centre && !centre->all_left() && !centre->latch().tripped();
+    return !others_.empty() && centre && !centre->all_left() && !centre->gave_role_up() &&
+           !centre->latch().tripped();
   }
 
   int running() const {
@@ -407,7 +448,7 @@ class Launcher {
     std::vector<pollfd> polled = {{signals_.fd(), POLLIN, 0}};
     for (const Child& child : children_) polled.push_back({child.messages.get(), POLLIN, 0});
     int patience = stop_at_ ? stop_at_->poll_timeout() : -1;
-    if (options_.survive) {
+    if (options_.survive || options_.heard) {
       const auto look = static_cast<int>(kBetweenLooks.count());
       patience = patience < 0 ? look : std::min(patience, look);
     }
@@ -417,6 +458,10 @@ class Launcher {
       if (signal->ssi_signo == SIGCHLD) continue;
       if (signal->ssi_signo == SIGUSR1) {
         send_to_first_running(SIGUSR1);
+        continue;
+      }
+      if (signal->ssi_signo == SIGUSR2) {
+        write_flight_of_all();
         continue;
       }
       stop(static_cast<int>(signal->ssi_signo), signal->ssi_code == SI_KERNEL);
@@ -479,6 +524,12 @@ class Launcher {
       Child& child = children_[i];
       if (!child.running || ::waitpid(child.pid, &child.status, flags) != child.pid) continue;
       child.running = false;
+      if (!was_killed(child) && WEXITSTATUS(child.status) == kLeftCode) {
+        child.left = true;
+        child.status = 0;
+      }
+      if (options_.flight_board) options_.flight_board->remove(*child.flight);
+      keep_flight(child);
       if (child.status == 0 || cut_short_ || child.left_over) continue;
       if (options_.survive && formed() && !was_killed(child) && ended_as_told(child)) {
         // All ranks were told to stop, and have stopped together.
@@ -505,6 +556,65 @@ class Launcher {
     }
   }
 
+  // What a rank did last that has ended in a bad way and has not written it itself.
+  void keep_flight(const Child& child) {
+    if (options_.flight_folder.empty() || child.left_over) return;
+    if (!was_killed(child) && (child.status == 0 || ended_for_all(child) || ended_as_told(child) ||
+                               child.flight->written())) {
+      return;
+    }
+    const std::string end = to_string(ProcessEnd::of(child.status));
+    FlightFile file = flight_file_of(
+        child.flight->snapshot(),
+        cut_short_ ? fmt::format("the job had failed, and the launcher ended it ({})", end) : end,
+        "the launcher");
+    if (!cut_short_) {
+      file.ended = child.killed_by_us ? "stood still, and was ended by the launcher" : end;
+    }
+    if (file.rank < 0 && !was_killed(child)) return;  // it was in no job: its error says all
+    flight_.push_back(std::move(file));
+    if (options_.flight_keeps) write_kept_flight();
+  }
+
+  void write_kept_flight() {
+    for (const FlightFile& file : std::exchange(flight_, {})) write_flight(file);
+  }
+
+  bool write_flight(const FlightFile& file) {
+    try {
+      write_flight_file(options_.flight_folder, file);
+      return true;
+    } catch (const Error& error) {
+      log(LogLevel::kWarning, "what {} did last is not written: {}", file.name(), error.message());
+      return false;
+    }
+  }
+
+  // Also of ranks that are stopped.
+  void write_flight_of_all() {
+    if (options_.flight_folder.empty()) return;
+    bool written = false;
+    for (const Child& child : children_) {
+      if (!child.running) continue;
+      written = write_flight(flight_file_of(child.flight->snapshot(), "SIGUSR2 asked for it",
+                                            "the launcher")) ||
+                written;
+    }
+    if (written) {
+      log(LogLevel::kInfo, "what the ranks did last is in {0}; lockstep explain {0}",
+          options_.flight_folder);
+    }
+  }
+
+  // Ahead of the last line of a run that has failed.
+  void tell_flight() {
+    if (options_.flight_folder.empty()) return;
+    write_kept_flight();
+    if (!std::filesystem::exists(options_.flight_folder)) return;
+    log(LogLevel::kInfo, "lockstep explain {} says what every rank did last",
+        options_.flight_folder);
+  }
+
   // A rank is lost, and the others go on.
   void forward_loss(Child& child) {
     forward(child);  // its last words
@@ -518,6 +628,11 @@ class Launcher {
     }
     const bool again = restart_.ended(child.place, end, std::chrono::steady_clock::now());
     if (over) return;  // the last line tells
+    if (again && !end.killed) {
+      // Its own error is told. The job may be about to end by it, and then nobody is started.
+      held_back_[child.place] = describe_end(child);
+      return;
+    }
     const double pause = std::chrono::duration<double>(restart_.pause_of(child.place)).count();
     log(LogLevel::kWarning, "{}{}", describe_end(child),
         again ? fmt::format("; a worker is started in its place in {:.1f} s", pause) : "");
@@ -593,6 +708,19 @@ class Launcher {
     reap(0);
   }
 
+  // All ranks have ended with the same exit code, and one of them has said why: what is wrong for
+  // all alike needs no culprit.
+  bool all_agree() const {
+    const auto tells = [](const Child& child) {
+      return child.lines.last_line().starts_with(kErrorPrefix);
+    };
+    const auto alike = [&](const Child& child) {
+      return !was_killed(child) && child.status == children_[0].status;
+    };
+    return children_.size() > 1 && std::ranges::all_of(children_, alike) &&
+           std::ranges::count_if(children_, tells) == 1;
+  }
+
   int conclude(const std::optional<Error>& beside) const {
     const auto culprit = blame_.culprit();
     if (beside) log(LogLevel::kError, "{}: {}", options_.companion, beside->what());
@@ -614,6 +742,7 @@ class Launcher {
             child.rank);
         return exit_code();
       }
+      if (all_agree()) return exit_code();
       log(LogLevel::kError, "rank {} (pid {}) failed first, with exit code {}: {}", child.rank,
           child.pid, exit_code(),
           child.lines.last_line().empty() ? "it said nothing" : child.lines.last_line());
@@ -638,6 +767,9 @@ class Launcher {
   std::uint32_t generation_ = 0;        // the newest
   std::set<MemberId> others_;           // its members that others have started
   RestartPolicy restart_;
+  bool stood_still_ = false;              // and the job has another centre
+  std::map<int, std::string> held_back_;  // by place: how a worker ended that is started anew
+  std::vector<FlightFile> flight_;        // of ranks that have ended, not written yet
   Blame blame_;
   std::optional<Deadline> stop_at_;  // set once somebody failed or we were told to stop
   SignalCount stop_signals_;

@@ -8,6 +8,7 @@
 #include <vector>
 
 #include "lockstep/base/error.h"
+#include "lockstep/flight/flight_board.h"
 #include "lockstep/net/job/job.h"
 #include "lockstep/net/socket/address.h"
 
@@ -45,6 +46,15 @@ struct LaunchOptions {
   // went wrong there. Called once, when all ranks have ended; `succeeded` if all did.
   std::function<std::optional<Error>(bool succeeded)> finish_companion = {};
   std::string companion = "the gradient server";  // how messages call it
+  // Told the lines of metrics that rank 0 tells (Job::tell), a tenth of a second late at most.
+  std::function<void(std::string line)> heard = {};
+  // Where what the ranks did last is written, for those that cannot write it themselves: they were
+  // killed, or stand still when SIGUSR2 asks for it. Empty: nowhere. `flight_keeps`: also when the
+  // job survives their loss. Handed down to the ranks.
+  std::string flight_folder = {};
+  bool flight_keeps = false;
+  // Where the ranks can be looked at while they run; may be null.
+  std::shared_ptr<FlightBoard> flight_board = nullptr;
   // Called ahead of the last line when a rank has failed or the ranks were ended before they had
   // stopped, with the exit code to come.
   std::function<void(int code)> before_failure = {};
@@ -53,7 +63,8 @@ struct LaunchOptions {
 // Runs this program once for every rank, as child processes that find their rank in the environment
 // (rank_environment.h), each on its share of the cores if there are enough, and waits for all of
 // them. Rank 0 has our standard input; what the ranks print is passed on as it is. SIGINT, SIGTERM
-// and SIGHUP are passed on to the ranks; SIGUSR1 is passed on to one of them.
+// and SIGHUP are passed on to the ranks; SIGUSR1 is passed on to one of them; on SIGUSR2 what all
+// of them did last is written.
 //
 // With `survive` a rank that is lost ends nobody: the last line is about the job as a whole, and
 // the ranks that are left when it ends decide. They are told to stop over their links to the
@@ -72,6 +83,8 @@ bool is_launched();
 // launch_ranks(), whose launcher knows it by the exit code.
 bool is_launched_echo(const Error& error);
 inline constexpr int kEchoCode = 4;
+// The exit code of a rank of launch_ranks() that left its job in order before the end; 0 is the end.
+inline constexpr int kLeftCode = 5;
 
 // Becomes the mpirun of an MPI, named as mpi_library() does; it starts the ranks and is told that
 // they may share cores. Throws if there is none.

@@ -2,6 +2,7 @@
 
 #include <fcntl.h>
 #include <fmt/format.h>
+#include <sys/stat.h>
 #include <unistd.h>
 
 #include <array>
@@ -10,6 +11,7 @@
 #include <fstream>
 
 #include "lockstep/base/error.h"
+#include "lockstep/base/log.h"
 #include "lockstep/net/job/roster.h"
 
 namespace lockstep {
@@ -105,6 +107,14 @@ std::string inherited_secret() {
   return {text.data(), static_cast<std::size_t>(size)};
 }
 
+// Memory of our launcher for the flight recorder; whoever opens it first has it.
+std::optional<int> inherited_flight() {
+  if (!is_set(kFlightMemoryVariable)) return std::nullopt;
+  const int file = number_in(kFlightMemoryVariable, 3, 1 << 20);
+  ::fcntl(file, F_SETFD, FD_CLOEXEC);
+  return file;
+}
+
 // A port that all ranks of a job derive alike, below those that systems hand out themselves.
 std::uint16_t port_for(std::uint64_t number) {
   constexpr std::uint64_t kFirst = 10000;
@@ -139,6 +149,7 @@ RankEnvironment newcomer_environment() {
   found.hosted = true;
   found.attempt = attempt_name().substr(0, kMaxJobName / 2);
   found.secret = inherited_secret();
+  found.flight = inherited_flight();
   if (const char* host = std::getenv(kMasterHostVariable)) {
     found.master_host = host;
     found.master_port = static_cast<std::uint16_t>(number_in(kMasterPortVariable, 1, 65535));
@@ -160,6 +171,7 @@ std::optional<RankEnvironment> rank_environment() {
   }
   found.attempt = attempt_name().substr(0, kMaxJobName / 2);
   found.secret = inherited_secret();
+  found.flight = inherited_flight();
   found.hosted = is_set(kHostedVariable);
   if (found.world_size == 1 && !found.hosted) return found;  // others may come where it is hosted
   if (is_set(kListenerVariable) && found.rank == 0) {
@@ -180,6 +192,13 @@ std::string job_name(const std::string& name, const std::string& attempt) {
 }
 
 std::string read_token_file(const std::string& path) {
+  struct stat entry {};
+  if (::stat(path.c_str(), &entry) == 0 && S_ISREG(entry.st_mode) &&
+      (entry.st_mode & (S_IRWXG | S_IRWXO)) != 0) {
+    log(LogLevel::kWarning,
+        "{} has mode {:04o}: others on this host can have the job's token; chmod 600 it", path,
+        entry.st_mode & 07777);
+  }
   std::ifstream file(path);
   std::string token;
   if (!std::getline(file, token) || token.empty()) {

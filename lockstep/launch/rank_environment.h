@@ -23,6 +23,11 @@ inline constexpr const char* kHostedVariable = "LOCKSTEP_HOSTED";
 // It names this start of the job, and hands its secret down in a file of this number.
 inline constexpr const char* kAttemptVariable = "LOCKSTEP_ATTEMPT";
 inline constexpr const char* kSecretVariable = "LOCKSTEP_SECRET_FD";
+// Memory that it shares with the rank, for the rank's flight recorder: a descriptor.
+inline constexpr const char* kFlightMemoryVariable = "LOCKSTEP_FLIGHT_FD";
+// Where ranks without a folder of their own write what they did last; from our launcher or the
+// user.
+inline constexpr const char* kFlightFolderVariable = "LOCKSTEP_FLIGHT_DIR";
 // A worker that our launcher starts for a job that runs already: it has no rank yet.
 inline constexpr const char* kNewcomerVariable = "LOCKSTEP_NEWCOMER";
 // The job's secret, from the user.
@@ -35,6 +40,7 @@ struct RankEnvironment {
   std::string master_host;
   std::uint16_t master_port = 0;
   std::optional<int> listener;  // owned by whoever takes it
+  std::optional<int> flight;    // likewise; memory of our own launcher
   bool hosted = false;          // the launcher serves the rendezvous, not rank 0
   std::string attempt;          // names this start of the job; empty: the launcher does not tell
   std::string secret;           // of our own launcher; empty: there is none
@@ -49,8 +55,8 @@ std::optional<RankEnvironment> rank_environment();
 // What the members of one start of a job call it in their handshakes.
 std::string job_name(const std::string& name, const std::string& attempt);
 
-// The job's secret from the first line of a file. Throws Error{kInvalidArgument} if there is none
-// or it is empty.
+// The job's secret from the first line of a file. Warns where others can read it. Throws
+// Error{kInvalidArgument} if there is none or it is empty.
 std::string read_token_file(const std::string& path);
 
 // The first host of a list as Slurm writes it: "node[01-04,7],login" is node01 to node04, node7 and

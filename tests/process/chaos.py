@@ -100,6 +100,8 @@ class Run:
         self.joined = []
         self.quiet_until = 0.0  # until those who leave have left
         self.seen = set()  # every process of the run
+        self.first = None  # the workers that began the run
+        self.joins_due = {}  # pid: how often it has joined when it is a member again after a pause
         self.early = {}  # pid: (when, descriptors, threads)
         self.port_holder = reserved_port()
         self.port = self.port_holder.__enter__()
@@ -126,6 +128,7 @@ class Run:
         for pid in [pid for pid, when in self.asleep.items() if when <= now]:
             del self.asleep[pid]
             send(pid, signal.SIGCONT)
+            self.joins_due[pid] = self.joins_of(pid) + 1
             self.note(f"pid {pid} wakes up")
         for pid in [self.launcher.pid, *self.workers()]:
             counts = count(pid, "fd"), count(pid, "task")
@@ -153,11 +156,9 @@ class Run:
             self.quiet_until = time.monotonic() + 3
             send(together[0].pid, signal.SIGTERM)
             self.note(f"the joined launcher (pid {together[0].pid}) is to leave")
-        elif len(awake) < 2 or victim is None:
+        elif victim is None or not self.stay([victim]):
             return  # who is left brings the run to its end
         elif what == "leave":
-            if not self.stay([victim]):
-                return
             self.quiet_until = time.monotonic() + 3
             send(victim, signal.SIGTERM)
             self.note(f"pid {victim} is to leave")
@@ -166,6 +167,8 @@ class Run:
             self.note(f"pid {victim} is killed")
         elif what == "two":
             other = awake[(awake.index(victim) + 1) % len(awake)]
+            if not self.stay([victim, other]):
+                return
             send(victim, signal.SIGKILL)
             send(other, signal.SIGKILL)
             self.note(f"pids {victim} and {other} are killed")
@@ -175,10 +178,15 @@ class Run:
             self.asleep[victim] = time.monotonic() + seconds
             self.note(f"pid {victim} stops for {seconds:.2f} s")
 
+    def joins_of(self, pid):
+        """How often the run has told that it joined."""
+        return sum(f"pid {pid})" in line for line in self.launcher.text().splitlines() if " joined; " in line)
+
     def stay(self, leavers):
-        """Whether others are in the job for sure: if all members ask to leave, the run stops."""
-        now = time.monotonic()
-        return any(pid not in self.asleep and pid not in leavers and pid in self.early and now - self.early[pid][0][0] > 3
+        """Whether others are in the job for sure: a run ends when its last member goes. Who slept may have been lost meanwhile."""
+        def is_member(pid):
+            return self.joins_of(pid) >= self.joins_due.get(pid, 0 if pid in self.first else 1)
+        return any(pid not in self.asleep and pid not in leavers and state_of(pid) not in "TZX" and is_member(pid)
                    for pid in children_of(self.launcher.pid))
 
     def fail(self, why):
@@ -198,6 +206,8 @@ class Run:
             if now >= max(next_event, self.quiet_until):
                 next_event += self.rng.uniform(0.05, 1.2)
                 if "step 1/" in self.launcher.text():
+                    if self.first is None:
+                        self.first = children_of(self.launcher.pid)
                     self.happen()
             time.sleep(0.05)
         self.note(f"the run has ended with code {self.launcher.popen.returncode}")

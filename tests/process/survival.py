@@ -94,6 +94,15 @@ class Losses(Case):
         check = subprocess.run([LOCKSTEP, "verify", str(out / f"checkpoint-{STEPS}")], capture_output=True, text=True)
         self.assertEqual(check.returncode, 0, check.stderr)
 
+    def test_every_loss_is_told(self):
+        """Of the second one in a row, too, which ends the generation before anybody has told of the first; and after the last step."""
+        said = self.survives("rank=1 step=3 at=update do=kill;rank=0 step=2 at=go do=kill", "--transport", "tcp")
+        told = said[said.index("while training:"):]
+        self.assertRegex(told, r"lost [^;]*rank 1 ")
+        self.assertRegex(told, r"lost [^;]*rank 0 ")
+        said = self.survives(f"rank=2 step={STEPS} at=end do=kill", "--transport", "tcp")
+        self.assertRegex(said, rf"step {STEPS}: lost rank 2 [^;]*; 2 workers")
+
     def test_fail_fast(self):
         run = subprocess.run(self.command("--steps", STEPS, "--workers", 3, "--fail-fast"), capture_output=True, text=True,
                              timeout=PATIENCE, env={**os.environ, "LOCKSTEP_FAULT": "rank=1 step=3 at=backward do=kill"})
@@ -273,6 +282,17 @@ class WithoutALauncher(Case):
         self.assertEqual([rank.returncode for rank in ranks], [-signal.SIGKILL, 0, 0], said)
         self.assertEqual(WEIGHTS.findall(said[1]), [self.alone()], said[1])
         self.assertIn("is the centre of the job now", said[1])
+
+    def test_rank_0_says_what_is_saved_when_the_run_fails(self):
+        """There is no launcher of ours that would."""
+        out = self.folder / "failed"
+        with reserved_port() as port:
+            ranks = self.ranks(port, "rank=1 step=5 at=communication do=kill", "--steps", STEPS, "--transport", "tcp", "--fail-fast",
+                               "--out", out, "--save-every", 2, "--save-wait", world=2)
+            said = [rank.communicate(timeout=PATIENCE)[0] for rank in ranks]
+        self.assertEqual([rank.returncode for rank in ranks], [1, -signal.SIGKILL], said)
+        self.assertIn(f"the newest checkpoint is {out}/checkpoint-4; lockstep train --resume {out} goes on from it", said[0])
+        self.assertNotIn("newest checkpoint", said[1])
 
     def test_the_centre_is_stopped_and_wakes(self):
         """It finds itself expelled, changes nothing, and joins anew."""

@@ -14,9 +14,9 @@ class FaultTransport::Space final : public SharedSpace {
   std::optional<std::uint64_t> publish(const std::byte* data, std::size_t bytes) const override {
     return inner_.publish(data, bytes);
   }
-  std::byte* locate(int rank, std::uint64_t published) const override {
+  std::byte* locate(int rank, std::uint64_t published, std::size_t bytes) const override {
     owner_.reach(FaultPoint::kLocated);
-    return inner_.locate(rank, published);
+    return inner_.locate(rank, published, bytes);
   }
   Buffer allocate(std::size_t bytes) override { return inner_.allocate(bytes); }
 

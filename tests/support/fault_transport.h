@@ -34,9 +34,17 @@ class FaultTransport final : public Transport {
   Supervisor& supervisor() override;
   SharedSpace* shared_space() override;
   bool oversubscribed() const override { return inner_->oversubscribed(); }
+  void note_waits_in(WaitNote& waits) override {
+    inner_->note_waits_in(waits);
+    Transport::note_waits_in(waits);
+  }
   int waits_for() const override { return std::max(inner_->waits_for(), Transport::waits_for()); }
   void run(std::span<Transfer> transfers, const MeshFrame& stamp, TransferObserver* observer,
            Deadline deadline) override;
+  bool run_if_begun(Transfer& receive, const MeshFrame& stamp, Deadline begin,
+                    Deadline deadline) override {
+    return inner_->run_if_begun(receive, stamp, begin, deadline);
+  }
   std::unique_ptr<Transport> split(const std::vector<int>& members, std::uint32_t group) override {
     return inner_->split(members, group);
   }

@@ -31,6 +31,7 @@ std::string_view to_string(GroupMedium medium) {
     case GroupMedium::kLocalMessages: return "LocalMessages";
     case GroupMedium::kTcp: return "Tcp";
     case GroupMedium::kTcpV6: return "TcpV6";
+    case GroupMedium::kTcpSealed: return "TcpSealed";
     case GroupMedium::kShm: return "Shm";
     case GroupMedium::kAuto: return "Auto";
   }

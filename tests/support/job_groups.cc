@@ -12,6 +12,7 @@ JobOptions job_options(const GroupOptions& options) {
   job.world_size = options.world_size;
   job.master_host = options.medium == GroupMedium::kTcpV6 ? "::1" : "127.0.0.1";
   job.timeout = options.timeout;
+  if (options.medium == GroupMedium::kTcpSealed) job.wire = WireChoice::kSealedAlways;
   return job;
 }
 

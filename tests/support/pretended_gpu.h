@@ -64,6 +64,12 @@ class PretendedGpu final : public GpuModel {
   }
 
   LossSum loss(const Batch& batch) override { return transformer_.loss(parameters_, batch); }
+  void logits(std::span<const std::int32_t> tokens, std::span<float> out) override {
+    const std::vector<std::int32_t> targets(tokens.size(), -1);
+    std::vector<float> all(tokens.size() * out.size());
+    transformer_.logits(parameters_, {tokens, targets, 1, static_cast<int>(tokens.size())}, all);
+    std::ranges::copy(std::span(all).last(out.size()), out.begin());
+  }
   void gradient(const Batch& batch, std::uint32_t accumulator,
                 std::span<const AccumulatorMerge> merges, const GpuDelivery* delivery) override {
     join_uploads();

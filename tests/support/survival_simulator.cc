@@ -112,7 +112,7 @@ void SurvivalSimulator::schedule(Time time, Event event) {
 }
 
 void SurvivalSimulator::transmit(Event event) {
-  const Duration most = slow_ && chance(3) ? options_.timeout / 8 : options_.longest_delay;
+  const Duration most = slow_ && chance(3) ? slowest() : options_.longest_delay;
   Time arrival = now_ + draw_time(most / 2, most);
   if (event.process == event.from) arrival = now_ + 20us;
   if (event.connection >= 0) {
@@ -180,6 +180,7 @@ void SurvivalSimulator::happen(std::size_t index) {
       process.stopped = false;
       if (!process.slept && process.roster && now_ - process.stopped_at >= options_.timeout) {
         process.slept = process.stopped_at;
+        process.steps_since = 0;
       }
       tell(number, "wakes");
       std::deque<std::size_t> unread = std::exchange(process.unread, {});
@@ -609,8 +610,10 @@ void SurvivalSimulator::watch_events(int number) {
     // Who has another centre was not lost to it.
     const int other =
         whom.link < 0 ? number : connections_[static_cast<std::size_t>(whom.link)].ends[1];
-    // A newcomer that reports that it cannot reach somebody is not let in.
-    if (whom.alive && !whom.touched && !process.touched && other == number && !whom.newcomer) {
+    // A newcomer that reports that it cannot reach somebody is not let in. On a slow network what
+    // others report of a worker may come long before its own word.
+    if (whom.alive && !whom.touched && !process.touched && !process.heir_of_touched &&
+        other == number && !whom.newcomer && now_ > slow_until_) {
       broke(fmt::format("process {} was expelled, though no fault touched it: {}", found->second,
                         event.departure->why));
     }
@@ -618,20 +621,25 @@ void SurvivalSimulator::watch_events(int number) {
   const auto& roster = process.centre->roster();
   if (roster && process.formed != roster->generation) {
     process.formed = roster->generation;
-    if (was_replaced(number)) {
+    std::vector<int> members;
+    for (const Card& card : roster->roster) members.push_back(addresses_.at(card.mesh_address));
+    if (was_replaced(number, members)) {
       broke(fmt::format("process {} stood still for the timeout, and formed a generation", number));
     }
   }
 }
 
-// Whether others have formed a generation without the process since it stood still.
-bool SurvivalSimulator::was_replaced(int number) {
+// Whether others have formed a generation without the process since it stood still. One that has
+// any of `needed` does not count: the process can do nothing without them.
+bool SurvivalSimulator::was_replaced(int number, const std::vector<int>& needed) {
   const Process& process = at(number);
   if (!process.slept || !process.roster || options_.centre == CentreKind::kHome) return false;
   return std::ranges::any_of(generations_, [&](const auto& entry) {
     const Generation& generation = *entry.second;
     const auto& in = generation.processes;
-    return generation.formed > *process.slept && std::ranges::find(in, number) == in.end() &&
+    return generation.formed > *process.slept && generation.centre != process.card.pid &&
+           std::ranges::find(in, number) == in.end() &&
+           std::ranges::find_first_of(in, needed) == in.end() &&
            std::ranges::any_of(process.roster->roster, [&](const Card& card) {
              const int other = addresses_.at(card.mesh_address);
              return !process.expelled.contains(other) && std::ranges::find(in, other) != in.end();
@@ -774,9 +782,10 @@ void SurvivalSimulator::search_on(int number) {
       return;
     case Kinds::kServe:
       tell(number, "is the centre now");
-      if (was_replaced(number)) {
+      if (was_replaced(number, {})) {
         broke(fmt::format("process {} stood still for the timeout, and became the centre", number));
       }
+      process.heir_of_touched = centre_touched_;
       process.centre = make_centre(
           number, Inheritance{*process.roster, process.description.value_or(Description()),
                               std::move(action.lost)});
@@ -798,6 +807,7 @@ void SurvivalSimulator::enter(int number, RosterMessage roster) {
     generation = std::make_shared<Generation>();
     generation->name = roster.generation;
     generation->formed = now_;
+    generation->centre = roster.centre.pid;
     generation->processes = numbers;
     generation->entering.resize(numbers.size());
     generation->gone.resize(numbers.size());
@@ -1085,6 +1095,9 @@ void SurvivalSimulator::commit(int number, std::uint64_t sum) {
   process.state = mix(process.state, sum);
   ++process.step;
   ++counts_.commits;
+  // Two steps may be made of what came while it stood still; a third shows that the others are
+  // there.
+  if (++process.steps_since == 3 && process.generation->processes.size() > 1) process.slept.reset();
   quiet_since_ = std::max(quiet_since_, now_);
   if (options_.trace) tell(number, fmt::format("commits step {}", process.step));
   if (process.state != state_after(process.step)) {
@@ -1117,6 +1130,7 @@ void SurvivalSimulator::cut(int a, int b, Duration duration) {
 void SurvivalSimulator::stop(int number, Duration duration) {
   Process& process = at(number);
   if (!process.alive || process.stopped) return;
+  watch_events(number);  // what it did until now
   tell(number, "is stopped");
   process.stopped = true;
   touch(number);
@@ -1214,6 +1228,7 @@ void SurvivalSimulator::inject() {
       if (chance(2)) {
         slow_ = true;
         const Duration duration = draw_time(timeout / 10, 2 * timeout);
+        slow_until_ = std::max(slow_until_, now_ + duration + slowest());
         last_fault_end_ = std::max(last_fault_end_, now_ + duration);
         schedule(now_ + duration, {.kind = Kind::kHeal, .from = -2});
       } else if (!is_hub && at(target).generation && !at(target).stopped) {  // fails by itself

@@ -114,6 +114,7 @@ class SurvivalSimulator {
   struct Generation {
     GenerationName name;
     Time formed;
+    std::int32_t centre = 0;     // the pid of the process that formed it
     std::vector<int> processes;  // by rank
     std::vector<bool> entering;
     std::vector<bool> ready;
@@ -125,8 +126,10 @@ class SurvivalSimulator {
     // Lasting.
     Card card;
     bool founder = false;
-    bool touched = false;       // by a fault, ever
-    std::optional<Time> slept;  // for the timeout, since then
+    bool touched = false;          // by a fault, ever
+    std::optional<Time> slept;     // for the timeout, since then
+    int steps_since = 0;           // it slept
+    bool heir_of_touched = false;  // a centre that follows one that a fault has touched
     bool alive = true;
     bool stopped = false;
     Time stopped_at{};
@@ -243,7 +246,7 @@ class SurvivalSimulator {
   void watch_events(int number);
   bool advance(int number);
   void set_wake(int number);
-  bool was_replaced(int number);
+  bool was_replaced(int number, const std::vector<int>& needed);
   const Message& parse(const SharedBytes& bytes);
 
   void call_over(int number, bool refused);
@@ -272,6 +275,7 @@ class SurvivalSimulator {
   void stop(int number, Duration duration);
   void cut(int a, int b, Duration duration);
   bool is_cut(int a, int b) const;
+  Duration slowest() const { return options_.timeout / 8; }  // of a message on a slow network
   void replace_later(int attempts);
   std::vector<int> workers() const;
 
@@ -302,6 +306,7 @@ class SurvivalSimulator {
   bool disturbed_forming_ = false;
   bool centre_touched_ = false;
   bool slow_ = false;   // the network
+  Time slow_until_{};   // until what it delayed has arrived
   Time quiet_since_{};  // no fault lasts, or the last progress after that
   Time last_fault_end_{};
   std::string broken_;

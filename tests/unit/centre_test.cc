@@ -404,6 +404,28 @@ TEST(Centre, ThatNeverMovesWaitsForItsMembersAfterAPause) {
   EXPECT_THAT(job.processes(), ElementsAre(0, 1, 2));
 }
 
+TEST(Centre, ThatNeverMovesGoesOnWithNewcomersWhenAllHaveDiedInAPause) {
+  for (const bool running : {true, false}) {
+    Formed job(3, /*moves=*/false);
+    job.say(0, MessageKind::kDescription, encode(Description{0, {std::byte{1}}}));
+    job.pass(2s);
+    job.heartbeats();
+    if (!running) job.close(0);  // the others are about to regroup
+    job.now += 60s;
+    for (const int process : {0, 1, 2}) {
+      if (job.linked(process)) job.close(process);
+    }
+    job.open(3);
+    job.join(3, Standing::kPrepared);
+    for (int i = 0; i < 60 && job.processes() != std::vector<int>{3}; ++i) {
+      job.pass(1s);
+      job.heartbeats();
+    }
+    EXPECT_THAT(job.processes(), ElementsAre(3));
+    EXPECT_EQ(job.roster().generation.number, running ? 2u : 3u);
+  }
+}
+
 TEST(Centre, StartedAnewExpectsTheNewestGenerationThatItHearsOf) {
   Formed first(3);
   const RosterMessage old = first.roster();

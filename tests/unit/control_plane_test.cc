@@ -290,6 +290,23 @@ TEST(ControlPlane, APingIsAnsweredWithProgress) {
   world.job.control->progress_book().remove(&world);
 }
 
+TEST(ControlPlane, LinesOfRankZeroReachTheCentreInOrder) {
+  WithRankByHand world(3, 10s);
+  ControlPlane& centre = *world.jobs[0].control;
+  world.jobs[1].control->tell("not for rank 1 to tell");
+  const std::string body = "nor for rank 2";
+  world.last->link.send(MessageKind::kLine, std::as_bytes(std::span(body)), soon());
+  std::vector<std::string> told;
+  for (int i = 0; i < 100; ++i) told.push_back(std::to_string(i) + std::string(1000, 'x'));
+  for (const std::string& line : told) centre.tell(line);
+  std::vector<std::string> heard;
+  for (const Deadline deadline = soon(); heard.size() < told.size() && !deadline.expired();) {
+    for (std::string& line : centre.take_lines()) heard.push_back(std::move(line));
+  }
+  EXPECT_EQ(heard, told);
+  EXPECT_FALSE(centre.latch().tripped());
+}
+
 TEST(ControlPlane, ALauncherAtTheCentreRelaysVerdicts) {
   LoopbackJob setup(3);
   const auto server = setup.serve();

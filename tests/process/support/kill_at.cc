@@ -39,6 +39,9 @@ bool matches(int file) {
   return matches(path);
 }
 
+// A name in an open folder.
+bool matches(int folder, const char* name) { return matches(name) || matches(folder); }
+
 // Whether the call now made is the last.
 bool last_call() { return ++g_calls == std::atol(setting("KILL_AT_CALL")); }
 
@@ -91,38 +94,53 @@ int sync_file_range(int file, off64_t offset, off64_t size, unsigned flags) {
   return real(file, offset, size, flags);
 }
 
-int rename(const char* from, const char* to) {
-  static const auto real = next<int (*)(const char*, const char*)>("rename");
-  if ((matches(from) || matches(to)) && last_call()) die();
-  return real(from, to);
+ssize_t pwrite(int file, const void* bytes, size_t size, off_t position) {
+  static const auto real = next<ssize_t (*)(int, const void*, size_t, off_t)>("pwrite");
+  if (matches(file) && last_call()) {
+    (void)!real(file, bytes, size / 2, position);
+    die();
+  }
+  return real(file, bytes, size, position);
 }
 
-int mkdir(const char* path, mode_t mode) {
-  static const auto real = next<int (*)(const char*, mode_t)>("mkdir");
-  if (matches(path) && last_call()) die();
-  return real(path, mode);
+int ftruncate(int file, off_t size) {
+  static const auto real = next<int (*)(int, off_t)>("ftruncate");
+  if (matches(file) && last_call()) die();
+  return real(file, size);
 }
 
-int unlink(const char* path) {
-  static const auto real = next<int (*)(const char*)>("unlink");
-  if (matches(path) && last_call()) die();
-  return real(path);
+int renameat(int from_folder, const char* from, int to_folder, const char* to) {
+  static const auto real = next<int (*)(int, const char*, int, const char*)>("renameat");
+  if ((matches(from_folder, from) || matches(to_folder, to)) && last_call()) die();
+  return real(from_folder, from, to_folder, to);
 }
 
-int rmdir(const char* path) {
-  static const auto real = next<int (*)(const char*)>("rmdir");
-  if (matches(path) && last_call()) die();
-  return real(path);
+int linkat(int from_folder, const char* from, int to_folder, const char* to, int flags) {
+  static const auto real = next<int (*)(int, const char*, int, const char*, int)>("linkat");
+  if ((matches(from_folder, from) || matches(to_folder, to)) && last_call()) die();
+  return real(from_folder, from, to_folder, to, flags);
 }
 
-int open(const char* path, int flags, ...) {
-  static const auto real = next<int (*)(const char*, int, ...)>("open");
+int mkdirat(int folder, const char* name, mode_t mode) {
+  static const auto real = next<int (*)(int, const char*, mode_t)>("mkdirat");
+  if (matches(folder, name) && last_call()) die();
+  return real(folder, name, mode);
+}
+
+int unlinkat(int folder, const char* name, int flags) {
+  static const auto real = next<int (*)(int, const char*, int)>("unlinkat");
+  if (matches(folder, name) && last_call()) die();
+  return real(folder, name, flags);
+}
+
+int openat(int folder, const char* name, int flags, ...) {
+  static const auto real = next<int (*)(int, const char*, int, ...)>("openat");
   va_list arguments;
   va_start(arguments, flags);
   const auto mode = static_cast<mode_t>((flags & O_CREAT) != 0 ? va_arg(arguments, int) : 0);
   va_end(arguments);
-  if ((flags & O_CREAT) != 0 && matches(path) && last_call()) die();
-  return real(path, flags, mode);
+  if ((flags & O_CREAT) != 0 && matches(folder, name) && last_call()) die();
+  return real(folder, name, flags, mode);
 }
 
 }  // extern "C"
