@@ -188,6 +188,7 @@ int run_bench_allreduce(AllReduceBenchFlags& options, const std::vector<std::str
     launch.secret = random_secret();
     launch.job.emplace();
     launch.job->token = options.job.token.empty() ? launch.secret : options.job.token;
+    launch.job->wire = wire_choice(options.job.plain_wire);
     launch.job->timeout = options.job.timeout;
     return launch_ranks(launch);
   }
@@ -212,7 +213,7 @@ void add_bench_allreduce(CLI::App& bench, const std::vector<std::string>& argume
               TransportKind::kMpi})
       ->option_text("NAME [auto]");
   options->ranks_given = command.add_option("--ranks", options->ranks, "How many ranks to start")
-                             ->check(CLI::Range(1, kMaxWorldSize))
+                             ->transform(whole_number(1, kMaxWorldSize))
                              ->option_text("N [2]");
   command.add_option("--bytes", options->bytes, "Sizes of the buffer, e.g. 8,64KiB,25MiB")
       ->delimiter(',')
@@ -230,18 +231,20 @@ void add_bench_allreduce(CLI::App& bench, const std::vector<std::string>& argume
   command.add_flag("--plain", options->timing.plain_memory,
                    "Use ordinary memory, not memory that the other ranks can read");
   command.add_option("--iterations", options->timing.iterations, "Iterations per size")
-      ->check(CLI::PositiveNumber)
+      ->transform(whole_number(1, 1 << 30))
       ->option_text("N");
   command.add_option("--seconds", options->seconds, "Time per size, instead of --iterations")
-      ->check(CLI::PositiveNumber)
+      ->transform(real_number(0.001, 1e7))
       ->option_text("S [0.5]");
   command
       .add_option("--timeout", options->timeout,
                   "A rank that is silent for so long is dead; in seconds")
-      ->check(CLI::PositiveNumber)
+      ->transform(real_number(0.01, 1e7))
       ->option_text("S [30]");
   command.add_option("--token-file", options->token_file, "The job's secret, needed between hosts")
       ->option_text("FILE");
+  command.add_flag("--plain-wire", options->job.plain_wire,
+                   "Between hosts: checksums instead of encryption; for all ranks or none");
   command.add_option("--interface", options->job.interface, "Network interface to use")
       ->option_text("NAME");
   command.add_flag("--json", options->json, "One JSON object per line instead of a table");

@@ -177,7 +177,7 @@ void add_bench_step(CLI::App& bench, Action& action) {
   command.footer(kStepBenchExplanation);
   const auto options = std::make_shared<StepBenchFlags>();
   command.add_option("--model", options->model, "tiny, small, 124m or 350m")
-      ->check(CLI::IsMember(kBatches))
+      ->check(one_of({"tiny", "small", "124m", "350m"}))
       ->option_text("NAME [tiny]");
   add_device_option(command, options->device);
   command
@@ -187,18 +187,18 @@ void add_bench_step(CLI::App& bench, Action& action) {
             options->precision = name == "bf16" ? Precision::kBf16 : Precision::kF32;
           },
           "fp32, or bf16: products of bf16 with sums in fp32, where the processor can")
-      ->check(CLI::IsMember({"fp32", "bf16"}))
+      ->check(one_of({"fp32", "bf16"}))
       ->option_text("NAME [fp32]");
   command.add_option("--threads", options->threads, "Compute threads")
-      ->check(CLI::Range(1, 1024))
+      ->transform(whole_number(1, 1024))
       ->option_text("N [all cores]");
   command.add_option("--batch", options->batch, "Sequences in a step")
-      ->check(CLI::PositiveNumber)
+      ->transform(whole_number(1, 1 << 30))
       ->option_text("N [8 for tiny, 4 for small, else 1; on a GPU 64, and 32 for 350m]");
   command.add_flag("--recompute", options->recompute,
-                   "On a GPU: compute activations once more instead of keeping them");
+                   "Compute activations once more instead of keeping them");
   command.add_option("--seconds", options->seconds, "Time to measure; at least three steps")
-      ->check(CLI::PositiveNumber)
+      ->transform(real_number(0.001, 1e7))
       ->option_text("S [5]");
   command
       .add_option("--weights-out", options->weights_out,
@@ -210,12 +210,12 @@ void add_bench_step(CLI::App& bench, Action& action) {
                   "Instead of timing, train on the 16-bit tokens of this file and print every loss")
       ->option_text("FILE");
   command.add_option("--steps", options->steps, "With --tokens: how many steps")
-      ->check(CLI::PositiveNumber)
+      ->transform(whole_number(1, 1 << 30))
       ->option_text("N [200]");
   command
       .add_option("--warmup", options->warmup,
                   "With --tokens: steps until the learning rate is full")
-      ->check(CLI::NonNegativeNumber)
+      ->transform(whole_number(0, 1 << 30))
       ->option_text("N [0]");
   command.add_flag("--json", options->json, "A JSON object instead of text");
   command.add_flag("--serve", options->serve,

@@ -18,10 +18,16 @@ void add_train(CLI::App& app, const std::vector<std::string>& arguments, Action&
 void add_data(CLI::App& app, Action& action);
 void add_generate(CLI::App& app, Action& action);
 void add_verify(CLI::App& app, Action& action);
+void add_report(CLI::App& app, Action& action);
+void add_doctor(CLI::App& app, Action& action);
+void add_explain(CLI::App& app, Action& action);
 void add_coordinator(CLI::App& app, Action& action);
 void add_worker(CLI::App& app, Action& action);
 void add_bench_allreduce(CLI::App& bench, const std::vector<std::string>& arguments,
                          Action& action);
 void add_bench_step(CLI::App& bench, Action& action);
+// Both tell of all subcommands of `app`, which are complete when they run.
+void add_completion(CLI::App& app, Action& action);
+void add_share(CLI::App& app, Action& action);
 
 }  // namespace lockstep::cli

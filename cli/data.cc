@@ -17,7 +17,7 @@ namespace lockstep::cli {
 namespace {
 
 constexpr const char* kDataExplanation =
-    R"(Text files must be UTF-8; each is one document. Shards are memory-mapped when they are trained on, so they
+    R"(Text files must be UTF-8; each is one document. Shards are read piece by piece when they are trained on, so they
 may be larger than memory; docs/data_format.md specifies them. `lockstep train` takes the folder.
 
   lockstep data book.txt letters.txt --out shards                          bytes, no files needed
@@ -83,8 +83,9 @@ void build(const DataFlags& options, std::span<const std::string_view> texts, do
     }
     totals = builder.finish();
   }
-  fmt::print("{}: {} documents, {} tokens of {}, {:.3f} bytes per token, {} shard{}\n", options.out,
-             totals.documents, totals.tokens, tokenizer->vocab(),
+  fmt::print("{}: {} document{}, {} tokens of {}, {:.3f} bytes per token, {} shard{}\n",
+             options.out, totals.documents, totals.documents == 1 ? "" : "s", totals.tokens,
+             tokenizer->vocab(),
              static_cast<double>(totals.text_bytes) / static_cast<double>(totals.tokens),
              totals.shards, totals.shards == 1 ? "" : "s");
 }
@@ -133,6 +134,7 @@ int check(const DataFlags& options) {
       const TokenShard shard = TokenShard::open(name);
       const std::uint32_t vocab = std::max(shard.header().vocab, options.tokenizer.vocab);
       const std::uint32_t largest = shard.largest(vocab == 0 ? kMostVocab : vocab);
+      shard.payload().read_all();  // throws where the header has another hash
       fmt::print("{}: {}, {} tokens of {} bytes, largest {}, vocabulary {}\n", name,
                  name_of(shard.format()), shard.size(), shard.header().token_bytes, largest,
                  vocab == 0 ? "not named" : std::to_string(vocab));
@@ -176,7 +178,9 @@ void add_data(CLI::App& app, Action& action) {
   command.add_option("--stories", options->stories, "Make so many stories of the built-in corpus")
       ->transform(whole_number(0, std::int64_t{1} << 40))
       ->option_text("N");
-  command.add_option("--seed", options->seed, "Of the stories")->option_text("N [0]");
+  command.add_option("--seed", options->seed, "Of the stories")
+      ->transform(any_seed())
+      ->option_text("N [0]");
   command
       .add_option("--shard-tokens", options->shard_tokens, "Begin a new shard after so many tokens")
       ->transform(whole_number(1, std::int64_t{1} << 50))

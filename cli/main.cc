@@ -42,12 +42,17 @@ int run(int argc, char** argv) {
   add_data(app, action);
   add_generate(app, action);
   add_verify(app, action);
+  add_report(app, action);
+  add_explain(app, action);
+  add_doctor(app, action);
   CLI::App& bench = *app.add_subcommand("bench", "Measure this machine and its network.");
   bench.require_subcommand(1);
   add_bench_allreduce(bench, arguments, action);
   add_bench_step(bench, action);
   add_coordinator(app, action);
   add_worker(app, action);
+  add_completion(app, action);
+  add_share(app, action);
 
   let_the_last_count(app);
 
@@ -73,7 +78,8 @@ int main(int argc, char** argv) {
   try {
     return cli::run(argc, argv);
   } catch (const Error& error) {
-    log_line(LogLevel::kError, cli::plain_text_of(error));
+    // Without words: another rank has told them.
+    if (!error.message().empty()) log_line(LogLevel::kError, cli::plain_text_of(error));
     return cli::exit_code(error);
   } catch (const std::exception& error) {
     log_line(LogLevel::kError, error.what());

@@ -7,6 +7,7 @@
 #include <cmath>
 #include <cstdlib>
 #include <fstream>
+#include <limits>
 #include <numeric>
 #include <optional>
 #include <string_view>
@@ -25,6 +26,9 @@ std::optional<double> parse_real(const std::string& text) {
   if (text.empty() || *end != '\0' || !std::isfinite(value)) return std::nullopt;
   return value;
 }
+
+// Names may be written with either.
+char dash(char letter) { return letter == '_' ? '-' : letter; }
 
 // How many letters must be inserted, removed or replaced to turn one word into the other.
 std::size_t distance(std::string_view a, std::string_view b) {
@@ -46,7 +50,7 @@ std::string suggestion(std::string_view word, const std::vector<std::string>& na
   const auto nearest = std::ranges::min_element(
       names, {}, [&](const std::string& name) { return distance(word, name); });
   if (nearest == names.end() ||
-      distance(word, *nearest) > std::max<std::size_t>(2, word.size() / 3))
+      distance(word, *nearest) > std::max<std::size_t>(word.size() > 4 ? 2 : 1, word.size() / 3))
     return "";
   return fmt::format("; did you mean {}?", *nearest);
 }
@@ -83,6 +87,18 @@ std::string unexpected(const CLI::App& command, const std::string& word) {
 
 }  // namespace
 
+CLI::Validator one_of(const std::vector<std::string>& names) {
+  return {[names](std::string& text) -> std::string {
+            const auto same = [&](const std::string& name) {
+              return std::ranges::equal(name, text, {}, dash, dash);
+            };
+            if (std::ranges::any_of(names, same)) return "";
+            return fmt::format("{} is none of {}{}", text, fmt::join(names, ", "),
+                               suggestion(text, names));
+          },
+          fmt::format("{}", fmt::join(names, " ")), kOneOf};
+}
+
 CLI::Validator whole_number(std::int64_t least, std::int64_t most) {
   return {[least, most](std::string& text) -> std::string {
             std::int64_t value = 0;
@@ -102,6 +118,8 @@ CLI::Validator whole_number(std::int64_t least, std::int64_t most) {
           },
           ""};
 }
+
+CLI::Validator any_seed() { return whole_number(0, std::numeric_limits<std::int64_t>::max()); }
 
 CLI::Validator real_number(double least, double most) {
   return {[least, most](std::string& text) -> std::string {
@@ -140,7 +158,7 @@ CLI::Option* add_device_option(CLI::App& command, std::string& device) {
   return command
       .add_option("--device", device,
                   "cpu, cuda, or auto: a GPU if there is one, otherwise the CPU")
-      ->check(CLI::IsMember({"cpu", "cuda", "auto"}))
+      ->check(one_of({"cpu", "cuda", "auto"}))
       ->option_text("NAME [cpu]");
 }
 

@@ -14,24 +14,33 @@ namespace lockstep::cli {
 
 // What the options of several subcommands share.
 
-// An option whose values are the names of an enum's.
-template <typename Enum>
-CLI::Option* add_choice(CLI::App& command, const std::string& flag, Enum& chosen,
+// A check that a value is one of these names, whose error lists them and says which was meant. The
+// names may be written with _ for -. It is called kOneOf, and its description lists the names.
+inline constexpr const char* kOneOf = "one of";
+CLI::Validator one_of(const std::vector<std::string>& names);
+
+// An option whose values are the names of an enum's. `chosen` is of the enum, or an optional of it.
+template <typename Enum, typename Chosen>
+CLI::Option* add_choice(CLI::App& command, const std::string& flag, Chosen& chosen,
                         const std::string& description, std::initializer_list<Enum> values) {
   std::map<std::string, Enum> names;
+  std::vector<std::string> known;
   for (const Enum value : values) {
     std::string name(to_string(value));
+    known.push_back(name);
     names.emplace(name, value);
     std::ranges::replace(name, '-', '_');  // either spelling will do
     names.emplace(name, value);
+    std::ranges::replace(name, '_', '-');
+    names.emplace(name, value);
   }
   const auto choose = [&chosen, names](const std::string& name) { chosen = names.at(name); };
-  return command.add_option_function<std::string>(flag, choose, description)
-      ->check(CLI::IsMember(names));
+  return command.add_option_function<std::string>(flag, choose, description)->check(one_of(known));
 }
 
 // Checks of values whose errors are plain words. A whole number may be written as 1e6.
 CLI::Validator whole_number(std::int64_t least, std::int64_t most);
+CLI::Validator any_seed();
 CLI::Validator real_number(double least, double most = std::numeric_limits<double>::max());
 
 // Where an option that takes one value is given again, the last one counts. For all subcommands, to

@@ -57,7 +57,7 @@ struct StepOptions {
   Precision precision = Precision::kF32;
   int batch = 1;
   int threads = 1;
-  bool recompute = false;  // on a GPU
+  bool recompute = false;
 };
 std::unique_ptr<StepBench> make_cpu_step_bench(const StepOptions& options);
 std::unique_ptr<StepBench> make_gpu_step_bench(const StepOptions& options);

@@ -6,6 +6,7 @@
 #include <bit>
 #include <numeric>
 
+#include "lockstep/base/check.h"
 #include "lockstep/base/error.h"
 #include "lockstep/base/index.h"
 #include "lockstep/base/random.h"
@@ -68,52 +69,59 @@ SyntheticJob::SyntheticJob(WorkerClient& client, const SyntheticOptions& options
     : client_(client),
       options_(options),
       mode_(client.settings() ? client.settings()->mode : options.mode) {
-  if (options_.check && !client.settings()) {
-    throw Error(ErrorCode::kInvalidArgument,
-                "the original protocol does not tell what is averaged, so nothing can be checked");
-  }
+  LOCKSTEP_CHECK(!options_.check || client.settings());
 }
 
-SyntheticJob::Report SyntheticJob::step(const Shard& shard) {
+std::optional<SyntheticJob::Report> SyntheticJob::step() {
   Report report;
-  switch (mode_) {
-    case Mode::kVector: vector_step(shard, report); break;
-    case Mode::kBlocks: block_step(shard, report); break;
-  }
-  return report;
+  const bool done = mode_ == Mode::kVector ? vector_step(report) : block_step(report);
+  return done ? std::optional(report) : std::nullopt;
 }
 
-void SyntheticJob::vector_step(const Shard& shard, Report& report) {
+bool SyntheticJob::vector_step(Report& report) {
+  report.shard = client_.next_shard();
+  if (!report.shard) return false;
+  const std::uint64_t step = report.step = report.shard->step;
+  const std::uint64_t samples = report.shard->size();
   const auto self = static_cast<std::uint32_t>(client_.worker_id());
   gradient_.resize(options_.shape.vector_elements());
-  synthetic_gradient(options_.seed, shard.step, self, 0, gradient_);
-  client_.send_gradient(shard.step, gradient_, synthetic_loss(options_.seed, shard.step, self),
-                        shard.size() / 2, shard.size());
-  report.loss = client_.receive_averaged(shard.step, gradient_);
-  check_average(shard.step, 0, gradient_, report);
+  synthetic_gradient(options_.seed, step, self, 0, gradient_);
+  client_.send_gradient(step, gradient_, synthetic_loss(options_.seed, step, self), samples / 2,
+                        samples);
+  report.loss = client_.receive_averaged(step, gradient_);
+  check_average(step, 0, gradient_, report);
+  return true;
 }
 
-void SyntheticJob::block_step(const Shard& shard, Report& report) {
+bool SyntheticJob::block_step(Report& report) {
+  const std::uint64_t step = report.step = next_step_;
   const auto self = static_cast<std::uint32_t>(client_.worker_id());
   const auto sizes = options_.shape.block_sizes();
   for (std::uint32_t block = options_.shape.blocks; block-- > 0;) {
     gradient_.resize(options_.shape.block_elements());
-    synthetic_gradient(options_.seed, shard.step, self, block + 1, gradient_);
-    client_.send_block(shard.step, block, options_.shape.blocks, gradient_, sizes);
-    if (client_.receive_averaged_block(shard.step, block, gradient_) != sizes) {
-      throw Error(ErrorCode::kComponentMismatch,
-                  fmt::format("the average of block {} came with other component sizes", block));
+    synthetic_gradient(options_.seed, step, self, block + 1, gradient_);
+    client_.send_block(step, block, options_.shape.blocks, gradient_, sizes);
+    const auto received = client_.receive_averaged_block(step, block, gradient_);
+    if (!received && block + 1 == options_.shape.blocks) return false;  // the job is done
+    if (received != sizes) {
+      throw Error(
+          ErrorCode::kComponentMismatch,
+          received ? fmt::format("the average of block {} came with other component sizes", block)
+                   : fmt::format("{} ended the job in the middle of step {}", client_.coordinator(),
+                                 step));
     }
-    check_average(shard.step, block + 1, gradient_, report);
+    check_average(step, block + 1, gradient_, report);
   }
   for (std::uint8_t component = 0; component < kComponents; ++component) {
     gradient_.resize(options_.shape.component_elements(component));
     const std::uint32_t part = kSyntheticComponents + component;
-    synthetic_gradient(options_.seed, shard.step, self, part, gradient_);
-    client_.send_component(shard.step, component, gradient_);
-    client_.receive_averaged_component(shard.step, component, gradient_);
-    check_average(shard.step, part, gradient_, report);
+    synthetic_gradient(options_.seed, step, self, part, gradient_);
+    client_.send_component(step, component, gradient_);
+    client_.receive_averaged_component(step, component, gradient_);
+    check_average(step, part, gradient_, report);
   }
+  ++next_step_;
+  return true;
 }
 
 std::vector<float> SyntheticJob::sum(std::uint64_t step, std::uint32_t part, Range sources,
@@ -141,7 +149,7 @@ void SyntheticJob::check_average(std::uint64_t step, std::uint32_t part,
   const int workers = client_.total_workers();
   std::vector<float> weights;
   std::uint64_t total = static_cast<std::uint64_t>(workers);
-  if (settings.average == Average::kWeighted) {
+  if (mode_ == Mode::kVector && settings.average == Average::kWeighted) {
     for (int i = 0; i < workers; ++i) {
       const Shard shard = shard_of(step, settings.total_samples, workers, i);
       weights.push_back(static_cast<float>(shard.size()));

@@ -39,7 +39,8 @@ float synthetic_loss(std::uint64_t seed, std::uint64_t step, std::uint32_t sourc
 struct SyntheticOptions {
   std::uint64_t seed = 1;
   SyntheticShape shape;
-  // Recompute everybody's gradients and compare every result bit for bit. Needs the settings.
+  // Recompute everybody's gradients and compare every result bit for bit. Needs the settings, so it
+  // does not go with the original protocol.
   bool check = false;
   Mode mode = Mode::kVector;  // where the coordinator does not tell
 };
@@ -50,16 +51,19 @@ class SyntheticJob {
   SyntheticJob(WorkerClient& client, const SyntheticOptions& options);
 
   struct Report {
-    std::optional<float> loss;  // of all workers, in vector mode
-    std::size_t elements = 0;   // reduced
-    std::size_t compared = 0;   // of them, bit for bit
+    std::uint64_t step = 0;      // from 0, as on the wire
+    std::optional<Shard> shard;  // in vector mode
+    std::optional<float> loss;   // of all workers, in vector mode
+    std::size_t elements = 0;    // reduced
+    std::size_t compared = 0;    // of them, bit for bit
   };
-  // Throws Error{kCollectiveMismatch} that names the first element which is not what it should be.
-  Report step(const Shard& shard);
+  // The next step, or nothing: the coordinator has ended the job. Throws Error{kCollectiveMismatch}
+  // that names the first element which is not what it should be.
+  std::optional<Report> step();
 
  private:
-  void vector_step(const Shard& shard, Report& report);
-  void block_step(const Shard& shard, Report& report);
+  bool vector_step(Report& report);
+  bool block_step(Report& report);
   void check_average(std::uint64_t step, std::uint32_t part, std::span<const float> received,
                      Report& report) const;
   void compare(std::uint64_t step, std::string_view what, std::span<const float> expected,
@@ -71,6 +75,7 @@ class SyntheticJob {
   WorkerClient& client_;
   const SyntheticOptions options_;
   const Mode mode_;
+  std::uint64_t next_step_ = 0;  // in mode blocks, where nobody else counts
   std::vector<float> gradient_;
 };
 

@@ -14,6 +14,8 @@
 #include "cli/commands.h"
 #include "cli/options.h"
 #include "cli/stories/stories.h"
+#include "lockstep/base/error.h"
+#include "lockstep/data/mix.h"
 #include "lockstep/launch/rank_environment.h"
 #include "lockstep/net/job/roster.h"
 #include "lockstep/train/checkpoint/folders.h"
@@ -25,8 +27,9 @@ namespace {
 constexpr const char* kTrainExplanation =
     R"(--data takes text files, token shards (those of `lockstep data`, of llm.c, of nanoGPT), or folders of
 either. Files with val, valid or validation in their name (val.txt, my_val.bin) are kept for validation;
-without such a file the last twentieth of the samples is. Without --data the model learns the built-in
-stories. Sizes that are not given are chosen to fit the data.
+without such a file the last twentieth of the samples is. With --mix 3,1 every step has three samples of the
+first path for one of the second, whatever their sizes. Without --data the model learns the built-in stories.
+Sizes that are not given are chosen to fit the data.
 
 A step is cut into global-batch / micro-batch lanes, whose gradients are added in one fixed tree. The same
 options and data give the same weights, bit for bit, for any number of threads and workers, over any
@@ -36,8 +39,11 @@ the workers equal, but their number then matters.) On GPUs the same holds for GP
 --workers N starts N processes here (threads with --transport local), each on its share of the cores. Under
 torchrun, mpirun or Slurm the command is one worker of their world: RANK, WORLD_SIZE, MASTER_ADDR and
 MASTER_PORT, or what Open MPI, MPICH and Slurm set instead. With --transport server the workers talk to a
-gradient server: one that is started with them, or the one at --coordinator. Workers of a host take turns
-over its GPUs; gradients go from GPU to GPU where each worker has its own (--exchange).
+gradient server: one that is started with them, or the one at --coordinator. With --protocol original that
+may be a server of the original protocol, or the others its workers: then every worker has a run of its own
+with the same seed or --init, prints the loss of its own lanes, and --out is for one of them.
+Workers of a host take turns over its GPUs; gradients go from GPU to GPU where each worker has its own
+(--exchange).
 A worker that dies, stops or fails is lost, and the others go on with the same bits; one that is silent is
 noticed after --timeout. A new one is started in its place and joins (--fail-fast: the first loss ends the run).
 SIGTERM to one worker has it leave after a step.
@@ -45,7 +51,8 @@ SIGTERM to one worker has it leave after a step.
 --out DIR gets model.safetensors, config.json, the tokenizer, metrics.jsonl with one object per step, and
 checkpoint-STEP folders, each complete or not there. Without --out nothing is kept. A folder with a model or
 other files in it is refused; one run at a time may have it. Ctrl-C (or SIGTERM) stops after the step under
-way and leaves a checkpoint; SIGUSR1 saves one and goes on. `lockstep train --resume DIR` goes on from the
+way and leaves a checkpoint; SIGUSR1 saves one and goes on. SIGUSR2 writes what every worker is doing, for
+`lockstep explain`, and goes on. `lockstep train --resume DIR` goes on from the
 newest intact checkpoint, with any number of workers, and ends with the same weights as a run that was never
 stopped. The checkpoint with the lowest validation loss is always kept. The last line is the hash of the
 weights. A gradient that is not finite changes no weights and stops all workers; halt.json in --out then says
@@ -59,6 +66,7 @@ weights differ, 130 and 143 stopped.
 struct TrainFlags {
   TrainOptions run;
   std::vector<std::string> data;
+  std::string mix;
   std::string tokenizer;
   bool force_tokenizer = false;
   std::string config;
@@ -78,7 +86,7 @@ CLI::Option* add_named(CLI::App& command, const std::string& flag, Value& chosen
   return command
       .add_option_function<std::string>(
           flag, [&chosen, parse](const std::string& name) { chosen = *parse(name); }, description)
-      ->check(CLI::IsMember(names))
+      ->check(one_of(names))
       ->option_text(text);
 }
 
@@ -86,6 +94,12 @@ void add_data_options(CLI::App& command, TrainFlags& options) {
   const char* group = "Data";
   command.add_option("data,--data", options.data, "Text files, token shards, or folders of either")
       ->option_text("PATH ... [built-in stories]")
+      ->group(group);
+  command
+      .add_option("--mix", options.mix,
+                  "How often each path of --data is drawn, as weights: 3,1 draws three samples of "
+                  "the first for one of the second")
+      ->option_text("W,W,... [as many as there are]")
       ->group(group);
   command
       .add_option(
@@ -108,8 +122,17 @@ void add_data_options(CLI::App& command, TrainFlags& options) {
       ->group(group);
 }
 
-void add_model_options(CLI::App& command, ModelConfig& model) {
+void add_model_options(CLI::App& command, TrainOptions& options) {
   const char* group = "Model (what is not given is chosen to fit the data)";
+  ModelConfig& model = options.model;
+  command
+      .add_option("--model", options.preset,
+                  fmt::format("Sizes by name, with tied embeddings: {}. The options below change "
+                              "single ones",
+                              fmt::join(model_names(), ", ")))
+      ->check(one_of(model_names()))
+      ->option_text("NAME")
+      ->group(group);
   const auto size = [&](const char* flag, int& value, const char* description) {
     command.add_option(flag, value, description)
         ->transform(whole_number(1, 1 << 24))
@@ -132,7 +155,8 @@ void add_training_options(CLI::App& command, TrainOptions& options) {
   const auto add = [&](const char* flag, auto& value, const char* text, const char* description) {
     return command.add_option(flag, value, description)->option_text(text)->group(group);
   };
-  add("--steps", options.steps, "N [10 tokens per parameter, at most 40 passes]", "Steps")
+  add("--steps", options.steps, "N [10 tokens per parameter, at most 40 passes]",
+      "How many steps to train")
       ->transform(whole_number(0, std::int64_t{1} << 50));
   add("--global-batch", options.global_batch, "N [16]", "Samples of a step")
       ->transform(whole_number(1, 1 << 24));
@@ -142,17 +166,18 @@ void add_training_options(CLI::App& command, TrainOptions& options) {
   add("--lr", options.learning_rate, "RATE [by width; with --init a tenth]",
       "Highest learning rate")
       ->transform(real_number(0));
-  add("--warmup", options.warmup, "N [a twentieth]", "Steps until it is reached")
+  add("--warmup", options.warmup, "N [a twentieth]",
+      "Steps until the learning rate is at its highest")
       ->transform(whole_number(0, std::int64_t{1} << 50));
   add_named(command, "--schedule", options.decay, parse_decay, {"cosine", "linear", "constant"},
-            "NAME [cosine]", "How it falls after that: cosine, linear or constant")
+            "NAME [cosine]", "How the learning rate falls after that: cosine, linear or constant")
       ->group(group);
   add("--weight-decay", options.weight_decay, "X [0.1]", "Decoupled, not on norms")
       ->transform(real_number(0));
   add("--clip", options.clip, "X [1]", "Longest gradient; 0 does not clip")
       ->transform(real_number(0));
-  add("--seed", options.seed, "N [0]",
-      "Of the first weights, the order of samples and the stories");
+  add("--seed", options.seed, "N [0]", "Of the first weights, the order of samples and the stories")
+      ->transform(any_seed());
   add("--init", options.init, "DIR [fresh weights]",
       "Start from the weights of this model, with its tokenizer");
 }
@@ -199,13 +224,13 @@ void add_checkpoint_options(CLI::App& command, TrainFlags& given) {
 // The options of a run in its folder, so that --resume needs no other. What belongs to one start of
 // the command is not among them.
 constexpr std::string_view kNotRemembered[] = {
-    "resume", "out",    "overwrite", "config",          "log",     "coordinator", "init",
-    "help",   "replay", "listen",    "force-tokenizer", "dry-run", "expect",      "join"};
+    "resume", "out",    "overwrite",       "config",  "log",    "coordinator", "init", "help",
+    "replay", "listen", "force-tokenizer", "dry-run", "expect", "join",        "page"};
 
 // What a worker that joins a job says itself. All other options are those of the job.
 constexpr std::string_view kLocalOptions[] = {"join",      "data",       "device", "threads",
                                               "workers",   "token-file", "log",    "config",
-                                              "interface", "help"};
+                                              "interface", "plain-wire", "help"};
 
 std::string to_remember(const CLI::App& command) {
   nlohmann::ordered_json options = nlohmann::ordered_json::object();
@@ -322,8 +347,10 @@ void add_run_options(CLI::App& command, TrainOptions& options) {
       ->group(group);
   add_device_option(command, options.device)->group(group);
   command
-      .add_flag("--recompute", options.recompute,
-                "On a GPU: compute activations once more instead of keeping them")
+      .add_flag(
+          "--recompute", options.recompute,
+          "Compute activations once more instead of keeping them: less memory, about a third more "
+          "time, the same bits")
       ->group(group);
   command
       .add_option("--eval-every", options.eval_every, "Steps between validations; 0: only the last")
@@ -341,6 +368,18 @@ void add_run_options(CLI::App& command, TrainOptions& options) {
                   "Steps between a few words that the model writes, while training waits; 0: none")
       ->transform(whole_number(0, std::int64_t{1} << 50))
       ->option_text("N [0]")
+      ->group(group);
+  command
+      .add_option(
+          "--page", options.page,
+          "Show the run on a live page, with its data as JSON (/api/run) and for Prometheus "
+          "(/metrics); on this host only, unless HOST says otherwise, which takes a secret "
+          "(--token-file); port 0: any, which is printed")
+      ->option_text("[HOST:]PORT")
+      ->group(group);
+  command
+      .add_flag("--tensorboard", options.tensorboard,
+                "Write event files for TensorBoard to DIR/tensorboard")
       ->group(group);
   add_named(command, "--log", options.log, parse_log_style, {"bar", "plain", "json"}, "NAME",
             "bar (on a terminal), plain lines, or json: one object per step")
@@ -363,8 +402,15 @@ void add_worker_options(CLI::App& command, TrainFlags& given) {
       ->group(group);
   command
       .add_option("--coordinator", options.job.coordinator,
-                  "With --transport server: the gradient server to join")
+                  "The gradient server to join; means --transport server")
       ->option_text("HOST:PORT")
+      ->group(group);
+  add_choice(command, "--protocol", options.protocol,
+             "With --coordinator: lanes; or original (block by block) or original-vector, for a "
+             "server or workers of the original protocol: each worker's mean gradient is averaged, "
+             "so the bits depend on the number of workers, and a loss ends the run",
+             {StarProtocol::kLanes, StarProtocol::kOriginal, StarProtocol::kOriginalVector})
+      ->option_text("NAME [lanes]")
       ->group(group);
   add_choice(command, "--reduction", options.reducer.reduction,
              "tree: the same bits for any number of workers; ring, native (MPI's own), nccl "
@@ -468,6 +514,12 @@ void add_worker_options(CLI::App& command, TrainFlags& given) {
   command.add_option("--token-file", given.token_file, "The job's secret, needed between hosts")
       ->option_text("FILE")
       ->group(group);
+  command
+      .add_flag(
+          "--plain-wire", options.job.plain_wire,
+          "Between hosts: checksums instead of encryption, for a network that is trusted; for "
+          "all workers or none. Connections of MPI and NCCL are never encrypted")
+      ->group(group);
   command.add_option("--interface", options.job.interface, "Network interface to use")
       ->option_text("NAME")
       ->group(group);
@@ -492,10 +544,15 @@ void complete(TrainFlags& options) {
   if (options.tokenizer == "sentencepiece" || options.tokenizer == "bpe") {
     run.vocab = 0;  // the text may have fewer pieces
   }
-  run.data = [&options, tokenizer](const std::optional<ModelTokenizer>& start) {
+  const std::vector<double> weights = parse_mix(options.mix);
+  if (!weights.empty() && options.data.empty()) {
+    throw Error(ErrorCode::kInvalidArgument,
+                "--mix weighs the paths of --data, and there are none");
+  }
+  run.data = [&options, tokenizer, weights](const std::optional<ModelTokenizer>& start) {
     TokenizerChoice choice = tokenizer;
     choice.inherited = start;
-    if (!options.data.empty()) return open_data(options.data, choice);
+    if (!options.data.empty()) return open_data(options.data, choice, weights);
     return encode_documents(built_in_stories(options.run.seed), choice);
   };
   run.job.timeout = duration_of(options.timeout);
@@ -522,7 +579,7 @@ void add_train(CLI::App& app, const std::vector<std::string>& arguments, Action&
   command.footer(kTrainExplanation);
   const auto options = std::make_shared<TrainFlags>();
   add_data_options(command, *options);
-  add_model_options(command, options->run.model);
+  add_model_options(command, options->run);
   add_training_options(command, options->run);
   add_run_options(command, options->run);
   add_options_file(command, options->config)->group("Run");
@@ -532,6 +589,9 @@ void add_train(CLI::App& app, const std::vector<std::string>& arguments, Action&
     apply_options_file(command, options->config);
     refuse_options_of_the_job(command);
     choose_folder(command, *options);
+    if (!options->run.job.coordinator.empty() && command.count("--transport") == 0) {
+      options->run.job.transport = TransportKind::kServer;
+    }
     options->run.remembered = to_remember(command);
     action = [options, &command, &arguments] { return run_train(*options, command, arguments); };
   });

@@ -11,6 +11,9 @@ list(TRANSFORM public_headers PREPEND ${CMAKE_SOURCE_DIR}/lockstep/)
 target_sources(lockstep_all INTERFACE FILE_SET HEADERS BASE_DIRS ${CMAKE_SOURCE_DIR} FILES ${public_headers})
 
 install(TARGETS lockstep)
+# Man pages and completions of shells, from the help of the command itself.
+install(CODE "execute_process(COMMAND $<TARGET_FILE:lockstep> share ${CMAKE_BINARY_DIR}/share COMMAND_ERROR_IS_FATAL ANY)")
+install(DIRECTORY ${CMAKE_BINARY_DIR}/share/ DESTINATION ${CMAKE_INSTALL_DATADIR})
 install(TARGETS ${LOCKSTEP_LIBRARIES} lockstep_all EXPORT lockstep-targets
   FILE_SET HEADERS DESTINATION ${CMAKE_INSTALL_INCLUDEDIR})
 install(EXPORT lockstep-targets NAMESPACE lockstep:: DESTINATION ${package_dir})

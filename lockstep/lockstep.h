@@ -45,12 +45,19 @@ struct JoinOptions {
   std::uint16_t master_port = 0;
   std::optional<int> listener = std::nullopt;
   bool hosted = false;
+  // Memory that `lockstep train` shares with this process, for its flight recorder: a descriptor,
+  // which join() takes over.
+  std::optional<int> flight = std::nullopt;
   std::string coordinator = {};  // HOST:PORT of the gradient server, with kServer
 
   std::string name = "lockstep";  // of the job; all workers must say the same
   // Names this start of the job, likewise: a process left over from an earlier one cannot join.
   std::string attempt = {};
-  std::string token = {};      // the job's secret; empty: this host only
+  // The job's secret, of 16 bytes at least between hosts; empty: this host only.
+  std::string token = {};
+  // Bytes between hosts are encrypted. With this they are checked only: where the network is
+  // trusted. The same for all workers. MPI's and NCCL's own connections are neither.
+  bool plain_wire = false;
   std::string interface = {};  // network interface to use; empty: the one that leads there
   // A worker that is silent for so long is dead. Joining takes at most as long.
   std::chrono::nanoseconds timeout = std::chrono::seconds(30);
@@ -103,10 +110,10 @@ class Job {
   std::uint32_t generation() const;  // the first is 1; 0: a job of this process alone
   // The last ranks of the generation, which were in none before. In the first generation: none.
   int newcomers() const;
-  // Who was in the generation before and is not in this one, and why.
+  // Who has gone since the generation that this worker was in before, and why.
   struct Departure {
     enum class Kind : std::uint8_t { kDied, kFailed, kExpelled, kLeft };
-    int rank = 0;  // that it had
+    int rank = 0;  // that it had there; -1: it was lost while a generation formed
     Kind kind{};
     std::string name;
     std::string why;
@@ -122,6 +129,9 @@ class Job {
   // Whether the generation has ended because a worker was lost, which is what this error tells, and
   // the job goes on: regroup() is possible.
   bool survives(const Error& error) const;
+  // This process stood still for longer than the timeout: the others have gone on without it, and
+  // what it has is old. False again once it has joined them.
+  bool stood_still() const;
   // Leaves the generation and returns in the next one, with other ranks and another communicator.
   // The caller uses nothing of the communicator before any more, its memory included. `step` is how
   // many steps this worker has done. Throws why there is no next generation.
@@ -145,6 +155,15 @@ class Job {
   // and wait outside.
   void describe(std::vector<std::byte> description, int most_workers);
   JobWishes wishes() const;
+  // From rank 0 to a launcher that shows the run: a line of metrics (docs/metrics.md). Never waits.
+  // Nobody hears it where no launcher of ours has started the workers.
+  void tell(std::string line);
+
+  // What this worker did last, its collectives above all, for `lockstep explain`: written to
+  // FOLDER/generation-NUMBER-TAG/rank-RANK.json, whose path is returned. Callable from any thread,
+  // also while another one is blocked in a collective. Throws Error{kIo}.
+  std::string write_flight(const std::string& folder, const std::string& why) const;
+  const std::shared_ptr<FlightRecorder>& flight() const;
 
  private:
   friend class LaneSum;

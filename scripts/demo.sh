@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
 # All of `make demo` after the build: a corpus, a model trained on it by two workers, the same bits from one, two and three
-# workers, and from three of which one is killed, a checkpoint and a run resumed from it, a story told by the model.
+# workers, and from three of which one is killed, a checkpoint and a run resumed from it, a story told by the model, and a report.
 # LOCKSTEP_BIN is another command to show.
 set -euo pipefail
 cd "$(dirname "$0")/.."
@@ -64,3 +64,6 @@ run $lockstep train $train --out $demo/again --resume
 
 say "The model tells a story"
 run $lockstep generate $demo/again/checkpoint-900 --prompt "Once upon a time" --temperature 0.7 --seed 2
+
+say "All of it as one page: curves, phases, events and hashes of the runs"
+run $lockstep report $demo/model $demo/killed $demo/again --out $demo/report

@@ -7,10 +7,12 @@
 
 namespace lockstep {
 
-// Heap memory, zeroed, aligned to cache lines; large pieces on huge pages where the system has them,
-// which spares kernels with long strides their TLB misses. To be given to std::free. Throws
+// Heap memory, zeroed, aligned to cache lines; large pieces on huge pages where the system has
+// them, which spares kernels with long strides their TLB misses. To be given to std::free. Throws
 // std::bad_alloc.
 void* allocate_zeroed(std::size_t bytes);
+// The same, not zeroed and not touched.
+void* allocate_untouched(std::size_t bytes);
 
 // Floats in such memory.
 class FloatBuffer {
@@ -18,6 +20,14 @@ class FloatBuffer {
   FloatBuffer() = default;
   explicit FloatBuffer(std::size_t size)
       : size_(size), data_(static_cast<float*>(allocate_zeroed(size * sizeof(float)))) {}
+
+  // For a caller that sets every element.
+  static FloatBuffer untouched(std::size_t size) {
+    FloatBuffer buffer;
+    buffer.size_ = size;
+    buffer.data_.reset(static_cast<float*>(allocate_untouched(size * sizeof(float))));
+    return buffer;
+  }
 
   float* data() const { return data_.get(); }
   std::size_t size() const { return size_; }

@@ -5,6 +5,8 @@
 #include <atomic>
 #include <string>
 
+#include "lockstep/base/text.h"
+
 namespace lockstep {
 namespace {
 
@@ -17,19 +19,6 @@ std::string_view prefix(LogLevel level) {
   return "";
 }
 
-std::string visible(std::string_view text) {
-  std::string shown;
-  for (const char c : text) {
-    const auto code = static_cast<unsigned char>(c);
-    if (code < 0x20 || code == 0x7f) {
-      shown += fmt::format("\\x{:02x}", code);
-    } else {
-      shown += c;
-    }
-  }
-  return shown;
-}
-
 constinit std::atomic<bool> bar_open{false};
 
 }  // namespace
@@ -38,8 +27,7 @@ bool set_bar_open(bool open) { return bar_open.exchange(open); }
 
 void log_line(LogLevel level, std::string_view text) {
   const std::string line =
-      fmt::format("{}{}{}\n", set_bar_open(false) ? "\r\x1b[K" : "", prefix(level),
-                  level == LogLevel::kInfo ? std::string(text) : visible(text));
+      fmt::format("{}{}{}\n", set_bar_open(false) ? "\r\x1b[K" : "", prefix(level), visible(text));
   // A log that cannot be written is no reason to fail.
   [[maybe_unused]] const ssize_t written = ::write(STDERR_FILENO, line.data(), line.size());
 }

@@ -9,8 +9,8 @@ namespace lockstep {
 enum class LogLevel { kInfo, kWarning, kError };
 
 // One line on stderr, written with a single system call so that processes do not mix their lines.
-// A progress bar on the line is cleared first. Warnings and errors may quote what came from
-// elsewhere: control characters in them are shown as \x1b, so that nobody can forge a line of ours.
+// A progress bar on the line is cleared first. A line may quote what came from elsewhere: control
+// characters are shown, as visible() does, so that nobody can forge a line of ours.
 void log_line(LogLevel level, std::string_view text);
 
 // Whether a progress bar stands on the last line of stderr. Returns whether one did before. Any

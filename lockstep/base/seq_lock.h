@@ -4,6 +4,7 @@
 #include <atomic>
 #include <bit>
 #include <cstdint>
+#include <optional>
 #include <type_traits>
 
 namespace lockstep {
@@ -25,17 +26,30 @@ class SeqLock {
   }
 
   T load() const {
-    std::array<std::uint64_t, kWords> words;
     for (;;) {
-      const std::uint64_t before = version_.load(std::memory_order_acquire);
-      for (std::size_t i = 0; i < kWords; ++i) words[i] = words_[i].load(std::memory_order_acquire);
-      const std::uint64_t after = version_.load(std::memory_order_relaxed);
-      if (before == after && before % 2 == 0) break;
+      if (const std::optional<T> value = load_once()) return *value;
     }
-    return std::bit_cast<T>(words);
+  }
+  // Nothing if the writer does not come to an end: it may have been stopped or killed in the
+  // middle, in another process.
+  std::optional<T> try_load() const {
+    constexpr int kAttempts = 1000;
+    for (int i = 0; i < kAttempts; ++i) {
+      if (const std::optional<T> value = load_once()) return value;
+    }
+    return std::nullopt;
   }
 
  private:
+  std::optional<T> load_once() const {
+    std::array<std::uint64_t, kWords> words;
+    const std::uint64_t before = version_.load(std::memory_order_acquire);
+    for (std::size_t i = 0; i < kWords; ++i) words[i] = words_[i].load(std::memory_order_acquire);
+    const std::uint64_t after = version_.load(std::memory_order_relaxed);
+    if (before != after || before % 2 != 0) return std::nullopt;
+    return std::bit_cast<T>(words);
+  }
+
   std::atomic<std::uint64_t> version_{0};
   std::array<std::atomic<std::uint64_t>, kWords> words_{};
 };

@@ -11,6 +11,9 @@ namespace lockstep {
 // "a, b, c"
 std::string list_of(const std::vector<std::string>& items, std::string_view separator = ", ");
 
+// For people to read, whoever wrote it: control characters are shown as \x1b.
+std::string visible(std::string_view text);
+
 // "200ms", "30s"
 std::string format_duration(Deadline::Clock::duration duration);
 

@@ -56,6 +56,8 @@ struct CallOptions {
 struct Outcome {
   // With check_finite: the first element of the result on this rank that is NaN or infinite.
   std::optional<std::size_t> first_non_finite;
+  // Of an asynchronous call: how long it took, once all work before it had ended.
+  std::chrono::nanoseconds took{};
 };
 
 // One collective as data, for Communicator::run() and start(). The functions of `calls` make it.

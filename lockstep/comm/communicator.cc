@@ -1,7 +1,6 @@
 #include "lockstep/comm/communicator.h"
 
 #include <algorithm>
-#include <array>
 #include <atomic>
 #include <condition_variable>
 #include <deque>
@@ -9,17 +8,66 @@
 #include <optional>
 
 #include "lockstep/base/index.h"
-#include "lockstep/base/seq_lock.h"
 #include "lockstep/base/thread.h"
 #include "lockstep/comm/call_check.h"
 #include "lockstep/comm/engine.h"
+#include "lockstep/comm/flight_recorder.h"
 
 namespace lockstep {
+namespace {
+
+// Whoever hangs in a collective learns from so many how the others called it before they went on.
+constexpr std::uint64_t kToldCollectives = 4;
+
+// Records a collective while it lives.
+class CollectiveRecord {
+ public:
+  CollectiveRecord(const FlightRecorder& recorder, FlightTrack& track, MeshFrame stamp)
+      : recorder_(recorder), track_(track) {
+    stamp.generation = recorder.generation();
+    number_ = track.ring.enter(stamp, recorder.ticks());
+  }
+  ~CollectiveRecord() {
+    const std::uint64_t now = recorder_.ticks();
+    if (succeeded_ && !track_.waits.noted()) [[likely]] {
+      track_.ring.leave(number_, now, 0);
+      return;
+    }
+    CollectiveEnd end{.failed = !succeeded_, .longest = {track_.waits.rank(), 0}};
+    // One that failed tells whom it waited for then; others may ask for it until the end.
+    if (end.longest.rank >= 0) end.longest.nanoseconds = track_.waits.waited();
+    if (succeeded_ || end.longest.rank < 0) end.longest = track_.waits.take_longest();
+    track_.ring.leave(number_, now, pack(end));
+  }
+  CollectiveRecord(const CollectiveRecord&) = delete;
+  CollectiveRecord& operator=(const CollectiveRecord&) = delete;
+
+  void succeeded() { succeeded_ = true; }
+
+ private:
+  const FlightRecorder& recorder_;
+  FlightTrack& track_;
+  std::uint64_t number_ = 0;
+  bool succeeded_ = false;
+};
+
+}  // namespace
 
 class Communicator::State {
  public:
-  State(std::unique_ptr<Engine> engine, std::chrono::nanoseconds timeout, std::uint32_t group)
-      : engine_(std::move(engine)), timeout_(timeout), group_(group) {
+  State(std::unique_ptr<Engine> engine, std::chrono::nanoseconds timeout, std::uint32_t group,
+        std::shared_ptr<FlightRecorder> flight)
+      : flight_(flight ? std::move(flight) : std::make_shared<FlightRecorder>()),
+        engine_(std::move(engine)),
+        timeout_(timeout),
+        group_(group),
+        track_(flight_->take_track(group)) {
+    if (track_ == nullptr) {
+      own_track_ = std::make_unique<FlightTrack>();
+      track_ = own_track_.get();
+    }
+    first_ = track_->ring.count();
+    engine_->note_waits_in(track_->waits);
     if (engine_->world_size() > 1) {
       supervisor().progress_book().add(this, [this] { return progress(); });
     }
@@ -30,6 +78,7 @@ class Communicator::State {
   Supervisor& supervisor() { return engine_->supervisor(); }
   std::chrono::nanoseconds timeout() const { return timeout_; }
   std::uint32_t group() const { return group_; }
+  const std::shared_ptr<FlightRecorder>& flight() const { return flight_; }
   // How many groups have been split from this one, with the one that is being split now.
   std::uint32_t count_child() { return children_.fetch_add(1) + 1; }
 
@@ -51,6 +100,7 @@ class Communicator::State {
   Outcome execute(const Call& call);
   void serve();
 
+  const std::shared_ptr<FlightRecorder> flight_;
   const std::unique_ptr<Engine> engine_;
   const std::chrono::nanoseconds timeout_;
   const std::uint32_t group_;
@@ -59,10 +109,10 @@ class Communicator::State {
   std::mutex running_;          // held by the thread that runs a collective
   std::uint64_t sequence_ = 0;  // guarded by running_
 
-  // For progress(): the collectives entered last, by sequence, and whether the last is under way.
-  std::array<SeqLock<MeshFrame>, 4> stamps_;
-  std::atomic<std::uint64_t> entered_{0};
-  std::atomic<bool> inside_{false};
+  // The collectives entered last; written by the thread that holds running_.
+  std::unique_ptr<FlightTrack> own_track_;  // where the recorder had none left
+  FlightTrack* track_;
+  std::uint64_t first_ = 0;  // collective of this communicator on the track
 
   std::mutex queue_mutex_;
   std::condition_variable queue_changed_;
@@ -84,6 +134,7 @@ Communicator::State::~State() {
   queue_changed_.notify_all();
   thread_.join();
   supervisor().progress_book().remove(this);
+  if (!own_track_) flight_->drop_track(track_);
 }
 
 Outcome Communicator::State::run(const Call& call) {
@@ -135,7 +186,9 @@ void Communicator::State::serve() {
     std::optional<Error> error;
     try {
       const std::lock_guard lock(running_);
+      const auto begin = std::chrono::steady_clock::now();
       outcome = execute(next->call);
+      outcome.took = std::chrono::steady_clock::now() - begin;
     } catch (const Error& caught) {
       error = caught;
     } catch (...) {  // of which the job does not know yet
@@ -163,30 +216,30 @@ Outcome Communicator::State::execute(const Call& call) {
   stamp.sequence = ++sequence_;
   if (engine_->world_size() == 1) return engine_->run(call, stamp, deadline_of(call.options));
   stamp.algorithm = static_cast<std::uint8_t>(engine_->choose(call));
-  stamps_[stamp.sequence % stamps_.size()].store(stamp);
-  entered_.store(stamp.sequence, std::memory_order_release);
-  inside_.store(true, std::memory_order_release);
+  CollectiveRecord record(*flight_, *track_, stamp);
   const Outcome outcome = engine_->run(call, stamp, deadline_of(call.options));
-  inside_.store(false, std::memory_order_release);
+  record.succeeded();
   return outcome;
 }
 
 std::vector<Progress> Communicator::State::progress() const {
-  const bool inside = inside_.load(std::memory_order_acquire);
-  const std::uint64_t entered = entered_.load(std::memory_order_acquire);
-  std::vector<Progress> progress{{group_, entered, inside, "", engine_->waits_for()}};
-  for (std::uint64_t i = 0; i < stamps_.size() && i < entered; ++i) {
-    const MeshFrame stamp = stamps_[(entered - i) % stamps_.size()].load();
-    if (stamp.sequence != entered - i) break;  // it has moved on
-    if (i > 0) progress.push_back({group_, stamp.sequence, false, ""});
-    progress.back().description = describe(stamp);
+  const std::uint64_t entered = track_->ring.count();
+  std::vector<Progress> progress{{group_, 0, false, "", engine_->waits_for()}};
+  for (std::uint64_t i = 0; i < kToldCollectives && first_ + i < entered; ++i) {
+    const auto entry = track_->ring.at(entered - 1 - i);
+    if (!entry) break;
+    if (i > 0) progress.push_back({group_, 0, false, ""});
+    progress.back().sequence = entry->what.sequence;
+    // In one that failed this rank stays for ever.
+    progress.back().inside = i == 0 && (entry->end == 0 || unpack_end(entry->note).failed);
+    progress.back().description = describe(entry->what);
   }
   return progress;
 }
 
 Communicator::Communicator(std::unique_ptr<Engine> engine, std::chrono::nanoseconds timeout,
-                           std::uint32_t group)
-    : state_(std::make_unique<State>(std::move(engine), timeout, group)) {}
+                           std::uint32_t group, std::shared_ptr<FlightRecorder> flight)
+    : state_(std::make_unique<State>(std::move(engine), timeout, group, std::move(flight))) {}
 
 Communicator::~Communicator() = default;
 
@@ -235,7 +288,7 @@ std::unique_ptr<Communicator> Communicator::split(int color, int key) {
     group ^= group >> 15;
   }
   return std::make_unique<Communicator>(state_->engine().split(members, group), state_->timeout(),
-                                        group);
+                                        group, state_->flight());
 }
 
 void Communicator::abort(const std::string& reason) { state_->supervisor().abort(reason); }
@@ -248,6 +301,8 @@ void Communicator::fail(const Error& seen) {
 }
 
 std::vector<Progress> Communicator::progress() const { return state_->progress(); }
+
+FlightRecorder& Communicator::flight() const { return *state_->flight(); }
 
 Buffer Communicator::allocate(std::size_t bytes) { return state_->engine().allocate(bytes); }
 

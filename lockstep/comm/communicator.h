@@ -15,6 +15,7 @@
 namespace lockstep {
 
 class Engine;
+class FlightRecorder;
 struct Progress;
 
 // Collectives among the ranks of a group. All ranks call the same collectives in the same order,
@@ -27,9 +28,10 @@ struct Progress;
 class Communicator {
  public:
   // `timeout` is the job's one knob: a call without a deadline of its own has ten times that.
-  // `group` is the group's number, the same on all its ranks.
+  // `group` is the group's number, the same on all its ranks. Without a `flight` recorder of the
+  // rank the communicator makes one of its own.
   Communicator(std::unique_ptr<Engine> engine, std::chrono::nanoseconds timeout,
-               std::uint32_t group = 0);
+               std::uint32_t group = 0, std::shared_ptr<FlightRecorder> flight = nullptr);
   // Never waits for peers: asynchronous work that has not ended makes this abort the group.
   ~Communicator();
   Communicator(const Communicator&) = delete;
@@ -115,6 +117,8 @@ class Communicator {
   // What this rank is doing and did before that, for the job's supervisor (see ProgressBook).
   // Callable from any thread.
   std::vector<Progress> progress() const;
+  // What remembers the last collectives of this rank, and other things if the caller likes.
+  FlightRecorder& flight() const;
 
  private:
   class State;  // the engine, the queue of asynchronous work and the communication thread

@@ -6,6 +6,7 @@
 
 #include "lockstep/comm/buffer.h"
 #include "lockstep/comm/call.h"
+#include "lockstep/comm/wait_note.h"
 #include "lockstep/net/job/supervisor.h"
 #include "lockstep/wire/mesh_frame.h"
 
@@ -35,6 +36,8 @@ class Engine {
   virtual bool finite_only() const { return false; }
   // As Transport::waits_for. Callable from any thread.
   virtual int waits_for() const { return -1; }
+  // As Transport::note_waits_in. An engine that does not know whom it waits for notes nothing.
+  virtual void note_waits_in(WaitNote&) {}
 };
 
 }  // namespace lockstep

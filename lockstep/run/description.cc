@@ -8,7 +8,7 @@
 namespace lockstep {
 namespace {
 
-constexpr std::uint32_t kFormat = 1;
+constexpr std::uint32_t kFormat = 2;
 constexpr std::uint32_t kMaxText = std::uint32_t{16} << 20;  // of each
 
 }  // namespace
@@ -17,6 +17,7 @@ std::vector<std::byte> encode(const RunDescription& description) {
   ByteWriter writer;
   writer.u32(kFormat);
   writer.u8(description.on_device ? 1 : 0);
+  writer.u8(description.page ? 1 : 0);
   for (const std::string& text : {description.options, description.out, description.data,
                                   description.run ? to_json(*description.run) : ""}) {
     writer.string(text, kMaxText);
@@ -36,6 +37,7 @@ std::optional<RunDescription> decode_run_description(std::span<const std::byte> 
   RunDescription description;
   const std::uint32_t format = reader.u32();
   description.on_device = reader.u8() == 1;
+  description.page = reader.u8() == 1;
   for (std::string* text : {&description.options, &description.out, &description.data}) {
     *text = reader.string(kMaxText);
   }

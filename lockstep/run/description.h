@@ -19,6 +19,7 @@ struct RunDescription {
   std::string out;              // the folder, as the first workers call it; may be empty
   std::string data;             // the data's hash
   bool on_device = false;       // ReducerOptions::on_device
+  bool page = false;            // the centre's process shows the run: see Job::tell()
   std::optional<RunState> run;  // its settings, once it has begun; the step is that of the start
   std::shared_ptr<const Tokenizer> tokenizer;  // may be none
 };

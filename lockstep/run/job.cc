@@ -2,10 +2,12 @@
 
 #include <fcntl.h>
 #include <fmt/format.h>
+#include <unistd.h>
 
 #include <algorithm>
 #include <cstdlib>
 #include <functional>
+#include <span>
 #include <string_view>
 #include <utility>
 
@@ -17,6 +19,7 @@
 #include "lockstep/comm/mpi/mpi.h"
 #include "lockstep/comm/transport/local_group.h"
 #include "lockstep/comm/transport/mesh.h"
+#include "lockstep/flight/flight_file.h"
 #include "lockstep/launch/rank_environment.h"
 #include "lockstep/lockstep.h"
 #include "lockstep/net/socket/address.h"
@@ -30,14 +33,16 @@ namespace lockstep {
 namespace {
 
 // A job that ends when one of its workers does.
-Job job_over(std::unique_ptr<Communicator> communicator) {
-  auto state = std::make_unique<Job::State>();
-  state->communicator = std::move(communicator);
-  return Job(std::move(state));
-}
-
 Job job_over(std::unique_ptr<Engine> engine, std::chrono::nanoseconds timeout) {
-  return job_over(std::make_unique<Communicator>(std::move(engine), timeout));
+  auto state = std::make_unique<Job::State>();
+  state->communicator =
+      std::make_unique<Communicator>(std::move(engine), timeout, 0, state->flight);
+  // All say the same; what it is does not matter.
+  auto tag = static_cast<std::int32_t>(::getpid());
+  Communicator& all = *state->communicator;
+  if (all.world_size() > 1) all.broadcast(std::span(&tag, 1), 0);
+  state->flight->set_place(all.rank(), all.world_size(), 0, static_cast<std::uint32_t>(tag));
+  return Job(std::move(state));
 }
 
 Standing standing_of(Regroup how) {
@@ -52,11 +57,12 @@ Standing standing_of(Regroup how) {
 // A worker with a control plane: its generations are those of the job's centre.
 struct MemberState : Job::State {
   // Makes the communicator of a generation.
-  using Connect =
-      std::function<std::unique_ptr<Communicator>(const JoinedJob& job, TransportKind transport)>;
+  using Connect = std::function<std::unique_ptr<Communicator>(
+      const JoinedJob& job, TransportKind transport, const std::shared_ptr<FlightRecorder>&)>;
 
-  MemberState(JoinedJob joined, TransportKind kind, Connect how)
-      : job(std::move(joined)), transport(kind), connect(std::move(how)) {
+  MemberState(const JoinOptions& options, JoinedJob joined, Connect how)
+      : job(std::move(joined)), transport(options.transport), connect(std::move(how)) {
+    if (options.flight) flight = std::make_shared<FlightRecorder>(Descriptor(*options.flight));
     newcomer = job.roster.empty();
     fault = planned_fault(newcomer ? -1 : job.rank(), nullptr);
     if (newcomer) {
@@ -67,15 +73,18 @@ struct MemberState : Job::State {
   }
 
   bool survives(const Error& error) const override { return job.control->survives(error); }
+  bool stood_still() const override { return job.control->stood_still(); }
 
   void regroup(std::int64_t step, Regroup how) override {
     Standing standing = newcomer ? Standing::kPrepared : standing_of(how);
-    for (;;) {
+    departed.clear();
+    for (bool begun = true;; begun = false) {  // a generation may end before it has begun
       // All have what they need of this generation before its connections close.
       if (standing == Standing::kBoundary || standing == Standing::kWaits) part_in_order();
       communicator.reset();
       at("standing");
       job = regroup_job(job, standing, step);
+      note_departed(begun);
       at("roster");
       try {
         enter();
@@ -112,21 +121,28 @@ struct MemberState : Job::State {
     return {static_cast<int>(wish.stop), wish.save, wish.regroup};
   }
 
+  void tell(std::string line) override { job.control->tell(std::move(line)); }
+
  private:
   void enter() {
+    const std::uint32_t tag = tag_of(job.generation);
+    flight->set_place(job.rank(), job.world_size(), job.generation.number,
+                      tag != 0 ? tag : static_cast<std::uint32_t>(::getpid()));
     try {
-      communicator = connect(job, transport);
+      communicator = connect(job, transport, flight);
     } catch (const Error& error) {
       job.control->fail(error);
     }
     generation = job.generation.number;
     newcomers = job.generation.number > 1 ? job.newcomers : 0;
     too_few = job.too_few;
-    departed.clear();
-    if (!job.control->roster()) return;
+  }
+
+  // `begun`: the generation that they were in.
+  void note_departed(bool begun) {
     for (const lockstep::Departure& each : job.control->roster()->departed) {
-      departed.push_back(
-          {each.rank, static_cast<Job::Departure::Kind>(each.kind), each.name, each.why});
+      departed.push_back({begun ? each.rank : -1, static_cast<Job::Departure::Kind>(each.kind),
+                          each.name, each.why});
     }
   }
 
@@ -177,17 +193,20 @@ Job join_mesh(const JoinOptions& options) {
   place.served_elsewhere = options.hosted;
   place.job = job_name(options.name, options.attempt);
   place.token = options.token;
+  place.wire = wire_choice(options.plain_wire);
   place.interface = options.interface;
   place.timeout = options.timeout;
   place.survives = options.survive;
   place.min_workers = static_cast<std::uint32_t>(options.min_workers);
   place.patience = options.patience;
-  const auto connect = [timeout = options.timeout](const JoinedJob& job, TransportKind transport) {
+  const auto connect = [timeout = options.timeout](const JoinedJob& job, TransportKind transport,
+                                                   const std::shared_ptr<FlightRecorder>& flight) {
     return std::make_unique<Communicator>(
-        std::make_unique<PlanEngine>(make_mesh(job, medium_of(transport), timeout)), timeout);
+        std::make_unique<PlanEngine>(make_mesh(job, medium_of(transport), timeout)), timeout, 0,
+        flight);
   };
-  return Job(std::make_unique<MemberState>(join_job(place, take_listener(options.listener)),
-                                           options.transport, connect));
+  return Job(std::make_unique<MemberState>(
+      options, join_job(place, take_listener(options.listener)), connect));
 }
 
 Job join_mpi(const JoinOptions& options) {
@@ -200,6 +219,19 @@ Job join_mpi(const JoinOptions& options) {
   return job_over(std::move(engine), options.timeout);
 }
 
+// A server that hangs up on the first bytes may speak the original protocol.
+JoinedJob join_star_or_hint(const StarOptions& star) {
+  try {
+    return join_star(star);
+  } catch (const Error& error) {
+    if (error.code() != ErrorCode::kChannelClosed) throw;
+    throw Error(
+        error.code(),
+        fmt::format("{}; if it is a server of the original protocol, use --protocol original",
+                    error.message()));
+  }
+}
+
 Job join_server(const JoinOptions& options) {
   const auto where = parse_host_port(options.coordinator);
   if (!where) {
@@ -210,15 +242,18 @@ Job join_server(const JoinOptions& options) {
   star.coordinator = *where;
   star.job = options.name;
   star.token = options.token;
+  star.wire = wire_choice(options.plain_wire);
   star.timeout = options.timeout;
   star.rank = options.rank.value_or(-1);
   star.world_size = options.world_size.value_or(0);
   star.survives = options.survive;
   star.min_workers = static_cast<std::uint32_t>(options.min_workers);
   star.patience = options.patience;
-  return Job(std::make_unique<MemberState>(
-      join_star(star), options.transport,
-      [star](const JoinedJob& job, TransportKind) { return connect_star(star, job); }));
+  const auto connect = [star](const JoinedJob& job, TransportKind,
+                              const std::shared_ptr<FlightRecorder>& flight) {
+    return connect_star(star, job, flight);
+  };
+  return Job(std::make_unique<MemberState>(options, join_star_or_hint(star), connect));
 }
 
 }  // namespace
@@ -244,6 +279,7 @@ JoinOptions JoinOptions::from_environment(JoinOptions given) {
     given.master_port = found->master_port;
     given.listener = found->listener;
     given.hosted = found->hosted;
+    given.flight = found->flight;
     given.attempt = found->attempt;
   }
   const char* token = std::getenv(kTokenVariable);
@@ -266,6 +302,7 @@ Communicator& Job::communicator() const { return *state_->communicator; }
 void Job::leave(const CallOptions& options) { communicator().barrier(options); }
 
 bool Job::survives(const Error& error) const { return state_->survives(error); }
+bool Job::stood_still() const { return state_->stood_still(); }
 void Job::regroup(std::int64_t step, Regroup how) {
   std::erase_if(state_->before_regroup, [](const auto& give_up) { return !give_up(); });
   state_->regroup(step, how);
@@ -280,6 +317,11 @@ void Job::describe(std::vector<std::byte> description, int most_workers) {
   state_->describe(std::move(description), most_workers);
 }
 JobWishes Job::wishes() const { return state_->wishes(); }
+void Job::tell(std::string line) { state_->tell(std::move(line)); }
+const std::shared_ptr<FlightRecorder>& Job::flight() const { return state_->flight; }
+std::string Job::write_flight(const std::string& folder, const std::string& why) const {
+  return write_flight_file(folder, flight_file_of(state_->flight->snapshot(), why));
+}
 
 Job join() { return join(JoinOptions::from_environment()); }
 
@@ -338,8 +380,10 @@ struct ThreadState : Job::State {
   void enter(std::unique_ptr<Transport> transport) {
     supervisor = &transport->supervisor();
     rank = transport->rank();
-    communicator =
-        std::make_unique<Communicator>(std::make_unique<PlanEngine>(std::move(transport)), timeout);
+    flight->set_place(rank, transport->world_size(), generation,
+                      static_cast<std::uint32_t>(::getpid()));
+    communicator = std::make_unique<Communicator>(
+        std::make_unique<PlanEngine>(std::move(transport)), timeout, 0, flight);
   }
 
   const std::shared_ptr<ThreadMeeting> meeting;

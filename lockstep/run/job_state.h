@@ -10,6 +10,7 @@
 
 #include "lockstep/base/error.h"
 #include "lockstep/comm/communicator.h"
+#include "lockstep/comm/flight_recorder.h"
 #include "lockstep/lockstep.h"
 
 namespace lockstep {
@@ -19,6 +20,7 @@ struct Job::State {
   virtual ~State() = default;
 
   virtual bool survives(const Error&) const { return false; }
+  virtual bool stood_still() const { return false; }
   virtual void regroup(std::int64_t, Regroup) {
     throw Error(ErrorCode::kInvalidArgument, "this job does not survive losses");
   }
@@ -27,7 +29,9 @@ struct Job::State {
   virtual void set_transport(TransportKind) {}
   virtual void describe(std::vector<std::byte> contents, int) { description = std::move(contents); }
   virtual JobWishes wishes() const { return {}; }
+  virtual void tell(std::string) {}
 
+  std::shared_ptr<FlightRecorder> flight = std::make_shared<FlightRecorder>();
   std::unique_ptr<Communicator> communicator;  // null: a newcomer, or between two generations
   std::uint32_t generation = 0;
   int newcomers = 0;

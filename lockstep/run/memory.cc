@@ -22,15 +22,18 @@ std::string gib(std::size_t bytes) {
 }
 
 // Of the passes over one lane.
-std::size_t activation_bytes(const ModelConfig& model, std::uint64_t rows) {
+std::size_t activation_bytes(const ModelConfig& model, std::uint64_t rows, bool recompute) {
   const std::size_t tokens = rows * count(model.context);
   const std::size_t hidden = count(model.hidden);
   const std::size_t qkv = hidden + 2 * count(model.kv_hidden());
   const std::size_t intermediate = count(model.intermediate);
-  const std::size_t block = 5 * hidden + qkv + count(model.heads) + 2 * intermediate + 2;
+  // Of a block the input, and what may be computed once more.
+  const std::size_t block = 4 * hidden + qkv + count(model.heads) + 2 * intermediate + 2;
+  const std::size_t blocks =
+      count(model.layers) * hidden + (recompute ? 1 : count(model.layers)) * block;
   const std::size_t shared = 6 * hidden + qkv + 2 * intermediate + 4;
   const std::size_t logits = std::max(std::size_t{4} << 20, 64 * count(model.vocab));
-  return (tokens * (count(model.layers) * block + shared) + logits) * sizeof(float);
+  return (tokens * (blocks + shared) + logits) * sizeof(float);
 }
 
 std::size_t host_bytes(const TrainerOptions& options, std::span<const int> ranks, int world_size,
@@ -96,7 +99,8 @@ std::size_t cpu_bytes_needed(const TrainerOptions& options, int rank, int world_
   const std::size_t accumulators = schedule_lanes(replica.partials).accumulators;
   const std::size_t floats =
       parameters * (1 + accumulators + (snapshot ? 3 : 0)) + 2 * replica.shard.size();
-  return floats * sizeof(float) + activation_bytes(options.model, options.micro_batch) + kProgram;
+  return floats * sizeof(float) +
+         activation_bytes(options.model, options.micro_batch, options.recompute) + kProgram;
 }
 
 std::optional<std::string> memory_refusal(const TrainerOptions& options, std::span<const int> ranks,
@@ -109,6 +113,9 @@ std::optional<std::string> memory_refusal(const TrainerOptions& options, std::sp
   const auto fits = [&](const TrainerOptions& other, bool saving) {
     return host_bytes(other, ranks, world_size, saving) <= available;
   };
+  TrainerOptions thrifty = options;
+  thrifty.recompute = true;
+  if (fits(thrifty, saves)) return line + "; --recompute would fit, with the same result";
   for (std::uint64_t rows = options.micro_batch; rows-- > 1;) {
     TrainerOptions smaller = options;
     smaller.micro_batch = rows;

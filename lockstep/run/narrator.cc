@@ -4,14 +4,22 @@
 
 #include <algorithm>
 #include <filesystem>
+#include <fstream>
+#include <iterator>
 #include <utility>
+#include <variant>
 
+#include "lockstep/base/cores.h"
 #include "lockstep/base/error.h"
+#include "lockstep/base/host.h"
 #include "lockstep/base/log.h"
+#include "lockstep/base/processor.h"
 #include "lockstep/base/utf8.h"
 #include "lockstep/model/cpu/decoder.h"
 #include "lockstep/model/gpu_model.h"
+#include "lockstep/run/memory.h"
 #include "lockstep/train/checkpoint/folders.h"
+#include "lockstep/train/checkpoint/manifest.h"
 #include "lockstep/train/run_checkpoints.h"
 #include "lockstep/train/sampler.h"
 
@@ -27,15 +35,23 @@ void announce_plan(const TrainPlan& plan, Trainer& trainer, int threads) {
   log(LogLevel::kInfo, "data: {}, {} tokens of {}, {} samples of {}", plan.data.name,
       short_number(static_cast<double>(tokens_in(plan.data.training))), plan.data.vocab,
       trainer.lanes().samples, model.context);
+  const auto drawn =
+      static_cast<double>(plan.how.global_batch) * static_cast<double>(plan.how.schedule.steps);
+  for (std::size_t i = 0; i < plan.data.mix.size(); ++i) {
+    const MixPart& part = plan.how.mix.training[i];
+    log(LogLevel::kInfo, "mix: {:g} % {}, {} samples, {:.1f} passes over them",
+        100 * static_cast<double>(part.share) / static_cast<double>(kMixBlock),
+        plan.data.mix[i].name, part.samples, passes(part, drawn));
+  }
   log(LogLevel::kInfo,
       "model: {} parameters (hidden {}, {} layers, {} heads, {} kv heads, intermediate {}), {} of "
       "state",
       short_number(static_cast<double>(trainer.layout().size())), model.hidden, model.layers,
       model.heads, model.kv_heads, model.intermediate,
       short_number(static_cast<double>(trainer.replica().state_bytes())) + "B");
-  log(LogLevel::kInfo, "run: {} steps of {} tokens in {} lanes, {} passes over the data, {}, {}",
-      plan.how.schedule.steps, plan.how.global_batch * static_cast<std::uint64_t>(model.context),
-      trainer.lanes().lanes(),
+  log(LogLevel::kInfo, "run: {} of {} tokens in {} lanes, {} passes over the data, {}, {}",
+      counted(plan.how.schedule.steps, "step"),
+      plan.how.global_batch * static_cast<std::uint64_t>(model.context), trainer.lanes().lanes(),
       fmt::format("{:.1f}",
                   trainer.lanes().epochs(static_cast<std::uint64_t>(plan.how.schedule.steps))),
       to_string(plan.how.precision), plan.gpu ? gpu_name() : counted(threads, "thread"));
@@ -69,10 +85,14 @@ void announce_workers(Trainer& trainer) {
   }
 }
 
-void tell_result(const DataSource& data, std::optional<double> validation_loss) {
-  if (!validation_loss) return;
-  std::string line = fmt::format("validation loss {:.4f} nats per token", *validation_loss);
-  if (const auto bits = bits_per_byte(*validation_loss, data.bytes_per_token)) {
+void tell_result(const DataSource& data, const std::optional<StepReport>& validated) {
+  if (!validated) return;
+  const double loss = *validated->validation_loss;
+  std::string line = fmt::format("validation loss {:.4f} nats per token", loss);
+  if (validated->validation_accuracy) {
+    line += fmt::format(", {:.1f} % of tokens correct", 100 * *validated->validation_accuracy);
+  }
+  if (const auto bits = bits_per_byte(loss, data.bytes_per_token)) {
     line += fmt::format(", {:.4f} bits per byte", *bits);
     if (data.entropy_per_byte > 0) {
       line += fmt::format(" (the source itself has {:.4f})", data.entropy_per_byte);
@@ -116,12 +136,14 @@ void announce_folder(const TrainOptions& options, const Trainer& trainer) {
 }
 
 void tell_end(const TrainOptions& options, const TrainPlan& plan, const Trainer& trainer,
-              int stopped, double seconds) {
+              RunEnd end, int stopped, double seconds) {
   const std::int64_t steps = trainer.steps_done();
   const std::string of_all = fmt::format("step {} of {}", steps, plan.how.schedule.steps);
   std::string how = "done: " + counted(steps, "step");
   if (stopped != 0) {
     how = fmt::format("stopped by signal {} after {}", stopped, of_all);
+  } else if (end == RunEnd::kOutside) {
+    how = fmt::format("the coordinator has ended the job after {}", of_all);
   } else if (steps < plan.how.schedule.steps) {
     how = fmt::format("ended early after {}: {} without a better one", of_all,
                       counted(trainer.validation().since_best, "validation"));
@@ -139,8 +161,36 @@ void tell_end(const TrainOptions& options, const TrainPlan& plan, const Trainer&
   }
   std::string next = fmt::format("lockstep generate {} --prompt \"Once\"", options.out);
   if (!plan.data.tokenizer) next = "lockstep verify " + options.out;
-  if (stopped != 0) next = "lockstep train --resume " + options.out;
+  if (stopped != 0 || end == RunEnd::kOutside) next = "lockstep train --resume " + options.out;
   log(LogLevel::kInfo, "the model is in {}; next: {}", options.out, next);
+}
+
+RunStart run_start(const TrainOptions& options, const TrainPlan& plan, Trainer& trainer,
+                   const RunState& state, int threads) {
+  RunStart start;
+  start.step = trainer.steps_done() + 1;
+  start.steps = plan.how.schedule.steps;
+  const Communicator& communicator = trainer.communicator();
+  for (int rank = 0; rank < communicator.world_size(); ++rank) {
+    start.members.push_back(communicator.name_of(rank));
+  }
+  start.lanes = lanes_by_rank(trainer.owners(), communicator.world_size());
+  const Json given = parse_json(options.remembered);
+  start.settings = {{"data", plan.data.name},
+                    {"training_tokens", tokens_in(plan.data.training)},
+                    {"parameters", trainer.layout().size()},
+                    {"lanes", trainer.lanes().lanes()},
+                    {"transport", to_string(options.job.transport)},
+                    {"save_every", to_string(save_every(options))},
+                    {"options", given.is_object() ? given.value("options", Json()) : Json()},
+                    {"run", parse_json(to_json(state))}};
+  start.machine = {{"host", this_host().hostname},
+                   {"processor", processor_level()},
+                   {"cores", available_cores()},
+                   {"threads", threads},
+                   {"device", plan.gpu ? gpu_name() : "cpu"}};
+  if (const auto memory = available_memory()) start.machine["free_memory_bytes"] = *memory;
+  return start;
 }
 
 std::string sample_text(Trainer& trainer, const Tokenizer& tokenizer, ThreadPool& pool) {
@@ -169,9 +219,11 @@ std::string sample_text(Trainer& trainer, const Tokenizer& tokenizer, ThreadPool
 }
 
 Narrator::Narrator(const TrainOptions& options, const TrainPlan& plan, std::int64_t steps_done,
-                   bool takes_over, OutputHold& hold)
+                   bool takes_over, OutputHold& hold, Listener listener)
     : data_(plan.data),
       out_(options.out),
+      tensorboard_(options.tensorboard),
+      listener_(std::move(listener)),
       steps_done_(steps_done),
       takes_over_(takes_over),
       hold_(hold) {
@@ -182,8 +234,11 @@ Narrator::Narrator(const TrainOptions& options, const TrainPlan& plan, std::int6
 void Narrator::step(const StepReport& report) {
   log_->step(report);
   if (report.save && out_.empty()) log_->note("nothing is saved: there is no --out");
-  write({report.step, metrics_line(report, data_.bytes_per_token)});
-  if (report.validation_loss) validation_loss_ = report.validation_loss;
+  Line line{report.step, metrics_line(report, data_.bytes_per_token), {}};
+  if (tensorboard_) line.for_board = [report](TensorBoardFile& board) { board.add(report); };
+  add(std::move(line));
+  try_to_write();
+  if (report.validation_loss) validated_ = report;
   if (!report.next_lanes.empty()) tell_lanes(report);
   if (report.straggler) {
     log_->note(fmt::format("rank {} takes {:.0f} % longer to compute than the median of the others",
@@ -200,14 +255,65 @@ void Narrator::event(const RunEvent& event) {
   } else {
     log_->note(describe(event));
   }
-  write({std::nullopt, metrics_line(event)});
+  write_event(metrics_line(event), "events", event.step, describe(event));
 }
 
-void Narrator::write(Line line) {
+void Narrator::start(const RunStart& start) {
+  const Json settings = {{"settings", start.settings}, {"machine", start.machine}};
+  // TensorBoard shows text as Markdown, where this is text as it is.
+  write_event(metrics_line(start), "settings", start.step,
+              "```json\n" + to_text(settings, 2) + "\n```");
+}
+
+void Narrator::saved(const std::string& path) {
+  const auto step = parse_checkpoint_name(std::filesystem::path(path).filename().string());
+  std::ifstream file(path + "/" + kManifestFile);
+  const auto parsed = parse_manifest(std::string(std::istreambuf_iterator<char>(file), {}));
+  const auto* manifest = std::get_if<Manifest>(&parsed);
+  if (!step || manifest == nullptr) return;  // a later one has taken its place
+  write_event(saved_line(*step, checkpoint_name(*step), manifest->weights), "events", *step,
+              fmt::format("saved {}, weights {}", checkpoint_name(*step), manifest->weights));
+}
+
+void Narrator::halted(std::int64_t step, const std::string& why) {
+  write_event(halted_line(step, why), "events", step, "halted: " + why);
+}
+
+void Narrator::write_event(std::string text, std::string tag, std::int64_t step,
+                           std::string words) {
+  add_event(std::move(text), std::move(tag), step, std::move(words));
+  try_to_write();
+}
+
+void Narrator::add_event(std::string text, std::string tag, std::int64_t step, std::string words) {
+  Line line{std::nullopt, std::move(text), {}};
+  if (tensorboard_) {
+    line.for_board = [tag = std::move(tag), step, words = std::move(words)](
+                         TensorBoardFile& board) { board.add_text(tag, words, step); };
+  }
+  add(std::move(line));
+}
+
+void Narrator::add(Line line) {
+  if (listener_) listener_(line.text);
   if (out_.empty()) return;
   waiting_.push_back(std::move(line));
   if (waiting_.size() > kMostWaiting) waiting_.pop_front();
-  write_waiting();
+}
+
+// A full disk is no reason to stop training.
+void Narrator::try_to_write() {
+  try {
+    write_waiting();
+    if (std::exchange(metrics_fail_, false)) {
+      log(LogLevel::kInfo, "{} is written again", kMetricsFile);
+    }
+  } catch (const Error& error) {
+    if (!std::exchange(metrics_fail_, true)) {
+      log(LogLevel::kWarning, "{} cannot be written now, its lines wait and training goes on: {}",
+          kMetricsFile, error.message());
+    }
+  }
 }
 
 void Narrator::write_waiting() {
@@ -217,25 +323,46 @@ void Narrator::write_waiting() {
     metrics_.emplace(takes_over_ ? MetricsFile::go_on(path, hold_.guard())
                                  : MetricsFile(path, steps_done_, hold_.guard()));
   }
+  takes_over_ = true;  // whoever opens the file again
   for (; !waiting_.empty(); waiting_.pop_front()) {
     const Line& line = waiting_.front();
-    if (line.step) {
-      metrics_->write_step(*line.step, line.text);
-    } else {
-      metrics_->write_event(line.text);
+    try {
+      if (line.step) {
+        metrics_->write_step(*line.step, line.text);
+      } else {
+        metrics_->write_event(line.text);
+      }
+    } catch (const Error&) {
+      metrics_.reset();  // to be opened after its last complete line
+      throw;
+    }
+    if (line.for_board) write_to_board(line);
+  }
+}
+
+// What does not get into the files for TensorBoard is lost there; metrics.jsonl has it.
+void Narrator::write_to_board(const Line& line) {
+  try {
+    if (!board_) board_.emplace(out_, steps_done_, hold_.guard());
+    line.for_board(*board_);
+  } catch (const Error& error) {
+    if (!std::exchange(board_fails_, true)) {
+      log(LogLevel::kWarning, "the files for TensorBoard are not complete: {}", error.message());
     }
   }
 }
 
-void Narrator::result() {
+void Narrator::result(const RunFinish& end) {
   log_.reset();
+  add_event(metrics_line(end), "events", end.step,
+            fmt::format("{} after step {}, weights {}", end.how, end.step, end.hash));
   try {
     if (!waiting_.empty()) hold_.guard().require(out_ + "/" + kMetricsFile);
     write_waiting();
   } catch (const Error& error) {
     log(LogLevel::kWarning, "the last lines of metrics are not written: {}", error.message());
   }
-  tell_result(data_, validation_loss_);
+  tell_result(data_, validated_);
 }
 
 // At most once in a while; metrics.jsonl has every move.

@@ -3,12 +3,14 @@
 #include <chrono>
 #include <cstdint>
 #include <deque>
+#include <functional>
 #include <optional>
 #include <string>
 #include <vector>
 
 #include "lockstep/report/metrics.h"
 #include "lockstep/report/run_events.h"
+#include "lockstep/report/tensorboard.h"
 #include "lockstep/report/training_log.h"
 #include "lockstep/run/output_hold.h"
 #include "lockstep/run/plan.h"
@@ -23,7 +25,7 @@ void announce(const TrainOptions& options, const TrainPlan& plan, Trainer& train
 void announce_folder(const TrainOptions& options, const Trainer& trainer);
 // How the run ended, what it leaves, and what to do with it.
 void tell_end(const TrainOptions& options, const TrainPlan& plan, const Trainer& trainer,
-              int stopped, double seconds);
+              RunEnd end, int stopped, double seconds);
 
 // "1 step", "2 steps"
 std::string counted(std::int64_t count, const char* what);
@@ -31,40 +33,63 @@ SaveEvery save_every(const TrainOptions& options);
 // What the model writes now, on one line.
 std::string sample_text(Trainer& trainer, const Tokenizer& tokenizer, ThreadPool& pool);
 
-// Tells of steps and events while the run goes on: on the terminal, and in metrics.jsonl where the
-// run has a folder. Lines wait while another process still holds the folder. One thread.
+// What the run is, for those who look at it: its settings, and the machine of this process.
+RunStart run_start(const TrainOptions& options, const TrainPlan& plan, Trainer& trainer,
+                   const RunState& state, int threads);
+
+// Tells of steps and events while the run goes on: on the terminal, and in metrics.jsonl (and in
+// files for TensorBoard) where the run has a folder. Lines wait while another process still holds
+// the folder. One thread.
 class Narrator {
  public:
+  // Told every line of metrics as soon as there is one, whoever holds the folder.
+  using Listener = std::function<void(const std::string& line)>;
+
   // `takes_over`: the run is under way, and another process has told of it so far.
   Narrator(const TrainOptions& options, const TrainPlan& plan, std::int64_t steps_done,
-           bool takes_over, OutputHold& hold);
+           bool takes_over, OutputHold& hold, Listener listener);
 
+  void start(const RunStart& start);
   void step(const StepReport& report);
   void event(const RunEvent& event);
+  // A checkpoint is on disk.
+  void saved(const std::string& path);
+  void halted(std::int64_t step, const std::string& why);
   // After the last step: what it all came to. Lines that still wait are written if the folder is
   // held; those of a process that the others have lost never are.
-  void result();
+  void result(const RunFinish& end);
 
  private:
   struct Line {
     std::optional<std::int64_t> step;  // none: an event
     std::string text;
+    std::function<void(TensorBoardFile& board)> for_board;
   };
   void tell_lanes(const StepReport& report);
-  void write(Line line);
+  void add(Line line);
+  // `tag` and `words` are for TensorBoard.
+  void add_event(std::string text, std::string tag, std::int64_t step, std::string words);
+  void write_event(std::string text, std::string tag, std::int64_t step, std::string words);
+  void try_to_write();
   void write_waiting();
+  void write_to_board(const Line& line);
 
   const DataSource& data_;
   const std::string out_;
+  const bool tensorboard_;
+  const Listener listener_;
   const std::int64_t steps_done_;
-  const bool takes_over_;
+  bool takes_over_;  // what metrics.jsonl has of this run stays
   OutputHold& hold_;
   std::optional<TrainingLog> log_;
   std::vector<std::uint32_t> told_lanes_;  // by rank, as people were told last
   std::optional<std::chrono::steady_clock::time_point> told_at_;
-  std::optional<MetricsFile> metrics_;  // once the folder is held
+  std::optional<MetricsFile> metrics_;  // once the folder is held, as the next
+  std::optional<TensorBoardFile> board_;
   std::deque<Line> waiting_;
-  std::optional<double> validation_loss_;
+  bool board_fails_ = false;
+  bool metrics_fail_ = false;            // as people were told last
+  std::optional<StepReport> validated_;  // the last step with a validation
 };
 
 }  // namespace lockstep

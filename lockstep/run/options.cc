@@ -6,7 +6,9 @@
 #include <filesystem>
 
 #include "lockstep/base/error.h"
+#include "lockstep/launch/launch.h"
 #include "lockstep/net/socket/address.h"
+#include "lockstep/page/page.h"
 #include "lockstep/run/defaults.h"
 
 namespace lockstep {
@@ -57,7 +59,34 @@ void check_membership(const TrainOptions& options) {
                  "--no-buddy is for --shard-optimizer");
 }
 
+// Options of a worker of the original protocol, which knows of no other but by their average.
+void check_original(const TrainOptions& options) {
+  if (options.protocol == StarProtocol::kLanes) return;
+  const std::string flag = fmt::format("--protocol {}", to_string(options.protocol));
+  require_option(!options.job.coordinator.empty(),
+                 flag + " is for a worker of --coordinator HOST:PORT");
+  require_option(!options.workers, flag + " is for one worker: start each by itself");
+  const auto refuse_with = [&](bool given, const char* other) {
+    require_option(!given, fmt::format("{} does not go with {}", flag, other));
+  };
+  refuse_with(!options.listen.empty(), "--listen");
+  refuse_with(!options.join.empty(), "--join");
+  refuse_with(options.dry_run, "--dry-run");
+  refuse_with(!options.skip_lanes.empty(), "--skip-lanes");
+  refuse_with(options.min_workers > 1, "--min-workers");
+  refuse_with(options.exchange == ExchangeChoice::kNccl, "--exchange nccl");
+}
+
 }  // namespace
+
+std::string_view to_string(StarProtocol protocol) {
+  switch (protocol) {
+    case StarProtocol::kLanes: return "lanes";
+    case StarProtocol::kOriginal: return "original";
+    case StarProtocol::kOriginalVector: return "original-vector";
+  }
+  return "?";
+}
 
 std::optional<SaveEvery> parse_save_every(std::string_view text) {
   std::int64_t count = 0;
@@ -83,6 +112,7 @@ std::string to_string(const SaveEvery& every) {
 
 void check_options(const TrainOptions& options) {
   check_membership(options);
+  check_original(options);
   const TransportKind transport = options.job.transport;
   const std::uint64_t batch = options.global_batch != 0 ? options.global_batch : kGlobalBatch;
   const std::uint64_t micro = options.micro_batch == 0 ? 1 : options.micro_batch;
@@ -109,6 +139,8 @@ void check_options(const TrainOptions& options) {
                  "--dry-run is for a new run: it does not go with --resume");
   require_option(!resumes || options.init.empty(),
                  "--resume has weights of its own: it does not go with --init");
+  require_option(!options.tensorboard || !options.out.empty(), "--tensorboard needs --out");
+  if (!options.page.empty() && !is_launched()) parse_page_address(options.page, options.job.token);
   std::error_code error;
   require_option(options.init.empty() || options.out.empty() ||
                      !std::filesystem::equivalent(options.init, options.out, error),

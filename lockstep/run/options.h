@@ -31,6 +31,14 @@ std::optional<SaveEvery> parse_save_every(std::string_view text);
 std::string to_string(const SaveEvery& every);
 inline constexpr SaveEvery kDefaultSaveEvery = {0, std::chrono::minutes(10)};
 
+// What the workers of a gradient server send it.
+enum class StarProtocol : std::uint8_t {
+  kLanes,           // sums over lanes: ours, with the same bits for any number of workers
+  kOriginal,        // means, block by block, in the original protocol
+  kOriginalVector,  // the same as one vector
+};
+std::string_view to_string(StarProtocol protocol);
+
 // What a training run is to do. What is not given is chosen when the data is known.
 struct TrainOptions {
   // Opens the data, for the model that training starts from if there is one. Every worker calls it
@@ -38,6 +46,7 @@ struct TrainOptions {
   std::function<DataSource(const std::optional<ModelTokenizer>& start)> data;
   std::string out;
   std::string init;
+  std::string preset;  // sizes of the model by name; see named_model()
   std::optional<std::int64_t> steps;
   std::uint64_t global_batch = 0;
   std::uint64_t micro_batch = 0;
@@ -61,13 +70,17 @@ struct TrainOptions {
   std::int64_t keep_last = 3;
   bool save_wait = false;
   FolderUse folder = FolderUse::kNew;
-  bool dry_run = false;    // three steps, to say what the run would take; nothing is written
-  std::string remembered;  // the text of run.json, which is written to `out`
+  std::string page;             // where the live page is, [HOST:]PORT; empty: there is none
+  bool page_elsewhere = false;  // the centre's process serves it, and rank 0 tells it: Job::tell()
+  bool tensorboard = false;     // event files in `out`
+  bool dry_run = false;         // three steps, to say what the run would take; nothing is written
+  std::string remembered;       // the text of run.json, which is written to `out`
 
   // The workers.
   std::optional<int> workers;
   int local_rank = 0;  // of a worker that joins a job: its number among those of its launcher
   JoinOptions job;     // their places aside
+  StarProtocol protocol = StarProtocol::kLanes;  // with kServer
   // A job that others may join: where it listens, HOST:PORT, and how many workers it begins with.
   std::string listen;
   std::optional<int> expect;

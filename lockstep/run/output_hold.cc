@@ -1,11 +1,12 @@
 #include "lockstep/run/output_hold.h"
 
 #include <algorithm>
-#include <filesystem>
 #include <utility>
 
 #include "lockstep/base/deadline.h"
 #include "lockstep/base/error.h"
+#include "lockstep/base/log.h"
+#include "lockstep/files/storage.h"
 #include "lockstep/net/job/handshake.h"
 
 namespace lockstep {
@@ -45,8 +46,11 @@ void OutputHold::take_over(std::uint32_t generation) {
   if (lease_ && lease_->held()) return lease_->set_generation(std::to_string(generation));
   lease_.reset();  // one that was lost does not come back
   was_held_ = false;
-  std::error_code error;  // what is wrong shows when something is written
-  std::filesystem::create_directories(folder_, error);
+  try {
+    make_folder(folder_);
+  } catch (const Error& error) {  // shows again when something is written
+    log(LogLevel::kWarning, "{}", error.message());
+  }
   lease_ = std::make_shared<Lease>(options(generation));
 }
 

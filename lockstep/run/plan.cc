@@ -6,6 +6,7 @@
 #include <cerrno>
 #include <fstream>
 #include <iterator>
+#include <span>
 
 #include "lockstep/base/error.h"
 #include "lockstep/model/cpu/matmul.h"
@@ -20,30 +21,62 @@ namespace {
   throw Error(ErrorCode::kInvalidArgument, message);
 }
 
-// What the user gave, else the initial model's, else what fits the data.
-ModelConfig choose_model(const TrainOptions& options, const DataSource& data,
-                         const std::optional<SavedModel>& init) {
-  ModelConfig model = init ? init->config : fitting_model(tokens_in(data.training));
-  if (!init) model.vocab = static_cast<int>(std::max(data.vocab, options.vocab));
-  const auto set = [&](int& value, int given, const char* flag) {
-    if (given == 0 || given == value) return;
-    if (init) refuse(fmt::format("{} {}, but the model it starts from has {}", flag, given, value));
-    value = given;
+// The sizes of fresh weights: what the user gave, else what goes by the name, else what fits the
+// data.
+ModelConfig fresh_model(const TrainOptions& options, const DataSource& data) {
+  const ModelConfig& given = options.model;
+  ModelConfig model = fitting_model(tokens_in(data.training));
+  if (!options.preset.empty()) {
+    const auto named = named_model(options.preset);
+    if (!named) refuse(fmt::format("--model {}: there is no such name", options.preset));
+    model = *named;
+  }
+  const auto set = [](int& value, int wanted) {
+    if (wanted != 0) value = wanted;
   };
-  set(model.hidden, options.model.hidden, "--hidden");
-  set(model.layers, options.model.layers, "--layers");
-  set(model.heads, options.model.heads, "--heads");
-  set(model.kv_heads, options.model.kv_heads, "--kv-heads");
-  set(model.intermediate, options.model.intermediate, "--intermediate");
-  if (!init && options.model.hidden != 0) {  // the rest follows the width
-    if (options.model.heads == 0) model.heads = std::max(1, model.hidden / 32);
-    if (options.model.kv_heads == 0) model.kv_heads = model.heads;
-    if (options.model.intermediate == 0) model.intermediate = model.hidden * 3;
-  } else if (!init && options.model.heads != 0 && options.model.kv_heads == 0) {
+  set(model.hidden, given.hidden);
+  set(model.layers, given.layers);
+  set(model.heads, given.heads);
+  set(model.kv_heads, given.kv_heads);
+  set(model.intermediate, given.intermediate);
+  set(model.context, given.context);
+  if (given.hidden != 0) {  // the rest follows the width
+    if (given.heads == 0) model.heads = std::max(1, model.hidden / 32);
+    if (given.kv_heads == 0) model.kv_heads = model.heads;
+    if (given.intermediate == 0) model.intermediate = model.hidden * 3;
+  } else if (given.heads != 0 && given.kv_heads == 0) {
     model.kv_heads = model.heads;
   }
+  model.vocab = static_cast<int>(std::max(data.vocab, options.vocab));
+  model.tie_embeddings = given.tie_embeddings || !options.preset.empty();
+  return model;
+}
+
+// The sizes of weights that are there already. What the user gave must not say otherwise.
+ModelConfig same_model(const TrainOptions& options, const DataSource& data, ModelConfig model) {
+  const auto check = [](int value, int given, const std::string& flag) {
+    if (given == 0 || given == value) return;
+    refuse(fmt::format("{} {}, but the model it starts from has {}", flag, given, value));
+  };
+  ModelConfig given = options.model;
+  std::string name;
+  if (!options.preset.empty()) {
+    given = fresh_model(options, data);
+    name = fmt::format("--model {}: ", options.preset);
+  }
+  check(model.hidden, given.hidden, name + "--hidden");
+  check(model.layers, given.layers, name + "--layers");
+  check(model.heads, given.heads, name + "--heads");
+  check(model.kv_heads, given.kv_heads, name + "--kv-heads");
+  check(model.intermediate, given.intermediate, name + "--intermediate");
   if (options.model.context != 0) model.context = options.model.context;
-  if (!init) model.tie_embeddings = options.model.tie_embeddings;
+  return model;
+}
+
+ModelConfig choose_model(const TrainOptions& options, const DataSource& data,
+                         const std::optional<SavedModel>& init) {
+  const ModelConfig model =
+      init ? same_model(options, data, init->config) : fresh_model(options, data);
   if (static_cast<std::uint32_t>(model.vocab) < data.vocab) {
     refuse(fmt::format("the data has a vocabulary of {}, the model one of {}", data.vocab,
                        model.vocab));
@@ -55,18 +88,59 @@ ModelConfig choose_model(const TrainOptions& options, const DataSource& data,
 struct SplitSamples {
   Samples training;
   Samples validation;
+  Mix mix = {};
 };
 
-SplitSamples split_samples(const DataSource& data, const ModelConfig& model) {
-  const auto vocab = static_cast<std::uint32_t>(model.vocab);
-  const Samples all(data.training, vocab, model.context);
-  if (!data.validation.empty()) return {all, Samples(data.validation, vocab, model.context)};
+// What one source gives: files for validation, or a part of the others.
+SplitSamples split_source(const std::string& name, std::span<const TokenShard> training,
+                          std::span<const TokenShard> validation, const ModelConfig& model) {
+  const auto samples_of = [&](std::span<const TokenShard> shards) {
+    return Samples({shards.begin(), shards.end()}, static_cast<std::uint32_t>(model.vocab),
+                   model.context);
+  };
+  const Samples all = samples_of(training);
+  if (!validation.empty() && all.size() > 0) return {all, samples_of(validation)};
   if (all.size() < 2) {
-    throw Error(ErrorCode::kIo, fmt::format("{}: {} tokens are too few for a context of {}",
-                                            data.name, tokens_in(data.training), model.context));
+    throw Error(ErrorCode::kIo,
+                fmt::format("{}: {} tokens are too few for a context of {}; a shorter --context "
+                            "takes fewer",
+                            name, tokens_in(training), model.context));
   }
   const std::uint64_t kept = validation_samples(all.size());
   return {all.slice(0, all.size() - kept), all.slice(all.size() - kept, kept)};
+}
+
+SplitSamples split_samples(const DataSource& data, const ModelConfig& model) {
+  if (data.mix.empty()) return split_source(data.name, data.training, data.validation, model);
+  std::vector<double> weights;
+  for (const DataSource::Part& part : data.mix) weights.push_back(part.weight);
+  const std::vector<std::uint64_t> shares = apportion(weights, kMixBlock);
+  const auto vocab = static_cast<std::uint32_t>(model.vocab);
+  SplitSamples samples = {Samples({}, vocab, model.context), Samples({}, vocab, model.context)};
+  std::span<const TokenShard> training = data.training;
+  std::span<const TokenShard> validation = data.validation;
+  for (std::size_t i = 0; i < data.mix.size(); ++i) {
+    const DataSource::Part& part = data.mix[i];
+    const SplitSamples own = split_source(part.name, training.first(part.training),
+                                          validation.first(part.validation), model);
+    training = training.subspan(part.training);
+    validation = validation.subspan(part.validation);
+    samples.training.append(own.training);
+    samples.validation.append(own.validation);
+    samples.mix.training.push_back({own.training.size(), shares[i]});
+    samples.mix.validation.push_back({own.validation.size(), shares[i]});
+  }
+  return samples;
+}
+
+// Samples that may be drawn before those of some source come again.
+std::uint64_t samples_of_a_pass(const SplitSamples& samples) {
+  std::uint64_t fewest = samples.training.size();
+  if (!samples.mix.training.empty()) fewest = UINT64_MAX;
+  for (const MixPart& part : samples.mix.training) {
+    fewest = std::min(fewest, static_cast<std::uint64_t>(1 / passes(part, 1)));
+  }
+  return fewest;
 }
 
 std::vector<SkippedLane> skipped_lanes(const std::vector<std::string>& given) {
@@ -141,6 +215,14 @@ TrainerOptions trainer_options(const TrainOptions& options, const ModelConfig& m
 
 }  // namespace
 
+std::optional<std::string> precision_refusal(Precision precision, bool gpu, bool processor) {
+  if (gpu || processor) return std::nullopt;
+  return fmt::format(
+      "--precision {} needs a GPU (--device cuda) or a processor with AMX, which this one has not; "
+      "fp32 works everywhere",
+      to_string(precision));
+}
+
 HaltReport read_halt_report(const std::string& path) {
   std::ifstream file(path);
   if (!file) throw_io("reading " + path, errno);
@@ -150,7 +232,7 @@ HaltReport read_halt_report(const std::string& path) {
   return *report;
 }
 
-std::uint64_t tokens_in(const std::vector<TokenShard>& shards) {
+std::uint64_t tokens_in(std::span<const TokenShard> shards) {
   std::uint64_t tokens = 0;
   for (const TokenShard& shard : shards) tokens += shard.size();
   return tokens;
@@ -158,11 +240,8 @@ std::uint64_t tokens_in(const std::vector<TokenShard>& shards) {
 
 TrainPlan make_train_plan(const TrainOptions& options, const ResumePoint& resume) {
   const bool gpu = choose_device(options.device) == "cuda";
-  if (!gpu && !supports(options.precision)) {
-    refuse(
-        fmt::format("--precision {} needs a GPU (--device cuda) or a processor with AMX, which "
-                    "this one has not; fp32 works everywhere",
-                    to_string(options.precision)));
+  if (const auto why = precision_refusal(options.precision, gpu, supports(options.precision))) {
+    refuse(*why);
   }
   std::optional<SavedModel> init;
   std::optional<ModelTokenizer> start;
@@ -175,12 +254,14 @@ TrainPlan make_train_plan(const TrainOptions& options, const ResumePoint& resume
   if (resume.run) init.emplace().config = resume.run->settings.model;
   const ModelConfig model = choose_model(options, data, init);
   SplitSamples samples = split_samples(data, model);
-  Sizes sizes = fitting_sizes(options, model, samples.training.size());
+  Sizes sizes = fitting_sizes(options, model, samples_of_a_pass(samples));
   if (resume.run) {
     const RunSettings& saved = resume.run->settings;
     sizes = {saved.global_batch, saved.micro_batch, saved.schedule};
   }
   TrainerOptions how = trainer_options(options, model, sizes);
+  how.mix = samples.mix;
+  if (gpu) how.gpu = gpu_versions();
   if (resume.run) {
     init.reset();
     add_skipped_lanes(how.skip_lanes, resume.run->skipped_lanes);

@@ -2,8 +2,8 @@
 
 #include <cstdint>
 #include <optional>
+#include <span>
 #include <string>
-#include <vector>
 
 #include "lockstep/data/samples.h"
 #include "lockstep/run/options.h"
@@ -28,9 +28,13 @@ struct TrainPlan {
 // that was saved, and its sizes and schedule where no others are given.
 TrainPlan make_train_plan(const TrainOptions& options, const ResumePoint& resume = {});
 
+// Why a run cannot have this precision: neither a GPU is used, nor does the processor have it.
+// Pure.
+std::optional<std::string> precision_refusal(Precision precision, bool gpu, bool processor);
+
 // A halt.json that names a lane. Throws Error{kIo} or Error{kInvalidArgument} with the file.
 HaltReport read_halt_report(const std::string& path);
 
-std::uint64_t tokens_in(const std::vector<TokenShard>& shards);
+std::uint64_t tokens_in(std::span<const TokenShard> shards);
 
 }  // namespace lockstep

@@ -32,7 +32,8 @@ LossSum gradient_of(const TrainPlan& plan, const Batch& batch, ThreadPool& pool,
     model->get_accumulator(0, gradient);
     return sum;
   }
-  Transformer transformer(plan.how.model, plan.how.precision, pool, batch.rows, batch.context);
+  Transformer transformer(plan.how.model, plan.how.precision, pool, batch.rows, batch.context,
+                          plan.how.recompute);
   return transformer.gradient(plan.init->parameters.span(), batch, gradient);
 }
 

@@ -4,7 +4,9 @@
 
 #include <algorithm>
 #include <chrono>
+#include <exception>
 #include <filesystem>
+#include <memory>
 #include <optional>
 #include <thread>
 
@@ -15,8 +17,10 @@
 #include "lockstep/launch/launch.h"
 #include "lockstep/launch/rank_environment.h"
 #include "lockstep/launch/secret_file.h"
+#include "lockstep/page/page.h"
 #include "lockstep/run/defaults.h"
 #include "lockstep/run/description.h"
+#include "lockstep/run/flight_watch.h"
 #include "lockstep/run/signals.h"
 #include "lockstep/run/threads.h"
 #include "lockstep/run/worker.h"
@@ -50,22 +54,33 @@ void tell_saved(const TrainOptions& options) {
       checkpoint_path(options.out, steps[0]), options.out);
 }
 
-// Runs `work`; when that fails, says what is saved.
+// Runs `work`; when that fails, says what is saved and what was written of the failure.
 template <typename Work>
-int telling_saved(const TrainOptions& options, bool tells, Work&& work) {
+int telling_saved(const TrainOptions& options, FlightWatch& watch, bool tells, Work&& work) {
+  const auto tell = [&] {
+    if (!tells) return;
+    tell_saved(options);
+    if (const std::string folder = watch.finish(); !folder.empty()) {
+      log(LogLevel::kInfo, "lockstep explain {} says what every rank did last", folder);
+    }
+  };
   try {
     return work();
   } catch (const Error& error) {
-    if (tells && error.code() != ErrorCode::kInvalidArgument) tell_saved(options);
+    if (error.code() != ErrorCode::kInvalidArgument) tell();
+    throw;
+  } catch (const std::exception&) {
+    tell();
     throw;
   }
 }
 
 int run_as_threads(const TrainOptions& options, int workers) {
   listen_to_signals(true);
-  return telling_saved(options, true, [&] {
+  FlightWatch watch;
+  return telling_saved(options, watch, true, [&] {
     return run_threads(workers, options.job.timeout, !options.fail_fast,
-                       [&](Job& job) { return train_worker(options, job); });
+                       [&](Job& job) { return train_worker(options, job, watch); });
   });
 }
 
@@ -77,6 +92,7 @@ TrainOptions adopted(const TrainOptions& options, const Job& job) {
   }
   TrainOptions own = options.adopt(told->options);
   own.out = told->out;
+  own.page_elsewhere = told->page;
   own.local_rank = options.local_rank;
   return own;
 }
@@ -93,14 +109,15 @@ int run_worker(const TrainOptions& options, JoinOptions place) {
                     place.survive && !alone ? TermMeaning::kLeave : TermMeaning::kStop);
   place.min_workers = options.min_workers;
   place.patience = options.worker_patience;
+  FlightWatch watch;
   Job job = join(place);
   if (!options.join.empty()) {
     const TrainOptions own = adopted(options, job);
     job.set_transport(own.job.transport);
-    return train_worker(own, job);
+    return train_worker(own, job, watch);
   }
-  return telling_saved(options, !job.newcomer() && job.rank() == 0 && !is_launched(),
-                       [&] { return train_worker(options, job); });
+  return telling_saved(options, watch, !job.newcomer() && job.rank() == 0 && !is_launched(),
+                       [&] { return train_worker(options, job, watch); });
 }
 
 int run_mpi(const TrainOptions& options, const std::vector<std::string>& arguments) {
@@ -142,6 +159,7 @@ int join_others(const TrainOptions& options, const std::vector<std::string>& arg
   launch.arguments = arguments;
   launch.prefix_lines = true;
   launch.survive = true;
+  launch.flight_folder = FlightPlace::of("").folder;
   launch.joins = where;
   launch.stop_grace = stop_grace(options);
   launch.secret = secret;
@@ -156,6 +174,9 @@ int start_workers(const TrainOptions& options, int workers,
   launch.arguments = arguments;
   launch.prefix_lines = true;
   launch.survive = survives_losses(options);
+  const FlightPlace flight = FlightPlace::of(options.dry_run ? "" : options.out);
+  launch.flight_folder = flight.folder;
+  launch.flight_keeps = flight.keeps;
   launch.stop_grace = stop_grace(options);
   launch.before_failure = [&options](int code) {
     if (code != kWrongUsage) tell_saved(options);
@@ -167,10 +188,22 @@ int start_workers(const TrainOptions& options, int workers,
   }
   // Nobody but these workers joins their job, whoever else is on this host.
   if (options.job.token.empty()) launch.secret = random_secret();
+  std::optional<Page> page;
+  if (!options.page.empty() && !options.dry_run) {
+    page.emplace(PageOptions{.address = parse_page_address(options.page, options.job.token),
+                             .out = options.out,
+                             .goes_on = options.folder == FolderUse::kResume,
+                             .token = options.job.token});
+    log(LogLevel::kInfo, "page: {}", page->link());
+    launch.heard = [&page](std::string line) { page->tell(std::move(line)); };
+    launch.flight_board = std::make_shared<FlightBoard>();
+    page->offer(kFlightEndpoint, [board = launch.flight_board] { return board->json(); });
+  }
   HostOptions job;
   job.world_size = workers;
   job.job = options.job.name;
   job.token = options.job.token.empty() ? launch.secret : options.job.token;
+  job.wire = wire_choice(options.job.plain_wire);
   job.timeout = options.job.timeout;
   std::optional<SecretFile> secret;
   if (!options.listen.empty()) {
@@ -178,8 +211,12 @@ int start_workers(const TrainOptions& options, int workers,
     launch.listen = resolve(where, Deadline::after(options.job.timeout)).front();
     launch.expect = options.expect.value_or(workers);
     job.patience = options.worker_patience;
-    job.invitation = encode(RunDescription{
-        .options = options.remembered, .out = options.out, .data = {}, .run = {}, .tokenizer = {}});
+    job.invitation = encode(RunDescription{.options = options.remembered,
+                                           .out = options.out,
+                                           .data = {},
+                                           .page = page.has_value(),
+                                           .run = {},
+                                           .tokenizer = {}});
     if (!launch.secret.empty()) secret.emplace(where.port, launch.secret);
   }
   if (options.job.transport != TransportKind::kServer) {
@@ -189,7 +226,7 @@ int start_workers(const TrainOptions& options, int workers,
 
   ServerRun run(listen_tcp(SocketAddress::loopback_v4()), job);
   launch.arguments.insert(launch.arguments.end(), {"--coordinator", to_string(run.address())});
-  if (launch.survive) launch.centre = run.control();
+  if (launch.survive || launch.heard) launch.centre = run.control();
   launch.finish_companion = [&](bool succeeded) {
     return run.finish(
         Deadline::after(succeeded ? options.job.timeout : std::chrono::nanoseconds(0)));
@@ -213,6 +250,8 @@ int train(const TrainOptions& options, const std::vector<std::string>& arguments
   check_options(options);
   if (!options.replay.empty()) return replay_lane(options);
   if (options.job.transport == TransportKind::kMpi) return run_mpi(options, arguments);
+  // Its coordinator knows the other workers; the process itself is a job of one.
+  if (options.protocol != StarProtocol::kLanes) return run_as_threads(options, 1);
   const auto environment = rank_environment();
   const bool newcomer = environment && environment->newcomer();
   const int workers =
@@ -237,6 +276,7 @@ int train(const TrainOptions& options, const std::vector<std::string>& arguments
         fmt::format("--workers {}, but the environment says {}", workers, environment->world_size));
   }
   TrainOptions own = options;
+  own.page_elsewhere = is_launched() && !options.page.empty();
   if (newcomer) own.local_rank = environment->local_rank.value_or(0);
   return run_worker(own, JoinOptions::from_environment(options.job));
 }

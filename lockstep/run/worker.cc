@@ -1,14 +1,18 @@
 #include "lockstep/run/worker.h"
 
 #include <fmt/format.h>
+#include <unistd.h>
 
 #include <algorithm>
+#include <charconv>
 #include <chrono>
 #include <cstdint>
 #include <map>
 #include <memory>
+#include <mutex>
 #include <optional>
 #include <span>
+#include <system_error>
 #include <utility>
 
 #include "lockstep/base/cores.h"
@@ -16,12 +20,17 @@
 #include "lockstep/base/host.h"
 #include "lockstep/base/index.h"
 #include "lockstep/base/log.h"
+#include "lockstep/comm/flight_recorder.h"
 #include "lockstep/files/atomic_file.h"
+#include "lockstep/launch/launch.h"
 #include "lockstep/model/gpu_model.h"
+#include "lockstep/net/job/blame.h"
+#include "lockstep/page/page.h"
 #include "lockstep/run/description.h"
 #include "lockstep/run/fault.h"
 #include "lockstep/run/memory.h"
 #include "lockstep/run/narrator.h"
+#include "lockstep/run/original_star.h"
 #include "lockstep/run/output_hold.h"
 #include "lockstep/run/plan.h"
 #include "lockstep/run/signals.h"
@@ -72,14 +81,26 @@ std::string data_hash(const TrainPlan& plan) {
 void check_memory(const TrainOptions& options, const TrainPlan& plan, Communicator& communicator) {
   if (plan.gpu) return;
   const std::size_t available = available_memory().value_or(SIZE_MAX);
-  const std::vector<std::string> told =
-      gather_texts(communicator, fmt::format("{} {}", available, this_host().boot_id));
+  struct Told {
+    std::size_t available = 0;
+    std::string host;
+  };
+  const auto parse = [](const std::string& text) -> std::optional<Told> {
+    Told told;
+    const char* const end = text.data() + text.size();
+    const auto [rest, error] = std::from_chars(text.data(), end, told.available);
+    if (error != std::errc() || rest == end || *rest != ' ') return std::nullopt;
+    told.host.assign(rest + 1, end);
+    return told;
+  };
+  const std::vector<Told> told = gather_parsed(
+      communicator, fmt::format("{} {}", available, this_host().boot_id), "its memory", parse);
   std::map<std::string, std::pair<std::vector<int>, std::size_t>> hosts;
   for (std::size_t rank = 0; rank < told.size(); ++rank) {
-    const std::string host = told[rank].substr(told[rank].find(' ') + 1);
-    auto& [ranks, least] = hosts.try_emplace(host, std::vector<int>(), SIZE_MAX).first->second;
+    auto& [ranks, least] =
+        hosts.try_emplace(told[rank].host, std::vector<int>(), SIZE_MAX).first->second;
     ranks.push_back(static_cast<int>(rank));
-    least = std::min<std::size_t>(least, std::stoull(told[rank]));
+    least = std::min(least, told[rank].available);
   }
   const bool saves = save_every(options) != SaveEvery{};
   for (const auto& [host, of_host] : hosts) {
@@ -89,11 +110,31 @@ void check_memory(const TrainOptions& options, const TrainPlan& plan, Communicat
   }
 }
 
-// What all workers find out alike needs no telling.
-bool all_know(ErrorCode code) {
-  return code == ErrorCode::kInvalidArgument || code == ErrorCode::kNonFinite ||
-         code == ErrorCode::kReplicaMismatch;
+// Does `work` on all ranks. What all find wrong alike is thrown with words by rank 0 only, where a
+// launcher shows what all ranks say.
+template <typename Work>
+void told_once(Communicator& communicator, Work&& work) {
+  std::optional<Error> wrong;
+  try {
+    work();
+  } catch (const Error& error) {
+    if (error.code() != ErrorCode::kInvalidArgument && error.code() != ErrorCode::kIo) throw;
+    wrong = error;
+  }
+  const std::vector<std::string> told = gather_texts(communicator, wrong ? wrong->what() : "");
+  if (!wrong) return;
+  const bool alike =
+      std::ranges::all_of(told, [&](const std::string& text) { return text == told[0]; });
+  if (alike && communicator.rank() != 0 && is_launched()) throw Error(wrong->code(), "");
+  throw Error(*wrong);
 }
+
+bool is_halt(ErrorCode code) {
+  return code == ErrorCode::kNonFinite || code == ErrorCode::kReplicaMismatch;
+}
+
+// What all workers find out alike needs no telling.
+bool all_know(ErrorCode code) { return code == ErrorCode::kInvalidArgument || is_halt(code); }
 
 // Files are the same for all workers: what one cannot write another cannot either.
 bool ends_the_job(ErrorCode code) { return code == ErrorCode::kIo; }
@@ -102,22 +143,25 @@ bool ends_the_job(ErrorCode code) { return code == ErrorCode::kIo; }
 // from one generation to the next. One thread.
 class Worker {
  public:
-  Worker(const TrainOptions& options, Job& job)
+  Worker(const TrainOptions& options, Job& job, FlightWatch& watch)
       : options_(options),
         job_(job),
+        watch_(watch),
         hold_(options.dry_run ? "" : options.out,
               options.job.name + (options.job.attempt.empty() ? "" : "/" + options.job.attempt),
               options.job.timeout) {}
 
   // Returns the exit code.
   int run();
+  bool begun() const { return began_ != Clock::time_point{}; }  // to train
 
  private:
   void prepare();
+  void join_original_star();
   void prepare_as_newcomer(const RunDescription& told);
   void make_trainer(const Share& share);
   void begin();
-  void describe();
+  void describe(const RunState& state);
 
   // What all do in a generation, up to the end of the run. Nothing: the generation ends in order.
   std::optional<int> run_generation();
@@ -125,6 +169,7 @@ class Worker {
   Requests requests();
   void save_step(const StepReport& report);
   int finish();
+  const char* how_ended() const;
   bool leaves() const;
   int leave();
 
@@ -136,6 +181,8 @@ class Worker {
   void note_failures();
   std::optional<HaltReport> agree_on_killing_lanes();
   void become_narrator(bool takes_over);
+  void open_page(bool takes_over);
+  void tell_saved();
   void save_and_wait();
 
   int dry_run();
@@ -143,6 +190,7 @@ class Worker {
   void remember();
   void write_halt(const HaltReport& report);
   void save_halted();
+  void tell_halted(std::string_view why);
   void part_after_halt(const Error& cause);
   CheckpointPolicy checkpoint_policy();
   bool survives(const Error& error) const { return !options_.fail_fast && job_.survives(error); }
@@ -150,27 +198,39 @@ class Worker {
 
   TrainOptions options_;
   Job& job_;
+  FlightWatch& watch_;
   OutputHold hold_;
   ResumePoint resume_;
   std::optional<TrainPlan> plan_;
   std::optional<ThreadPool> pool_;
+  std::unique_ptr<OriginalStar> star_;  // with StarProtocol::kOriginal and kOriginalVector
   std::unique_ptr<Replica> replica_;
   std::optional<Trainer> trainer_;
+  std::mutex saved_mutex_;
+  std::vector<std::string> saved_;  // guarded by saved_mutex_: checkpoints to tell of
   std::optional<RunCheckpoints> checkpoints_;
+  std::optional<Page> page_;          // on rank 0, where no launcher serves it
   std::optional<Narrator> narrator_;  // on rank 0
 
   // How the generation under way came to its end, if it has.
   std::optional<Regroup> next_;
   std::string why_ended_;
   Clock::time_point ended_{};
-  std::vector<std::vector<std::uint32_t>> lanes_;  // by rank, of the last generation
-  std::uint32_t generation_ = 0;                   // the last one
-  bool level_ = true;                              // all ranks of this one stood at the same step
-  bool enters_ = false;                            // this worker comes to a job that runs already
+  bool level_ = true;    // all ranks of the generation stood at the same step
+  bool enters_ = false;  // this worker comes to a job that runs already
+  // Who went and who came, until people are told: a generation may end before it has begun.
+  struct Gone {
+    Job::Departure departure;
+    std::uint32_t generation = 0;      // in which it was
+    std::vector<std::uint32_t> lanes;  // that it had there; none if none were dealt
+  };
+  std::vector<Gone> gone_;
+  std::vector<std::string> came_;
   KillingLanes killing_;
   RunEvents events_;
   Clock::time_point began_{};
   int stopped_ = 0;
+  RunEnd end_ = RunEnd::kDone;  // of the steps
   bool told_end_ = false;
   std::int64_t lost_at_ = 0;  // steps that were done when the last generation ended
 };
@@ -183,7 +243,12 @@ CheckpointPolicy Worker::checkpoint_policy() {
           .wait = options_.save_wait,
           .last_step = plan_->how.schedule.steps,
           .damaged = resume_.damaged,
-          .saved = note_checkpoint,
+          .saved =
+              [this](const std::string& path) {
+                note_checkpoint(path);
+                const std::lock_guard lock(saved_mutex_);
+                saved_.push_back(path);
+              },
           .guard = hold_.guard()};
 }
 
@@ -212,14 +277,41 @@ void Worker::make_trainer(const Share& share) {
 void Worker::prepare() {
   Communicator& communicator = job_.communicator();
   if (!options_.dry_run) {
-    resume_ =
-        find_resume_point(communicator, options_.out, options_.folder, [this] { hold_.take(); });
+    told_once(communicator, [&] {
+      resume_ =
+          find_resume_point(communicator, options_.out, options_.folder, [this] { hold_.take(); });
+    });
   }
-  plan_.emplace(make_train_plan(options_, resume_));
+  told_once(communicator, [&] { plan_.emplace(make_train_plan(options_, resume_)); });
+  find_payload_hashes(communicator, plan_->training.shards());
+  find_payload_hashes(communicator, plan_->validation.shards());
+  if (options_.protocol != StarProtocol::kLanes) join_original_star();
   const Share share = choose_share(options_.threads, communicator);
   choose_exchange(options_.exchange, plan_->gpu, share.device, communicator, plan_->how.reducer);
-  check_memory(options_, *plan_, communicator);
+  told_once(communicator, [&] { check_memory(options_, *plan_, communicator); });
   make_trainer(share);
+}
+
+void Worker::join_original_star() {
+  const auto where = parse_host_port(options_.job.coordinator);
+  if (!where) {
+    throw Error(ErrorCode::kInvalidArgument,
+                fmt::format("--coordinator {}: not HOST:PORT", options_.job.coordinator));
+  }
+  WorkerOptions own;
+  own.coordinator = *where;
+  own.node_id = fmt::format("{}-{}", this_host().hostname, ::getpid());
+  own.gpu_count = plan_->gpu ? 1 : 0;  // that it computes on
+  own.backend = plan_->gpu ? "cuda" : "cpu";
+  own.timeout = options_.job.timeout;
+  const bool vector = options_.protocol == StarProtocol::kOriginalVector;
+  star_ = std::make_unique<OriginalStar>(std::move(own), vector ? Mode::kVector : Mode::kBlocks,
+                                         plan_->how);
+  plan_->how.outside = star_.get();
+  log(LogLevel::kInfo,
+      "joined {} as worker {} of {}, in the original protocol: the workers' means are averaged, so "
+      "another number of workers gives other bits",
+      star_->coordinator(), star_->worker_id(), star_->total_workers());
 }
 
 // All that is not local to this worker comes from the job.
@@ -243,12 +335,13 @@ void Worker::prepare_as_newcomer(const RunDescription& told) {
 }
 
 // So that newcomers need no other option.
-void Worker::describe() {
+void Worker::describe(const RunState& state) {
   const RunDescription description{.options = options_.remembered,
                                    .out = options_.out,
                                    .data = data_hash(*plan_),
                                    .on_device = plan_->how.reducer.on_device,
-                                   .run = run_state_of(*trainer_),
+                                   .page = options_.page_elsewhere,
+                                   .run = state,
                                    .tokenizer = plan_->data.tokenizer};
   job_.describe(encode(description), static_cast<int>(trainer_->lanes().lanes()));
 }
@@ -293,9 +386,12 @@ int Worker::run() {
     prepare();
     begin();
     if (options_.dry_run) return dry_run();
-    describe();
+    const RunState state = run_state_of(*trainer_);
+    describe(state);
     checkpoints_.emplace(*trainer_, checkpoint_policy(), plan_->data.tokenizer);
     if (is_first()) become_narrator(false);
+    if (narrator_)
+      narrator_->start(run_start(options_, *plan_, *trainer_, state, pool_->threads()));
   }
   began_ = ended_ = Clock::now();
   for (;;) {
@@ -303,6 +399,7 @@ int Worker::run() {
       if (next_) regroup();
       if (const auto report = agree_on_killing_lanes()) {
         write_halt(*report);
+        if (narrator_) tell_halted(to_string(*report));
         log(LogLevel::kError, "{}", to_string(*report));
         job_.leave();
         return kHaltCode;
@@ -314,18 +411,21 @@ int Worker::run() {
       }
     } catch (const Error& error) {
       if (error.code() == ErrorCode::kNonFinite) save_halted();
+      if (narrator_ && is_halt(error.code())) tell_halted(error.message());
       if (trainer_->halt_report()) part_after_halt(error);
       if (!survives(error)) throw;
+      if (!job_.stood_still()) watch_.write_loss(job_.flight(), error.what());
       why_ended_ = error.message();
       next_ = Regroup::kAfterLoss;
-      ended_ = Clock::now();
+      if (level_) ended_ = Clock::now();  // otherwise it has ended before, and nobody went on since
       trainer_->detach();
     }
   }
 }
 
 std::optional<int> Worker::run_generation() {
-  if (run_steps() != RunEnd::kRegroup) return finish();
+  end_ = run_steps();
+  if (end_ != RunEnd::kRegroup) return finish();
   if (leaves()) return leave();
   next_ = Regroup::kInOrder;
   ended_ = Clock::now();
@@ -336,7 +436,7 @@ Requests Worker::requests() {
   Requests wanted = requests_of_signals();
   const JobWishes wishes = job_.wishes();
   if (wanted.stop == 0) wanted.stop = wishes.stop;
-  wanted.save = wanted.save || wishes.save || checkpoints_->interval_passed();
+  wanted.save = wanted.save || wishes.save || checkpoints_->save_wanted();
   wanted.regroup = wishes.regroup;
   return wanted;
 }
@@ -345,6 +445,7 @@ RunEnd Worker::run_steps() {
   const auto report = [&](const StepReport& done) {
     killing_.done(done.step);
     if (narrator_) narrator_->step(done);
+    tell_saved();
     if (narrator_ && plan_->data.tokenizer && options_.sample_every > 0 &&
         done.step % options_.sample_every == 0) {
       log(LogLevel::kInfo, "sample after step {}: {}", done.step,
@@ -356,6 +457,7 @@ RunEnd Worker::run_steps() {
 }
 
 void Worker::save_step(const StepReport& report) {
+  const PhaseRecord record(*job_.flight(), "save", report.step);
   checkpoints_->after_step({.stopping = report.stop != 0 || report.ends_early,
                             .requested = report.save,
                             .best = report.best});
@@ -366,13 +468,16 @@ int Worker::finish() {
   Communicator& communicator = job_.communicator();
   if (const StepReport* last = trainer_->last_report()) stopped_ = last->stop;
   const std::string hash = trainer_->verify();
-  checkpoints_->finish(stopped_ != 0);
+  checkpoints_->finish(stopped_ != 0 || end_ == RunEnd::kOutside);
   if (is_first() && !std::exchange(told_end_, true)) {
     save_model();
     // Those of workers that were lost while they wrote.
     if (hold_.held()) remove_temporaries(options_.out);
-    if (narrator_) narrator_->result();
-    tell_end(options_, *plan_, *trainer_, stopped_, seconds_since(began_));
+    tell_saved();
+    if (narrator_) {
+      narrator_->result({trainer_->steps_done(), how_ended(), hash, seconds_since(began_)});
+    }
+    tell_end(options_, *plan_, *trainer_, end_, stopped_, seconds_since(began_));
     for (const std::string& line : events_.summary()) log(LogLevel::kInfo, "{}", line);
     if (communicator.world_size() > 1) {
       log(LogLevel::kInfo, "the weights of all {} workers are the same", communicator.world_size());
@@ -385,6 +490,11 @@ int Worker::finish() {
   return stopped_ == 0 ? 0 : 128 + stopped_;
 }
 
+const char* Worker::how_ended() const {
+  if (stopped_ != 0 || end_ == RunEnd::kOutside) return "stopped";
+  return trainer_->steps_done() < plan_->how.schedule.steps ? "early" : "done";
+}
+
 bool Worker::leaves() const {
   const StepReport* last = trainer_->last_report();
   return last != nullptr && std::ranges::find(last->leaving, job_.rank()) != last->leaving.end();
@@ -395,24 +505,38 @@ int Worker::leave() {
   job_.leave();
   log(LogLevel::kInfo, "this worker leaves after step {}; the others go on",
       trainer_->steps_done());
-  return 0;
+  return is_launched() ? kLeftCode : 0;
+}
+
+// The lanes that a rank has.
+std::vector<std::uint32_t> lanes_of(const LeafOwners& owners, int rank) {
+  std::vector<std::uint32_t> lanes;
+  for (std::size_t lane = 0; lane < owners.size(); ++lane) {
+    if (owners[lane] == rank) lanes.push_back(static_cast<std::uint32_t>(lane));
+  }
+  return lanes;
 }
 
 void Worker::regroup() {
   const Regroup how = *next_;
   const Clock::time_point since = ended_;
-  if (!job_.newcomer()) {
-    generation_ = job_.generation();
-    lanes_.assign(index_of(job_.world_size()), {});
-    // One that ended before all stood at the same step has dealt no lanes.
-    for (std::size_t lane = 0; level_ && lane < trainer_->owners().size(); ++lane) {
-      lanes_[index_of(trainer_->owners()[lane])].push_back(static_cast<std::uint32_t>(lane));
-    }
-  }
+  const std::uint32_t generation = job_.newcomer() ? 0 : job_.generation();
+  LeafOwners owners;
+  // A generation that ended before all stood at the same step has dealt no lanes.
+  if (generation > 0 && level_) owners = trainer_->owners();
   level_ = false;
   trainer_->detach();
   lost_at_ = trainer_->steps_done();
-  job_.regroup(lost_at_, how);
+  {
+    const PhaseRecord record(*job_.flight(), "regroup", lost_at_);
+    job_.regroup(lost_at_, how);
+  }
+  for (const Job::Departure& departure : job_.departed()) {
+    gone_.push_back({departure, generation, lanes_of(owners, departure.rank)});
+  }
+  for (int rank = job_.world_size() - job_.newcomers(); rank < job_.world_size(); ++rank) {
+    came_.push_back(job_.communicator().name_of(rank));
+  }
   next_ = Regroup::kAfterLoss;  // until all stand at the same step
   level_with_others(how, since);
   level_ = true;
@@ -420,7 +544,10 @@ void Worker::regroup() {
 }
 
 void Worker::level_with_others(Regroup how, Clock::time_point since) {
-  const Levelled levelled = level(*trainer_, job_.communicator());
+  const Levelled levelled = [&] {
+    const PhaseRecord record(*job_.flight(), "levelling", trainer_->steps_done());
+    return level(*trainer_, job_.communicator());
+  }();
   if (levelled.lost) start_from_checkpoint();
   checkpoints_->regroup();
   if (is_first()) {
@@ -456,19 +583,15 @@ void Worker::start_from_checkpoint() {
 }
 
 void Worker::note_failures() {
-  for (const Job::Departure& gone : job_.departed()) {
-    const bool known = gone.rank >= 0 && index_of(gone.rank) < lanes_.size();
-    if (gone.kind != Job::Departure::Kind::kFailed || !known) continue;
-    killing_.lost(trainer_->steps_done() + 1, generation_, lanes_[index_of(gone.rank)], gone.why);
+  for (const Gone& gone : gone_) {
+    if (gone.departure.kind != Job::Departure::Kind::kFailed || gone.lanes.empty()) continue;
+    killing_.lost(trainer_->steps_done() + 1, gone.generation, gone.lanes, gone.departure.why);
   }
 }
 
 // Newcomers know nothing of earlier losses, so the ranks tell each other.
 std::optional<HaltReport> Worker::agree_on_killing_lanes() {
-  const auto failed = [](const Job::Departure& gone) {
-    return gone.kind == Job::Departure::Kind::kFailed;
-  };
-  if (std::ranges::none_of(job_.departed(), failed)) return std::nullopt;
+  if (job_.generation() <= 1) return std::nullopt;  // nobody was lost yet
   std::string own;
   // The last worker cannot wait for a third time: nobody would be left to tell.
   const bool last = job_.world_size() == 1;
@@ -482,21 +605,64 @@ std::optional<HaltReport> Worker::agree_on_killing_lanes() {
 }
 
 void Worker::become_narrator(bool takes_over) {
-  narrator_.emplace(options_, *plan_, trainer_->steps_done(), takes_over, hold_);
+  // Who has the centre serves the page, or is a coordinator that shows the steps.
+  const bool coordinated = !options_.job.coordinator.empty() && !star_ && !is_launched();
+  const bool elsewhere = options_.page_elsewhere || coordinated;
+  if (!options_.page_elsewhere && !options_.page.empty()) open_page(takes_over);
+  Narrator::Listener listener;
+  if (elsewhere || page_) {
+    listener = [this, elsewhere](const std::string& line) {
+      if (elsewhere) job_.tell(line);
+      if (page_) page_->tell(line);
+    };
+  }
+  narrator_.emplace(options_, *plan_, trainer_->steps_done(), takes_over, hold_, listener);
+}
+
+void Worker::open_page(bool takes_over) {
+  const bool goes_on = takes_over || options_.folder == FolderUse::kResume;
+  try {
+    page_.emplace(PageOptions{.address = parse_page_address(options_.page, options_.job.token),
+                              .out = options_.out,
+                              .goes_on = goes_on,
+                              .token = options_.job.token});
+    page_->offer(kFlightEndpoint, [board = watch_.board()] { return board->json(); });
+    log(LogLevel::kInfo, "page: {}", page_->link());
+  } catch (const Error& error) {
+    if (!takes_over) throw;  // later nothing is worth the end of a run
+    log(LogLevel::kWarning, "the page is not there any more: {}", error.message());
+  }
+}
+
+// Checkpoints are written behind training, by a thread of their own.
+void Worker::tell_saved() {
+  std::vector<std::string> saved;
+  {
+    const std::lock_guard lock(saved_mutex_);
+    saved.swap(saved_);
+  }
+  if (!narrator_) return;
+  for (const std::string& path : saved) narrator_->saved(path);
 }
 
 void Worker::tell_events(const Levelled& levelled, Regroup how, double seconds) {
   const std::vector<std::uint32_t> lanes = lanes_by_rank(trainer_->owners(), job_.world_size());
+  const std::int64_t steps = plan_->how.schedule.steps;
+  std::vector<std::string> members;
+  for (int rank = 0; rank < job_.world_size(); ++rank) {
+    members.push_back(job_.communicator().name_of(rank));
+  }
   std::map<RunEvent::Kind, RunEvent> events;
   const auto event_of = [&](RunEvent::Kind kind) -> RunEvent& {
     RunEvent& event = events[kind];
     event.kind = kind;
-    event.step = trainer_->steps_done() + 1;
+    event.step = std::min(trainer_->steps_done() + 1, steps);
     event.lanes = lanes;
+    event.members = members;
     event.seconds = seconds;
     return event;
   };
-  for (const Job::Departure& gone : job_.departed()) {
+  for (const auto& [gone, generation, its_lanes] : gone_) {
     auto kind = RunEvent::Kind::kLost;
     if (gone.kind == Job::Departure::Kind::kExpelled) kind = RunEvent::Kind::kExpelled;
     if (gone.kind == Job::Departure::Kind::kLeft) kind = RunEvent::Kind::kLeft;
@@ -504,11 +670,10 @@ void Worker::tell_events(const Levelled& levelled, Regroup how, double seconds) 
     event.who.push_back(gone.name);
     if (event.how.empty()) event.how = gone.why;
     // Not if the step under way was done all the same: by another worker, or from sums.
-    event.again = how == Regroup::kAfterLoss && !levelled.lost && levelled.step == lost_at_;
+    event.again = how == Regroup::kAfterLoss && !levelled.lost && levelled.step == lost_at_ &&
+                  levelled.step < steps;
   }
-  for (int rank = job_.world_size() - job_.newcomers(); rank < job_.world_size(); ++rank) {
-    event_of(RunEvent::Kind::kJoined).who.push_back(job_.communicator().name_of(rank));
-  }
+  if (!came_.empty()) event_of(RunEvent::Kind::kJoined).who = came_;
   if (levelled.lost) {
     RunEvent& event = event_of(RunEvent::Kind::kWentBack);
     event.step = std::max(event.step, lost_at_ + 1);
@@ -522,6 +687,8 @@ void Worker::tell_events(const Levelled& levelled, Regroup how, double seconds) 
     events_.add(event);
     if (narrator_) narrator_->event(event);
   }
+  gone_.clear();
+  came_.clear();
 }
 
 // Fewer workers are left than the job is to have: their work is safe while they wait for others.
@@ -558,8 +725,10 @@ int Worker::dry_run() {
       log(LogLevel::kInfo, "memory: {}B of state on every GPU, and activations",
           short_number(static_cast<double>(replica_->state_bytes())));
     } else {
-      log(LogLevel::kInfo, "memory: about {} for rank 0{}", bytes_of(0),
-          communicator.world_size() > 1 ? ", " + bytes_of(1) + " for every other" : "");
+      log(LogLevel::kInfo, "memory: about {}{}", bytes_of(0),
+          communicator.world_size() > 1
+              ? fmt::format(" for rank 0, {} for every other", bytes_of(1))
+              : "");
     }
     log(LogLevel::kInfo, "time: about {} for {}, {:.3f} s each here and now",
         short_duration(fastest * static_cast<double>(steps)), counted(steps, "step"), fastest);
@@ -608,6 +777,16 @@ void Worker::save_halted() {
   }
 }
 
+// The run's own error counts more than a folder that cannot be written.
+void Worker::tell_halted(std::string_view why) {
+  try {
+    tell_saved();
+    narrator_->halted(trainer_->steps_done() + 1, std::string(why));
+  } catch (const Error& failed) {
+    log(LogLevel::kWarning, "the halt is not in the metrics: {}", failed.message());
+  }
+}
+
 // Nobody goes while rank 0 still writes: who goes ends the others.
 void Worker::part_after_halt(const Error& cause) {
   Communicator& communicator = job_.communicator();
@@ -620,13 +799,34 @@ void Worker::part_after_halt(const Error& cause) {
 
 }  // namespace
 
-int train_worker(const TrainOptions& options, Job& job) {
-  const auto worker = std::make_unique<Worker>(options, job);
+int train_worker(const TrainOptions& options, Job& job, FlightWatch& watch) {
+  const std::shared_ptr<FlightRecorder> flight = job.flight();
+  watch.add(flight, options.dry_run ? "" : options.out);
+  // While the job still stands as it did, before others learn of the failure from us.
+  const auto write_flight = [&](const std::string& why, bool own) {
+    if (own) flight->set_last_words(why);
+    watch.write(flight, why);
+    watch.remove(flight);
+  };
+  const auto worker = std::make_unique<Worker>(options, job, watch);
   try {
-    return worker->run();
+    const int code = worker->run();
+    watch.remove(flight);
+    return code;
   } catch (const Error& error) {
+    const int rank = job.newcomer() ? -1 : flight->snapshot().rank;
+    const bool own = evidence_of(error, rank) == Evidence::kOwn;
+    // Who names its own trouble before it trains has said all.
+    if (error.code() == ErrorCode::kInvalidArgument || (own && !worker->begun())) {
+      flight->set_written();  // by the launcher neither
+      watch.remove(flight);
+    } else if (job.stood_still()) {
+      watch.remove(flight);  // the outputs are not its own any more
+    } else {
+      write_flight(error.what(), own);
+    }
     // Why this worker fails, and not only that it has gone; nothing, if that is known already.
-    if (!all_know(error.code()) && !job.newcomer()) {
+    if (!all_know(error.code()) && !error.message().empty() && !job.newcomer()) {
       if (ends_the_job(error.code())) {
         job.abort(error.what());
       } else {
@@ -635,6 +835,7 @@ int train_worker(const TrainOptions& options, Job& job) {
     }
     throw;
   } catch (const std::exception& error) {
+    write_flight(error.what(), true);
     if (!job.newcomer()) job.give_up(error.what());
     throw;
   }

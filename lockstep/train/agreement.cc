@@ -3,9 +3,15 @@
 #include <fmt/format.h>
 
 #include <algorithm>
+#include <chrono>
 #include <cstdint>
+#include <mutex>
+#include <optional>
 
+#include "lockstep/base/deadline.h"
 #include "lockstep/base/error.h"
+#include "lockstep/base/host.h"
+#include "lockstep/base/index.h"
 #include "lockstep/base/log.h"
 #include "lockstep/files/json.h"
 #include "lockstep/model/weights_hash.h"
@@ -17,10 +23,17 @@ std::span<const std::uint8_t> bytes_of(std::string_view text) {
   return {reinterpret_cast<const std::uint8_t*>(text.data()), text.size()};
 }
 
-std::vector<Setting> parse_settings(const std::string& text) {
+// Of what a rank tells at once.
+constexpr std::int64_t kMostTextBytes = std::int64_t{16} << 20;
+
+std::optional<std::vector<Setting>> parse_settings(const std::string& text) {
+  const Json json = parse_json(text);
+  if (!json.is_array()) return std::nullopt;
   std::vector<Setting> settings;
-  for (const auto& entry : parse_json(text)) {
-    settings.push_back({entry[0], entry[1], entry[2]});
+  try {
+    for (const Json& entry : json) settings.push_back({entry.at(0), entry.at(1), entry.at(2)});
+  } catch (const Json::exception&) {
+    return std::nullopt;
   }
   return settings;
 }
@@ -70,18 +83,53 @@ std::vector<Blake3Hash> gather_hashes(Communicator& communicator, std::span<cons
   return all;
 }
 
+// Others wait while a rank reads its data: half a day is a hundred terabytes from a good disk.
+constexpr auto kReadingPatience = std::chrono::hours(12);
+constexpr auto kBetweenReadingNotes = std::chrono::seconds(5);
+
+// Reads the tokens of those shards whose hash is not known, and tells how far it is.
+void hash_payloads(std::span<const TokenShard* const> shards) {
+  std::vector<const TokenShard*> unknown;
+  std::uint64_t bytes = 0;
+  for (const TokenShard* shard : shards) {
+    if (shard->payload().known()) continue;
+    unknown.push_back(shard);
+    bytes += shard->payload().bytes();
+  }
+  std::mutex mutex;
+  std::uint64_t done = 0;
+  auto told = std::chrono::steady_clock::now();
+  const auto progress = [&](std::uint64_t more) {
+    const std::lock_guard lock(mutex);
+    done += more;
+    const auto now = std::chrono::steady_clock::now();
+    if (now - told < kBetweenReadingNotes) return;
+    told = now;
+    log(LogLevel::kInfo, "reading all data once, to know them again: {:.1f} of {:.1f} GB",
+        static_cast<double>(done) / 1e9, static_cast<double>(bytes) / 1e9);
+  };
+  for (const TokenShard* shard : unknown) shard->payload().get(progress);
+}
+
 }  // namespace
 
-std::vector<std::string> gather_texts(Communicator& communicator, std::string_view own) {
+std::vector<std::string> gather_texts(Communicator& communicator, std::string_view own,
+                                      const CallOptions& options) {
   const auto ranks = static_cast<std::size_t>(communicator.world_size());
   const std::int64_t size = static_cast<std::int64_t>(own.size());
   std::vector<std::int64_t> sizes(ranks);
-  communicator.all_gather(std::span(&size, 1), std::span(sizes));
+  communicator.all_gather(std::span(&size, 1), std::span(sizes), {}, options);
+  for (std::size_t rank = 0; rank < ranks; ++rank) {
+    if (sizes[rank] < 0 || sizes[rank] > kMostTextBytes) {
+      refuse_telling(communicator, static_cast<int>(rank),
+                     fmt::format("a text of {} bytes", sizes[rank]));
+    }
+  }
   std::vector<std::size_t> counts(sizes.begin(), sizes.end());
   std::size_t total = 0;
   for (const std::size_t count : counts) total += count;
   std::vector<std::uint8_t> all(total);
-  communicator.all_gather(bytes_of(own), std::span(all), counts);
+  communicator.all_gather(bytes_of(own), std::span(all), counts, options);
   std::vector<std::string> texts;
   std::size_t begin = 0;
   for (const std::size_t count : counts) {
@@ -91,15 +139,60 @@ std::vector<std::string> gather_texts(Communicator& communicator, std::string_vi
   return texts;
 }
 
+void find_payload_hashes(Communicator& communicator, std::span<const TokenShard> shards) {
+  Json places = Json::array();
+  for (const TokenShard& shard : shards) {
+    const std::string identity = shard.payload().identity();
+    places.push_back(identity.empty() ? "" : this_host().boot_id + " " + identity);
+  }
+  std::vector<Json> by_rank;
+  for (const std::string& text : gather_texts(communicator, to_text(places))) {
+    by_rank.push_back(parse_json(text));
+  }
+  // The first rank that sees the same file.
+  const auto reader_of = [&](std::size_t shard) {
+    for (std::size_t rank = 0; rank < by_rank.size(); ++rank) {
+      const Json& theirs = by_rank[rank];
+      const bool fits = theirs.is_array() && theirs.size() == shards.size();
+      if (fits && theirs[shard] == places[shard]) return rank;
+    }
+    return by_rank.size();
+  };
+  const auto own = index_of(communicator.rank());
+  std::vector<const TokenShard*> mine;
+  std::vector<std::size_t> readers;
+  for (std::size_t i = 0; i < shards.size(); ++i) {
+    readers.push_back(places[i] == "" ? own : reader_of(i));
+    if (readers[i] == own) mine.push_back(&shards[i]);
+  }
+  hash_payloads(mine);
+  Json found = Json::array();
+  for (std::size_t i = 0; i < shards.size(); ++i) {
+    found.push_back(readers[i] == own ? to_hex(shards[i].payload().get()) : "");
+  }
+  const CallOptions patient = {.deadline = Deadline::after(kReadingPatience)};
+  const auto told = gather_texts(communicator, to_text(found), patient);
+  for (std::size_t i = 0; i < shards.size(); ++i) {
+    if (readers[i] == own) continue;
+    const Json theirs = parse_json(told[readers[i]]);
+    const bool told_it = theirs.is_array() && i < theirs.size() && theirs[i].is_string();
+    const std::string text = told_it ? theirs[i].get<std::string>() : "";
+    if (const auto hash = parse_hash(text)) shards[i].payload().set(*hash);
+  }
+}
+
+void refuse_telling(Communicator& communicator, int rank, std::string_view what) {
+  communicator.fail(Error(
+      ErrorCode::kUnexpectedMessage,
+      fmt::format("{} told what makes no sense: {}", communicator.name_of(rank), what), rank));
+}
+
 void compare_settings(Communicator& communicator, std::span<const Setting> own) {
   Json list = Json::array();
   for (const Setting& setting : own) {
     list.push_back({setting.name, setting.value, setting.required});
   }
-  std::vector<std::vector<Setting>> by_rank;
-  for (const std::string& text : gather_texts(communicator, to_text(list))) {
-    by_rank.push_back(parse_settings(text));
-  }
+  const auto by_rank = gather_parsed(communicator, to_text(list), "its settings", parse_settings);
   std::vector<std::string> warnings;
   const std::string difference = find_difference(by_rank, warnings);
   if (!difference.empty()) {

@@ -3,10 +3,13 @@
 #include <span>
 #include <string>
 #include <string_view>
+#include <type_traits>
+#include <utility>
 #include <vector>
 
 #include "lockstep/base/hash/blake3.h"
 #include "lockstep/comm/communicator.h"
+#include "lockstep/data/token_shard.h"
 #include "lockstep/model/layout.h"
 
 namespace lockstep {
@@ -14,8 +17,32 @@ namespace lockstep {
 // What workers compare with each other. All calls are collective. A difference throws the same
 // error on every rank, which names the ranks.
 
-// The texts of all ranks, by rank. They may differ in length.
-std::vector<std::string> gather_texts(Communicator& communicator, std::string_view own);
+// The texts of all ranks, by rank. They may differ in length, up to 16 MiB.
+std::vector<std::string> gather_texts(Communicator& communicator, std::string_view own,
+                                      const CallOptions& options = {});
+
+// The hashes of all tokens of these shards: of a file that several ranks of a host see, one rank
+// reads the tokens, unless their hash is known. Tells how far this rank is, now and then. Throws
+// Error{kIo} on a rank that cannot read a shard, or finds it damaged.
+void find_payload_hashes(Communicator& communicator, std::span<const TokenShard> shards);
+
+// A rank told something that makes no sense, as `what`: fails the job with an
+// Error{kUnexpectedMessage} that names it.
+[[noreturn]] void refuse_telling(Communicator& communicator, int rank, std::string_view what);
+
+// What the ranks told, by rank, as `parse` understands it. It returns nothing for a text that makes
+// no sense: that is refused.
+template <typename Parse>
+auto gather_parsed(Communicator& communicator, std::string_view own, std::string_view what,
+                   const Parse& parse) {
+  std::vector<typename std::invoke_result_t<Parse, const std::string&>::value_type> all;
+  for (const std::string& text : gather_texts(communicator, own)) {
+    auto parsed = parse(text);
+    if (!parsed) refuse_telling(communicator, static_cast<int>(all.size()), what);
+    all.push_back(std::move(*parsed));
+  }
+  return all;
+}
 
 struct Setting {
   std::string name;

@@ -17,7 +17,8 @@ class CpuReplica final : public Replica {
  public:
   CpuReplica(const ReplicaOptions& options, ThreadPool& pool)
       : pool_(pool),
-        transformer_(options.model, options.precision, pool, options.rows, options.context),
+        transformer_(options.model, options.precision, pool, options.rows, options.context,
+                     options.recompute),
         parameters_(layout().size()),
         adamw_(layout(), options.adamw, options.shard) {}
 

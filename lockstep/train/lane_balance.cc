@@ -2,11 +2,13 @@
 
 #include <algorithm>
 #include <array>
+#include <cmath>
 #include <limits>
 #include <utility>
 
 #include "lockstep/base/check.h"
 #include "lockstep/base/index.h"
+#include "lockstep/base/whole_number.h"
 #include "lockstep/train/gradient_tree.h"
 
 namespace lockstep {
@@ -61,7 +63,9 @@ Runs possible_runs(std::size_t lanes, std::span<const double> seconds_per_lane,
   double before = 0;
   for (std::size_t rank = 1; rank < ranks; ++rank) {
     before += 1 / seconds_per_lane[rank - 1];
-    const auto share = static_cast<std::size_t>(static_cast<double>(lanes) * before / speed);
+    // Times that differ beyond all measure leave no share to speak of; each is as good as another.
+    const double exact = std::floor(static_cast<double>(lanes) * before / speed);
+    const std::size_t share = std::min(whole_number<std::size_t>(exact).value_or(0), lanes);
     const std::size_t least = rank;  // a lane for everybody
     const std::size_t most = lanes - (ranks - rank);
     const std::size_t first = std::clamp(share - std::min(share, slack), least, most);

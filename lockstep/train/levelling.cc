@@ -7,13 +7,16 @@
 #include <cstdlib>
 #include <cstring>
 #include <functional>
+#include <optional>
 #include <string>
+#include <type_traits>
 #include <utility>
 
 #include "lockstep/base/check.h"
 #include "lockstep/base/error.h"
 #include "lockstep/base/hash/blake3.h"
 #include "lockstep/base/index.h"
+#include "lockstep/base/whole_number.h"
 #include "lockstep/files/json.h"
 #include "lockstep/train/agreement.h"
 
@@ -80,20 +83,36 @@ std::string standing_text(const LevelStanding& own) {
   return to_text(json);
 }
 
-LevelStanding parse_standing(const std::string& text) {
+// Steps beyond this nobody has done; sums of a few of them fit their type.
+constexpr std::int64_t kMostSteps = std::int64_t{1} << 53;
+
+bool is_step(std::int64_t step) { return step >= 0 && step <= kMostSteps; }
+
+// `size` is that of the flat buffers, in which the ranges lie.
+std::optional<LevelStanding> parse_standing(const std::string& text, std::size_t size) {
   const Json json = parse_json(text);
   LevelStanding told;
-  json.at("state").get_to(told.has_state);
-  json.at("step").get_to(told.step);
-  json.at("summed").get_to(told.summed);
-  json.at("decided").get_to(told.decided);
-  json.at("updated").get_to(told.updated);
-  told.held = {json.at("held")[0], json.at("held")[1]};
-  json.at("done").get_to(told.done);
-  json.at("closed").get_to(told.closed);
-  for (const Json& entry : json.at("moments")) {
-    told.moments.push_back({{entry[0], entry[1]}, entry[2]});
+  try {
+    json.at("state").get_to(told.has_state);
+    json.at("step").get_to(told.step);
+    json.at("summed").get_to(told.summed);
+    json.at("decided").get_to(told.decided);
+    json.at("updated").get_to(told.updated);
+    told.held = {json.at("held").at(0), json.at("held").at(1)};
+    json.at("done").get_to(told.done);
+    json.at("closed").get_to(told.closed);
+    for (const Json& entry : json.at("moments")) {
+      told.moments.push_back({{entry.at(0), entry.at(1)}, entry.at(2)});
+    }
+  } catch (const Json::exception&) {
+    return std::nullopt;
   }
+  const auto inside = [&](Range range) { return range.begin <= range.end && range.end <= size; };
+  const bool right = is_step(told.step) && inside(told.held) &&
+                     std::ranges::all_of(told.moments, [&](const LevelStanding::Moments& each) {
+                       return inside(each.range) && is_step(each.step);
+                     });
+  if (!right) return std::nullopt;
   return told;
 }
 
@@ -105,7 +124,11 @@ struct Record {
   double norm = 0;
 };
 
-// Writes numbers one after another, or reads them into the same places.
+// A report with the phases of so many ranks and as many lanes is much smaller.
+constexpr std::int64_t kMostNumbers = std::int64_t{1} << 24;
+
+// Writes numbers one after another, or reads them into the same places. Numbers that do not fit
+// leave the places as they are, and right() is false.
 class Numbers {
  public:
   Numbers() : writes_(true) {}
@@ -113,16 +136,27 @@ class Numbers {
 
   template <typename Number>
   void one(Number& value) {
-    if (writes_) {
-      numbers_.push_back(static_cast<double>(value));
+    if (writes_) return numbers_.push_back(static_cast<double>(value));
+    right_ = right_ && next_ < numbers_.size();
+    if (!right_) return;
+    const double number = numbers_[next_++];
+    if constexpr (std::is_floating_point_v<Number>) {
+      value = static_cast<Number>(number);
     } else {
-      value = static_cast<Number>(numbers_.at(next_++));
+      const auto whole = whole_number<Number>(number);
+      right_ = whole.has_value();
+      value = whole.value_or(value);
     }
   }
   template <typename Value, typename Each>
   void list(std::vector<Value>& values, const Each& each) {
     std::size_t size = values.size();
     one(size);
+    // Every value takes a number at least, so that nothing is made for a size alone.
+    if (!writes_ && (!right_ || size > numbers_.size() - next_)) {
+      right_ = false;
+      return;
+    }
     values.resize(size);
     for (Value& value : values) each(value);
   }
@@ -134,11 +168,14 @@ class Numbers {
     if (there) each(*value);
   }
   const std::vector<double>& all() const { return numbers_; }
+  // All that was read was there and fitted.
+  bool right() const { return right_; }
 
  private:
   const bool writes_;
   std::vector<double> numbers_;
   std::size_t next_ = 0;
+  bool right_ = true;
 };
 
 void pass(StepReport& report, Numbers& numbers) {
@@ -149,7 +186,9 @@ void pass(StepReport& report, Numbers& numbers) {
   one(report.gradient_norm);
   one(report.learning_rate);
   one(report.tokens);
+  one(report.correct);
   numbers.maybe(report.validation_loss, one);
+  numbers.maybe(report.validation_accuracy, one);
   one(report.best);
   one(report.ends_early);
   one(report.seconds);
@@ -207,10 +246,14 @@ Record share_record(Communicator& communicator, int teller, const TrainerStandin
   }
   auto size = static_cast<std::int64_t>(numbers.size());
   communicator.broadcast(std::span(&size, 1), teller);
+  if (size < 0 || size > kMostNumbers) {
+    refuse_telling(communicator, teller, fmt::format("a report of {} numbers", size));
+  }
   numbers.resize(static_cast<std::size_t>(size));
   communicator.broadcast(std::span(numbers), teller);
   Numbers in(std::move(numbers));
   pass(record, in);
+  if (!in.right()) refuse_telling(communicator, teller, "the report of the last step");
   return record;
 }
 
@@ -504,10 +547,9 @@ LevelPlan plan_levelling(std::span<const LevelStanding> ranks, std::size_t size,
 Levelled level(Trainer& trainer, Communicator& communicator) {
   const auto begin = std::chrono::steady_clock::now();
   LOCKSTEP_CHECK(!trainer.attached());
-  std::vector<LevelStanding> ranks;
-  for (const std::string& text : gather_texts(communicator, standing_text(standing_of(trainer)))) {
-    ranks.push_back(parse_standing(text));
-  }
+  const std::vector<LevelStanding> ranks = gather_parsed(
+      communicator, standing_text(standing_of(trainer)), "where it stands",
+      [&](const std::string& text) { return parse_standing(text, trainer.layout().size()); });
   const int own = communicator.rank();
   const LevelPlan plan = plan_levelling(ranks, trainer.layout().size(), trainer.options().reducer);
   Levelled result = summary(ranks, plan);

@@ -167,6 +167,7 @@ void GradientReducer::begin(std::int64_t step) {
   final_ = 0;
   told_ = 0;
   withheld_ = 0;
+  travelled_ = {};
 }
 
 void GradientReducer::ready(Range range) {
@@ -183,7 +184,9 @@ void GradientReducer::ready(Range range) {
 
 // Waits longer than the bucket's own deadline, which ends it and names the rank at fault.
 void GradientReducer::finish_bucket(std::size_t bucket) {
-  for (Work& work : works_[bucket]) work.wait(Deadline::after(2 * communicator_.patience()));
+  for (Work& work : works_[bucket]) {
+    travelled_ += work.wait(Deadline::after(2 * communicator_.patience())).took;
+  }
   tell_reduced(bucket);
 }
 
@@ -354,7 +357,7 @@ ReducedStep GradientReducer::finish(std::span<const std::vector<double>> lane_ta
   }
   const double withheld = tail.back();
   tail.pop_back();
-  return {partials_[0], shard_, std::move(tail), withheld};
+  return {partials_[0], shard_, std::move(tail), withheld, travelled_};
 }
 
 }  // namespace lockstep

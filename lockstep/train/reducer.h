@@ -1,5 +1,6 @@
 #pragma once
 
+#include <chrono>
 #include <cstdint>
 #include <functional>
 #include <optional>
@@ -65,6 +66,8 @@ struct ReducedStep {
   // How many buckets of all ranks were not finite, where the communicator carries finite numbers
   // only. Zeros were sent instead, so the sum is wrong.
   double withheld = 0;
+  // How long buckets were under way, the time included in which they waited for other ranks.
+  std::chrono::nanoseconds travelled{};
 };
 
 // Adds up the partials of all workers. In every step, with the same sizes on all ranks: begin(),
@@ -149,6 +152,7 @@ class GradientReducer {
   std::vector<std::vector<Work>> works_;  // of every bucket, in the order of its calls
   std::size_t told_ = 0;                  // buckets that `reduced_` was called for
   double withheld_ = 0;
+  std::chrono::nanoseconds travelled_{};
 
   // With bf16.
   FloatBuffer residual_;

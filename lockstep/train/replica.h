@@ -116,7 +116,7 @@ struct ReplicaOptions {
   std::uint32_t accumulators = 0;
   Range shard;  // held_range()
   Exchange exchange = Exchange::kHost;
-  bool recompute = false;  // activations on a GPU, in the backward pass, which saves memory
+  bool recompute = false;  // activations, in the backward pass, which saves memory
   int device = 0;          // the GPU, modulo their number
   bool sharded = false;
   // For Exchange::kDevice.

@@ -1,20 +1,17 @@
 #include "lockstep/train/resume.h"
 
 #include <fmt/format.h>
-#include <unistd.h>
 
 #include <algorithm>
-#include <cerrno>
-#include <filesystem>
 #include <functional>
 #include <initializer_list>
+#include <optional>
 #include <utility>
 #include <variant>
 
 #include "lockstep/base/error.h"
 #include "lockstep/base/index.h"
 #include "lockstep/base/log.h"
-#include "lockstep/data/shard_builder.h"
 #include "lockstep/files/atomic_file.h"
 #include "lockstep/files/json.h"
 #include "lockstep/files/lease.h"
@@ -34,60 +31,77 @@ constexpr std::initializer_list<const char*> kOurFiles = {
   throw Error(ErrorCode::kInvalidArgument, message);
 }
 
-bool is_ours(const std::string& name) {
-  return name.starts_with("checkpoint-") || name.starts_with(kLeaseFile) ||
-         std::ranges::find(kOurFiles, name) != kOurFiles.end();
+// One of our files that was being written when its process ended: NAME.TAG.tmp.
+bool is_unfinished(const std::string& name) {
+  return name.ends_with(".tmp") && std::ranges::any_of(kOurFiles, [&](const std::string& ours) {
+           return name.starts_with(ours + ".");
+         });
 }
 
-void require_free(const std::string& out) {
-  if (const auto steps = list_checkpoints(out); !steps.empty()) {
+bool is_ours(const std::string& name) {
+  return name.starts_with("checkpoint-") || name.starts_with(kLeaseFile) || is_unfinished(name) ||
+         name == kTensorBoardFolder || std::ranges::find(kOurFiles, name) != kOurFiles.end();
+}
+
+void require_free(const std::string& out, Storage& storage) {
+  if (const auto steps = list_checkpoints(out, storage); !steps.empty()) {
     refuse_folder(
         fmt::format("{} has checkpoints, up to {}: --resume goes on from them; a new run "
                     "needs another --out, or --overwrite",
                     out, checkpoint_name(steps[0])));
   }
-  if (std::filesystem::exists(out + "/" + kWeightsFile)) {
+  const auto folder = storage.open_folder(out);
+  if (folder->has(kWeightsFile)) {
     refuse_folder(
         fmt::format("{} has a model already: a new run needs another --out, or --overwrite", out));
   }
-  for (const auto& entry : std::filesystem::directory_iterator(out)) {
-    const std::string name = entry.path().filename();
-    if (is_ours(name)) continue;
+  for (const Folder::Entry& entry : folder->entries()) {
+    if (is_ours(entry.name)) continue;
     refuse_folder(
         fmt::format("{} has other files ({}): a run needs a folder of its own for --out; "
                     "--overwrite writes among them all the same",
-                    out, name));
+                    out, entry.name));
   }
 }
 
-void remove_earlier_run(const std::string& out) {
-  const auto steps = list_checkpoints(out);
-  for (const std::int64_t step : steps) {
-    const std::string path = checkpoint_path(out, step);
-    remove_flat_folder(path + ".tmp");
-    rename_and_sync(path, path + ".tmp");
+// What runs that ended were writing.
+void remove_unfinished(const std::string& out, Storage& storage) {
+  remove_temporaries(out, storage);
+  const auto folder = storage.open_folder(out);
+  for (const Folder::Entry& entry : folder->entries()) {
+    if (is_unfinished(entry.name) && entry.kind == Folder::Kind::kFile) folder->remove(entry.name);
   }
-  remove_temporaries(out);
-  for (const char* name : kOurFiles) {
-    const std::string path = out + "/" + name;
-    if (::unlink(path.c_str()) != 0 && errno != ENOENT) throw_io("removing " + path, errno);
+}
+
+void remove_earlier_run(const std::string& out, Storage& storage) {
+  const auto folder = storage.open_folder(out);
+  for (const std::int64_t step : list_checkpoints(out, storage)) {
+    const std::string name = checkpoint_name(step);
+    const std::string going = WriteGuard().temporary(name);
+    remove_flat_folder(*folder, going);
+    folder->rename(name, going);
   }
+  folder->sync();
+  remove_flat_folder(*folder, kTensorBoardFolder);
+  for (const char* name : kOurFiles) folder->remove(name);
+  remove_unfinished(out, storage);
 }
 
 // On rank 0.
-ResumePoint look_into(const std::string& out, FolderUse use, const std::function<void()>& hold) {
+ResumePoint look_into(const std::string& out, FolderUse use, const std::function<void()>& hold,
+                      Storage& storage) {
   ResumePoint point;
   if (out.empty()) {
     if (use == FolderUse::kResume) refuse_folder("--resume needs --out");
     return point;
   }
-  point.lock.emplace(out);
+  make_folder(out, storage);
   if (hold) hold();
-  if (use == FolderUse::kNew) require_free(out);
-  if (use == FolderUse::kOverwrite) remove_earlier_run(out);
+  if (use == FolderUse::kNew) require_free(out, storage);
+  if (use == FolderUse::kOverwrite) remove_earlier_run(out, storage);
   if (use != FolderUse::kResume) return point;
-  auto newest = load_newest_checkpoint(out);
-  remove_temporaries(out);
+  auto newest = load_newest_checkpoint(out, storage);
+  remove_unfinished(out, storage);
   if (!newest) {
     log(LogLevel::kInfo, "{} has no checkpoint yet: the run begins with step 1", out);
     return point;
@@ -100,11 +114,32 @@ ResumePoint look_into(const std::string& out, FolderUse use, const std::function
   return point;
 }
 
+std::optional<std::vector<std::int64_t>> parse_steps(const std::string& text) {
+  try {
+    return parse_json(text).get<std::vector<std::int64_t>>();
+  } catch (const Json::exception&) {
+    return std::nullopt;
+  }
+}
+
+// As `root` has told it.
+RunState told_run_state(Communicator& communicator, const std::string& text, int root) {
+  const auto parsed = parse_run_state(text);
+  if (const auto* run = std::get_if<RunState>(&parsed)) return *run;
+  refuse_telling(communicator, root, "the state of the run");
+}
+
+// Of a tokenizer's file, at most.
+constexpr std::int64_t kMostBroadcast = std::int64_t{1} << 30;
+
 // The root's text, on all ranks.
 std::string broadcast_text(Communicator& communicator, const std::string& own, int root = 0) {
   auto size = static_cast<std::int64_t>(own.size());
   const CallOptions patient = {.deadline = Deadline::after(kDiskPatience)};
   communicator.broadcast(std::span(&size, 1), root, patient);
+  if (size < 0 || size > kMostBroadcast) {
+    refuse_telling(communicator, root, fmt::format("a text of {} bytes", size));
+  }
   std::vector<std::uint8_t> bytes(static_cast<std::size_t>(size));
   if (communicator.rank() == root) std::ranges::copy(own, bytes.begin());
   communicator.broadcast(std::span(bytes), root, patient);
@@ -180,13 +215,13 @@ void restore_residual(Trainer& trainer, const TrainingState* state, int root) {
 }  // namespace
 
 ResumePoint find_resume_point(Communicator& communicator, const std::string& out, FolderUse use,
-                              const std::function<void()>& hold) {
+                              const std::function<void()>& hold, Storage& storage) {
   // One letter and what belongs to it: no checkpoint, a run's state, an error of usage or of files.
   ResumePoint point;
   std::string text = "n";
   if (communicator.rank() == 0) {
     try {
-      point = look_into(out, use, hold);
+      point = look_into(out, use, hold, storage);
       if (point.run) text = "s" + to_json(*point.run);
     } catch (const Error& error) {
       text = error.code() == ErrorCode::kInvalidArgument ? 'u' : 'f';
@@ -194,11 +229,12 @@ ResumePoint find_resume_point(Communicator& communicator, const std::string& out
     }
   }
   text = broadcast_text(communicator, text);
+  if (text.empty()) refuse_telling(communicator, 0, "nothing");
   const std::string rest = text.substr(1);
   switch (text[0]) {
     case 'u': throw Error(ErrorCode::kInvalidArgument, rest);
     case 'f': throw Error(ErrorCode::kIo, rest);
-    case 's': point.run = std::get<RunState>(parse_run_state(rest)); break;
+    case 's': point.run = told_run_state(communicator, rest, 0); break;
     default: break;
   }
   if (point.run) share_tokenizer(communicator, point.tokenizer);
@@ -214,8 +250,9 @@ ResumePoint find_newest_checkpoint(Communicator& communicator, const std::string
   };
   std::vector<Place> places;
   int rank = 0;
-  for (const std::string& text : gather_texts(communicator, to_text(Json(own)))) {
-    for (const Json& step : parse_json(text)) places.push_back({step, rank});
+  for (const auto& steps :
+       gather_parsed(communicator, to_text(Json(own)), "its checkpoints", parse_steps)) {
+    for (const std::int64_t step : steps) places.push_back({step, rank});
     ++rank;
   }
   std::ranges::stable_sort(places, std::ranges::greater(), &Place::step);
@@ -233,8 +270,8 @@ ResumePoint find_newest_checkpoint(Communicator& communicator, const std::string
       }
     }
     text = broadcast_text(communicator, text, place.rank);
-    if (text[0] != 's') continue;
-    point.run = std::get<RunState>(parse_run_state(text.substr(1)));
+    if (!text.starts_with('s')) continue;
+    point.run = told_run_state(communicator, text.substr(1), place.rank);
     return point;
   }
   return {};

@@ -7,7 +7,7 @@
 #include <string>
 #include <vector>
 
-#include "lockstep/files/folder_lock.h"
+#include "lockstep/files/storage.h"
 #include "lockstep/train/checkpoint/training_state.h"
 #include "lockstep/train/trainer.h"
 
@@ -20,7 +20,6 @@ struct ResumePoint {
   std::shared_ptr<const Tokenizer> tokenizer;  // that of the checkpoint, on all ranks; may be none
   int root = 0;                                // the rank that has read the files
   // There.
-  std::optional<FolderLock> lock;      // of the run's folder; none without a folder
   std::optional<TrainingState> state;  // until restore() has taken it
   std::vector<std::int64_t> damaged;   // steps of later checkpoints, which could not be read
 };
@@ -32,14 +31,15 @@ enum class FolderUse {
   kOverwrite,  // a new run: removes our files of an earlier one, and nothing else
 };
 
-// Locks the folder `out` and looks into it, before anything is written. Throws on all ranks what
+// Makes the folder `out` and looks into it, before anything is written. Throws on all ranks what
 // rank 0 finds wrong: Error{kInvalidArgument} when the folder is refused or in use, Error{kIo} when
-// no checkpoint is intact. Rank 0 calls `hold` when it has the lock, before it looks.
+// no checkpoint is intact. Rank 0 calls `hold` before it looks: that keeps others out, and throws
+// when another run has the folder.
 ResumePoint find_resume_point(Communicator& communicator, const std::string& out, FolderUse use,
-                              const std::function<void()>& hold = {});
+                              const std::function<void()>& hold = {}, Storage& storage = disk());
 
 // When level() has found no whole state: the newest intact checkpoint that any rank sees in `out`;
-// point.run is not there when there is none. Takes no lock: the run has it.
+// point.run is not there when there is none. The run holds the folder.
 ResumePoint find_newest_checkpoint(Communicator& communicator, const std::string& out);
 
 // Before Trainer::start(), when point.run is there: sets the steps, the weights, and on every rank

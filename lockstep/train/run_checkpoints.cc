@@ -34,12 +34,13 @@ TrainingState state_to_fill(const Trainer& trainer, const CheckpointPolicy& poli
 }
 
 std::uint64_t save_and_prune(const CheckpointPolicy& policy, const TrainingState& state) {
-  const std::uint64_t bytes = save_checkpoint(policy.out, state, policy.guard);
+  const std::uint64_t bytes = save_checkpoint(policy.out, state, policy.guard, *policy.storage);
   if (policy.saved) policy.saved(checkpoint_path(policy.out, state.run.step));
   try {
     std::vector<std::int64_t> spared = policy.damaged;
     spared.push_back(state.run.validation.best_step);
-    delete_old_checkpoints(policy.out, state.run.step, policy.keep_last, spared, policy.guard);
+    delete_old_checkpoints(policy.out, state.run.step, policy.keep_last, spared, policy.guard,
+                           *policy.storage);
   } catch (const Error& error) {  // one too many does no harm
     log(LogLevel::kWarning, "an old checkpoint stays: {}", error.message());
   }
@@ -106,11 +107,15 @@ RunState run_state_of(const Trainer& trainer) {
                   .schedule = options.schedule,
                   .clip = options.clip,
                   .seed = options.seed,
-                  .reduction = std::string(to_string(options.reducer.reduction)),
+                  .reduction = options.outside != nullptr
+                                   ? "outside"
+                                   : std::string(to_string(options.reducer.reduction)),
                   .wire_dtype = std::string(to_string(options.reducer.wire))};
-  run.data = {trainer.training().size(), to_hex(trainer.training().fingerprint())};
+  run.data = {trainer.training().size(), to_hex(trainer.training().fingerprint()),
+              trainer.lanes().mix};
   run.skipped_lanes = options.skip_lanes;
-  run.versions = {std::string(version()), ::gnu_get_libc_version(), std::string(processor_level())};
+  run.versions = {std::string(version()), ::gnu_get_libc_version(), std::string(processor_level()),
+                  options.gpu};
   return run;
 }
 
@@ -149,7 +154,7 @@ void RunCheckpoints::regroup() {
   std::int64_t lost = 0;
   if (communicator.rank() == 0) {
     if (!writer_) make_writer();
-    lost = due > copied && !std::filesystem::exists(checkpoint_path(policy_.out, due)) ? 1 : 0;
+    lost = due > copied && !policy_.storage->find_folder(checkpoint_path(policy_.out, due)) ? 1 : 0;
   }
   communicator.broadcast(std::span(&lost, 1), 0, {.deadline = Deadline::after(kDiskPatience)});
   lost_ = lost != 0;
@@ -209,9 +214,11 @@ void RunCheckpoints::wait() {
   if (writer_) writer_->wait(Deadline::after(kDiskPatience));
 }
 
-bool RunCheckpoints::interval_passed() const {
-  return writes() && policy_.interval.count() > 0 &&
-         std::chrono::steady_clock::now() - latest_save_ >= policy_.interval;
+bool RunCheckpoints::save_wanted() const {
+  if (!writes()) return false;
+  const auto since = std::chrono::steady_clock::now() - latest_save_;
+  if (writer_->last_failed() && since >= policy_.retry) return true;
+  return policy_.interval.count() > 0 && since >= policy_.interval;
 }
 
 }  // namespace lockstep

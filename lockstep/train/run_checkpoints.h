@@ -18,6 +18,7 @@ namespace lockstep {
 constexpr const char* kRunFile = "run.json";  // the command's options, for --resume
 constexpr const char* kMetricsFile = "metrics.jsonl";
 constexpr const char* kHaltFile = "halt.json";
+constexpr const char* kTensorBoardFolder = "tensorboard";  // event files
 
 // A disk that takes longer than this for one checkpoint is given up.
 constexpr auto kDiskPatience = std::chrono::hours(1);
@@ -36,6 +37,9 @@ struct CheckpointPolicy {
   // Told the path of every checkpoint that is on disk, on the writer's thread.
   std::function<void(const std::string& path)> saved = {};
   WriteGuard guard = {};  // of `out`
+  Storage* storage = &disk();
+  // After a save that failed, as on a full disk, the next one is not waited for but tried so soon.
+  std::chrono::nanoseconds retry = std::chrono::minutes(1);
 
   bool regular() const { return save_every > 0 || interval.count() > 0; }
 };
@@ -81,8 +85,9 @@ class RunCheckpoints {
   // cannot be written.
   void wait();
 
-  // On rank 0: the interval has passed since the last save. The rank then requests one of all.
-  bool interval_passed() const;
+  // On rank 0: the interval has passed since the last save, or the last one failed and it is time
+  // to try again. The rank then requests one of all.
+  bool save_wanted() const;
 
   // What rank 0 is doing; kTraining on the others.
   CheckpointPhase phase() const { return writer_ ? writer_->phase() : CheckpointPhase::kTraining; }

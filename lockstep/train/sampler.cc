@@ -61,19 +61,19 @@ std::int32_t sample_token(std::span<const float> logits, const SamplerOptions& o
   return order[weights.size() - 1];
 }
 
-void generate_tokens(Decoder& decoder, int context, std::span<const std::int32_t> prompt,
+void generate_tokens(SequenceReader& reader, int context, std::span<const std::int32_t> prompt,
                      const SamplerOptions& options, std::int64_t count,
                      std::optional<std::int32_t> end,
                      const std::function<bool(std::int32_t)>& token) {
   const auto longest = static_cast<std::size_t>(context);
   std::vector<std::int32_t> text(prompt.begin(), prompt.end());
-  std::size_t fresh = text.size();  // not read by the decoder yet
+  std::size_t fresh = text.size();  // not read yet
   for (std::int64_t i = 0; i < count; ++i) {
-    if (decoder.length() + fresh > longest) {
-      decoder.truncate(0);
+    if (reader.length() + fresh > longest) {
+      reader.truncate(0);
       fresh = std::min(text.size(), std::max<std::size_t>(longest / 2, 1));
     }
-    const auto logits = decoder.logits_after(std::span(text).last(fresh));
+    const auto logits = reader.logits_after(std::span(text).last(fresh));
     const std::int32_t next = sample_token(logits, options, static_cast<std::uint64_t>(i));
     if (end && next == *end) return;
     text.push_back(next);

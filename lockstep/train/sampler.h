@@ -6,7 +6,7 @@
 #include <span>
 #include <vector>
 
-#include "lockstep/model/cpu/decoder.h"
+#include "lockstep/model/sequence_reader.h"
 
 namespace lockstep {
 
@@ -23,10 +23,10 @@ struct SamplerOptions {
 std::int32_t sample_token(std::span<const float> logits, const SamplerOptions& options,
                           std::uint64_t position);
 
-// Continues `prompt`, which has at least one token, by at most `count` tokens, and stops when `end`
-// is drawn. Calls `token` for every token but `end`; false stops. When the context is full, the
-// later half of it is kept.
-void generate_tokens(Decoder& decoder, int context, std::span<const std::int32_t> prompt,
+// Continues `prompt`, which has at least one token, with a reader that has read nothing, by at most
+// `count` tokens, and stops when `end` is drawn. Calls `token` for every token but `end`; false
+// stops. When the context is full, the later half of it is kept.
+void generate_tokens(SequenceReader& reader, int context, std::span<const std::int32_t> prompt,
                      const SamplerOptions& options, std::int64_t count,
                      std::optional<std::int32_t> end,
                      const std::function<bool(std::int32_t)>& token);

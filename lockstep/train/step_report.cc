@@ -13,6 +13,7 @@ std::string_view to_string(Phase phase) {
     case Phase::kOptimizer: return "optimizer";
     case Phase::kVerify: return "verify";
     case Phase::kSave: return "save";
+    case Phase::kHidden: return "hidden";
   }
   return "?";
 }

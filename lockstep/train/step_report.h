@@ -22,8 +22,9 @@ enum class Phase : std::uint8_t {
   kOptimizer,
   kVerify,
   kSave,
+  kHidden,  // communication behind the backward pass: it takes no time of the step's own
 };
-inline constexpr std::size_t kPhases = 7;
+inline constexpr std::size_t kPhases = 8;
 std::string_view to_string(Phase phase);
 
 // Seconds, by phase.
@@ -72,8 +73,10 @@ struct StepReport {
   double gradient_norm = 0;  // of the mean gradient, before clipping
   double learning_rate = 0;
   std::int64_t tokens = 0;
+  std::int64_t correct = 0;  // of them: the model held no other token for likelier
   std::optional<double> validation_loss;
-  bool best = false;        // the validation loss is the lowest so far
+  std::optional<double> validation_accuracy;  // the share of tokens that were correct
+  bool best = false;                          // the validation loss is the lowest so far
   bool ends_early = false;  // no better one has come for too long: this was the last step
   double seconds = 0;       // of the step, without validation
   // By rank: data, forward and backward of this step, the other phases of the step before (with one

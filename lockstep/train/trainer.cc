@@ -11,9 +11,13 @@
 
 #include "lockstep/base/check.h"
 #include "lockstep/base/error.h"
+#include "lockstep/base/hash/blake3.h"
 #include "lockstep/base/host.h"
 #include "lockstep/base/index.h"
 #include "lockstep/base/version.h"
+#include "lockstep/base/whole_number.h"
+#include "lockstep/comm/flight_recorder.h"
+#include "lockstep/comm/kernels/kernels.h"
 #include "lockstep/model/init.h"
 #include "lockstep/model/update.h"
 #include "lockstep/model/weights_hash.h"
@@ -21,9 +25,9 @@
 namespace lockstep {
 namespace {
 
-// The tail. Every lane has the first three numbers. A rank's own numbers are in the tail of its
-// first lane, at places where all other tails have zeros, so that the sum keeps them.
-enum TailPlace : std::size_t { kLoss, kTokens, kBadLosses, kFirstRank };
+// The tail. Every lane has the numbers ahead of kFirstRank. A rank's own numbers are in the tail of
+// its first lane, at places where all other tails have zeros, so that the sum keeps them.
+enum TailPlace : std::size_t { kLoss, kTokens, kCorrect, kBadLosses, kFirstRank };
 enum RankPlace : std::size_t { kStop, kSave, kRegroup, kLeave, kFirstPhase };
 constexpr std::size_t kRankPlaces = kFirstPhase + kPhases;
 
@@ -34,6 +38,15 @@ std::size_t rank_place(int rank) { return kFirstRank + index_of(rank) * kRankPla
 constexpr double kStragglerShare = 0.25;
 constexpr std::int64_t kStragglerWindow = 10;  // steps
 constexpr double kStragglerSeconds = 0.2;
+// No phase of a step takes a thousand years.
+constexpr double kMostSeconds = 3e10;
+
+std::vector<std::uint64_t> validation_ids(const TrainerOptions& options, const Samples& samples) {
+  const MixPart all = {samples.size(), kMixBlock};
+  const std::span<const MixPart> parts =
+      options.mix.validation.empty() ? std::span(&all, 1) : std::span(options.mix.validation);
+  return spread_samples(parts, std::min(options.eval_samples, samples.size()));
+}
 
 LanePlan checked(const LanePlan& plan) {
   validate(plan);
@@ -49,9 +62,10 @@ std::vector<std::span<float>> partials_of(Replica& replica) {
 }
 
 // How the partials of the ranks become one sum.
-Exchange exchange_of(const ReducerOptions& reducer, int world_size) {
-  if (reducer.on_device) return Exchange::kDevice;
-  return travels(reducer, world_size) ? Exchange::kHost : Exchange::kNone;
+Exchange exchange_of(const TrainerOptions& options, int world_size) {
+  if (options.outside != nullptr) return Exchange::kHost;
+  if (options.reducer.on_device) return Exchange::kDevice;
+  return travels(options.reducer, world_size) ? Exchange::kHost : Exchange::kNone;
 }
 
 bool balances(const TrainerOptions& options, int world_size) {
@@ -89,7 +103,7 @@ ReplicaOptions replica_options(const TrainerOptions& options, int rank, int worl
     result.accumulators = most_accumulators(result.owners, world_size);
   }
   result.shard = held_range(options.reducer, size, rank, world_size);
-  result.exchange = exchange_of(options.reducer, world_size);
+  result.exchange = exchange_of(options, world_size);
   result.recompute = options.recompute;
   result.native = options.reducer.reduction == Reduction::kNccl;
   result.sharded = options.reducer.shard;
@@ -130,8 +144,11 @@ Trainer::Trainer(const TrainerOptions& options, Samples training, Samples valida
       training_(std::move(training)),
       validation_(std::move(validation)),
       replica_(replica),
-      lanes_(checked({training_.size(), options.seed, options.global_batch, options.micro_batch})),
+      lanes_(checked({training_.size(), options.seed, options.global_batch, options.micro_batch,
+                      options.mix.training})),
+      validation_ids_(validation_ids(options, validation_)),
       block_sums_(norm_blocks(layout().size())),
+      share_{0, options.global_batch},
       sample_ids_(options.micro_batch),
       tokens_(options.micro_batch * static_cast<std::size_t>(training_.context())),
       targets_(tokens_.size()) {}
@@ -143,6 +160,8 @@ Trainer::Trainer(const TrainerOptions& options, Samples training, Samples valida
 }
 
 void Trainer::connect(Communicator& communicator) {
+  LOCKSTEP_CHECK(options_.outside == nullptr ||
+                 (communicator.world_size() == 1 && !options_.reducer.shard));
   communicator_ = &communicator;
   owners_ = lane_owners(options_, communicator.world_size());
   reducer_.emplace(communicator, owners_, partials_of(replica_), options_.reducer,
@@ -240,6 +259,7 @@ std::vector<Setting> Trainer::settings() const {
     list.push_back({name, fmt::format("{}", value), true});
   };
   add("version", version());
+  add("mix", to_string(std::span(options_.mix.training)));
   add("global batch", options_.global_batch);
   add("micro batch", options_.micro_batch);
   const ModelConfig& model = options_.model;
@@ -268,6 +288,8 @@ std::vector<Setting> Trainer::settings() const {
   add("seed", options_.seed);
   add("training samples", training_.size());
   add("validation samples", validation_.size());
+  add("training data", to_hex(training_.fingerprint()));
+  add("validation data", to_hex(validation_.fingerprint()));
   add("eval every", options_.eval_every);
   add("early stop", options_.early_stop);
   add("verify every", options_.verify_every);
@@ -283,6 +305,9 @@ std::vector<Setting> Trainer::settings() const {
   }
   add("skipped lanes", skipped);
   list.push_back({"processor and C library", host_fingerprint(), false});
+  const GpuVersions& gpu = options_.gpu;
+  list.push_back({"GPU, CUDA, cuBLASLt and cuDNN",
+                  fmt::format("{} {} {} {}", gpu.name, gpu.cuda, gpu.cublas_lt, gpu.cudnn), false});
   return list;
 }
 
@@ -299,6 +324,7 @@ void Trainer::start(std::vector<Setting> more) {
 
 std::string Trainer::verify() {
   const PhaseTimer timer(phases_, Phase::kVerify);
+  const PhaseRecord record(communicator_->flight(), "verify", standing_.step);
   const std::vector<Blake3Hash> hashes = replica_.tensor_hashes();
   at("verify", standing_.step);
   compare_replicas(*communicator_, layout(), hashes, standing_.step);
@@ -316,12 +342,24 @@ Batch Trainer::read_batch(const Samples& samples, std::span<const std::uint64_t>
           samples.context()};
 }
 
+// Samples that do not fill a lane, at the end of a share, make a smaller one.
 Batch Trainer::lane_batch(std::uint32_t lane) {
-  lanes_.sample_ids(static_cast<std::uint64_t>(standing_.step), lane, sample_ids_);
+  const std::uint64_t first = share_.begin + lane * options_.micro_batch;
+  sample_ids_.resize(std::min<std::uint64_t>(options_.micro_batch, share_.end - first));
+  lanes_.samples_from(static_cast<std::uint64_t>(standing_.step), first, sample_ids_);
   return read_batch(training_, sample_ids_);
 }
 
+void Trainer::set_share(Range samples) {
+  LOCKSTEP_CHECK(samples.begin <= samples.end && samples.end <= options_.global_batch);
+  share_ = samples;
+  const std::uint64_t micro = options_.micro_batch;
+  const std::uint64_t lanes = std::max<std::uint64_t>(1, (samples.size() + micro - 1) / micro);
+  if (lanes != owners_.size()) set_owners(LeafOwners(lanes, 0));
+}
+
 bool Trainer::skipped(std::uint32_t lane) const {
+  if (share_.size() == 0) return true;
   return std::ranges::find(options_.skip_lanes, SkippedLane{standing_.step + 1, lane}) !=
          options_.skip_lanes.end();
 }
@@ -342,14 +380,18 @@ std::int64_t Trainer::run_lane(std::size_t index) {
     replica_.skip(index, ready);
     return 0;
   }
+  FlightRecorder& flight = communicator_->flight();
   Batch batch;
   {
     const PhaseTimer timer(phases_, Phase::kData);
+    const PhaseRecord record(flight, "data", standing_.step + 1, static_cast<int>(lane));
     at("lane");
     if (options_.at) at(fmt::format("lane{}", lane));
     at("data");
     batch = lane_batch(lane);
   }
+  const PhaseRecord record(flight, "forward and backward", standing_.step + 1,
+                           static_cast<int>(lane));
   at("forward");
   replica_.gradient(batch, index, ready);
   return std::ranges::count_if(batch.targets, [](std::int32_t target) { return target >= 0; });
@@ -358,6 +400,7 @@ std::int64_t Trainer::run_lane(std::size_t index) {
 // Waits for the lanes; their tails, without this rank's own numbers.
 std::vector<std::vector<double>> Trainer::finish_lanes() {
   const std::vector<LaneWork>& lanes = replica_.schedule().lanes;
+  const PhaseRecord record(communicator_->flight(), "finishing lanes", standing_.step + 1);
   const std::vector<LaneResult> results = replica_.finish_lanes();
   LOCKSTEP_CHECK(results.size() == lanes.size());
   std::vector<std::vector<double>> tails(
@@ -370,6 +413,7 @@ std::vector<std::vector<double>> Trainer::finish_lanes() {
     std::vector<double>& tail = tails[lanes[i].place];
     tail[kLoss] = finite ? result.sum.loss : 0;
     tail[kTokens] = static_cast<double>(result.sum.tokens);
+    tail[kCorrect] = static_cast<double>(result.sum.correct);
     tail[kBadLosses] = finite ? 0 : 1;
   }
   return tails;
@@ -390,16 +434,30 @@ void Trainer::read_tail(std::span<const double> tail, StepReport& report) {
   report.step = step + 1;
   report.epoch = lanes_.epochs(static_cast<std::uint64_t>(report.step));
   report.learning_rate = learning_rate(options_.schedule, step);
-  report.tokens = static_cast<std::int64_t>(tail[kTokens]);
+  // Sums over all ranks: nobody can be named.
+  const auto counted = [&](double sum, std::string_view what) {
+    const auto count = whole_number<std::int64_t>(sum);
+    if (count && *count >= 0) return *count;
+    communicator_->fail(
+        Error(ErrorCode::kUnexpectedMessage,
+              fmt::format("step {} has {} {}, as the ranks add them up", report.step, sum, what)));
+  };
+  report.tokens = counted(tail[kTokens], "tokens");
+  report.correct = counted(tail[kCorrect], "tokens that are right");
   report.loss = report.tokens > 0 ? tail[kLoss] / tail[kTokens] : 0;
   report.lanes = lanes_by_rank(owners_, communicator_->world_size());
   std::vector<Requests> requests;
   for (int rank = 0; rank < communicator_->world_size(); ++rank) {
     const std::span<const double> told = tail.subspan(rank_place(rank), kRankPlaces);
-    requests.push_back({.stop = static_cast<int>(told[kStop]),
-                        .save = told[kSave] > 0,
-                        .regroup = told[kRegroup] > 0,
-                        .leave = static_cast<int>(told[kLeave])});
+    const auto stop = whole_number<int>(told[kStop]);
+    const auto leave = whole_number<int>(told[kLeave]);
+    const auto plausible = [](double seconds) { return std::abs(seconds) < kMostSeconds; };
+    if (!stop || *stop < 0 || *stop >= NSIG || !leave || *leave < 0 ||
+        !std::ranges::all_of(told.subspan(kFirstPhase), plausible)) {
+      refuse_telling(*communicator_, rank, fmt::format("its requests of step {}", report.step));
+    }
+    requests.push_back(
+        {.stop = *stop, .save = told[kSave] > 0, .regroup = told[kRegroup] > 0, .leave = *leave});
     PhaseTimes times;
     std::ranges::copy(told.subspan(kFirstPhase), times.all().begin());
     compute_seconds_[index_of(rank)] += times.compute();
@@ -446,6 +504,7 @@ UpdateRequest Trainer::update_request(std::int64_t tokens, std::optional<double>
 }
 
 void Trainer::begin_update(std::int64_t tokens, std::optional<double> norm) {
+  const PhaseRecord record(communicator_->flight(), "optimizer", standing_.step + 1);
   at("update");
   const PhaseTimer timer(phases_, Phase::kOptimizer);
   standing_.open->begun = true;
@@ -470,7 +529,7 @@ void Trainer::commit() {
   TrainerStanding& standing = standing_;
   StepReport& report = standing.open->report;
   report.gradient_norm =
-      report.tokens > 0 ? standing.open->norm / static_cast<double>(report.tokens) : 0;
+      divisor(report) > 0 ? standing.open->norm / static_cast<double>(divisor(report)) : 0;
   standing.step = report.step;
   standing.last.emplace().report = std::move(report);
   standing.open.reset();
@@ -482,6 +541,7 @@ void Trainer::commit() {
 
 StepReport Trainer::step(const Requests& requests) {
   const auto begin = std::chrono::steady_clock::now();
+  FlightRecorder& flight = communicator_->flight();
   standing_.open.reset();
   at("step");
   reducer_->begin(standing_.step + 1);
@@ -489,7 +549,7 @@ StepReport Trainer::step(const Requests& requests) {
   for (std::size_t i = 0; i < replica_.schedule().lanes.size(); ++i) own_tokens += run_lane(i);
   // A single worker begins the update without waiting for its lanes, so that a GPU is never idle.
   const bool alone = communicator_->world_size() == 1 && !options_.reducer.shard &&
-                     exchange_of(options_.reducer, 1) != Exchange::kHost;
+                     exchange_of(options_, 1) != Exchange::kHost;
   if (alone) {
     standing_.open.emplace();
     begin_update(own_tokens, std::nullopt);
@@ -499,24 +559,31 @@ StepReport Trainer::step(const Requests& requests) {
   std::vector<std::vector<double>> tails = finish_lanes();
   add_requests(requests, tails[0]);
   phases_ = {};
-  at("communication");
-  at("tail");
   std::optional<double> norm;
   {
+    const PhaseRecord record(flight, "communication", standing_.step + 1);
+    at("communication");
+    at("tail");
     const PhaseTimer timer(phases_, Phase::kCommunication);
+    const auto ended = std::chrono::steady_clock::now();  // the backward pass
     const ReducedStep reduced = reducer_->finish(tails);
+    const std::chrono::duration<double> hidden =
+        reduced.travelled - (std::chrono::steady_clock::now() - ended);
+    phases_[Phase::kHidden] = std::max(0.0, hidden.count());
     if (reduced.withheld > 0 || reduced.tail[kBadLosses] > 0) halt();
     if (!alone) standing_.open.emplace();
     standing_.open->held = reducer_->held();
     read_tail(reduced.tail, standing_.open->report);
+    if (options_.outside != nullptr) average_outside(standing_.open->report);
     if (options_.reducer.shard) norm = norm_of_shards(reduced.range);
   }
   OpenStep& open = *standing_.open;
   open.norm = norm.value_or(0);
   open.decided = norm && std::isfinite(*norm);
-  if (!alone) begin_update(open.report.tokens, norm);
+  if (!alone) begin_update(divisor(open.report), norm);
   {
     const PhaseTimer timer(phases_, Phase::kOptimizer);
+    const PhaseRecord record(flight, "optimizer", standing_.step + 1);
     const UpdateResult updated = replica_.finish_update();
     if (!std::isfinite(updated.norm)) halt();
     open.norm = updated.norm;
@@ -531,9 +598,23 @@ StepReport Trainer::step(const Requests& requests) {
   return report;
 }
 
-std::optional<double> Trainer::evaluate() {
-  const std::uint64_t count = std::min(options_.eval_samples, validation_.size());
+// This worker's mean for the mean of all workers' means.
+void Trainer::average_outside(StepReport& report) {
+  const std::span<float> gradient = replica_.partial(0);
+  if (find_non_finite(DataType::kF32, gradient.data(), gradient.size()) < gradient.size()) halt();
+  const double tokens = static_cast<double>(report.tokens);
+  const float factor = report.tokens > 0 ? static_cast<float>(1 / tokens) : 0.0f;
+  for (float& value : gradient) value *= factor;
+  const auto loss = options_.outside->average(
+      gradient, {.loss = report.loss * tokens, .tokens = report.tokens, .correct = report.correct});
+  if (loss) report.loss = *loss;
+  replica_.reduced({0, gradient.size()});
+}
+
+std::optional<Validation> Trainer::evaluate() {
+  const std::uint64_t count = validation_ids_.size();
   if (count == 0) return std::nullopt;
+  const PhaseRecord record(communicator_->flight(), "validation", standing_.step);
   const std::uint64_t batches = (count + options_.micro_batch - 1) / options_.micro_batch;
   const auto first_of = [&](int rank) {
     return batches * static_cast<std::uint64_t>(rank) /
@@ -543,27 +624,29 @@ std::optional<double> Trainer::evaluate() {
   std::vector<double> own;
   for (std::uint64_t batch = first_of(rank); batch < first_of(rank + 1); ++batch) {
     const std::uint64_t first = batch * options_.micro_batch;
-    std::vector<std::uint64_t> ids(std::min(options_.micro_batch, count - first));
-    for (std::size_t row = 0; row < ids.size(); ++row) {  // spread evenly
-      ids[row] = (first + row) * validation_.size() / count;
-    }
+    const auto ids =
+        std::span(validation_ids_).subspan(first, std::min(options_.micro_batch, count - first));
     const LossSum sum = replica_.loss(read_batch(validation_, ids));
     own.push_back(sum.loss);
     own.push_back(static_cast<double>(sum.tokens));
+    own.push_back(static_cast<double>(sum.correct));
   }
+  constexpr std::size_t kNumbers = 3;  // of a batch
   std::vector<std::size_t> counts;
   for (int i = 0; i < communicator_->world_size(); ++i) {
-    counts.push_back(2 * (first_of(i + 1) - first_of(i)));
+    counts.push_back(kNumbers * (first_of(i + 1) - first_of(i)));
   }
-  std::vector<double> all(2 * batches);
+  std::vector<double> all(kNumbers * batches);
   at("validation", standing_.step);
   communicator_->all_gather(std::span<const double>(own), std::span(all), counts);
-  std::vector<double> losses, tokens;
+  std::vector<double> losses, tokens, correct;
   for (std::uint64_t batch = 0; batch < batches; ++batch) {
-    losses.push_back(all[2 * batch]);
-    tokens.push_back(all[2 * batch + 1]);
+    losses.push_back(all[kNumbers * batch]);
+    tokens.push_back(all[kNumbers * batch + 1]);
+    correct.push_back(all[kNumbers * batch + 2]);
   }
-  return tree_sum(losses) / tree_sum(tokens);
+  const double counted = tree_sum(tokens);
+  return Validation{tree_sum(losses) / counted, tree_sum(correct) / counted};
 }
 
 void Trainer::verify_if_due() {
@@ -579,7 +662,12 @@ void Trainer::evaluate_if_due() {
   const std::int64_t step = standing_.step;
   const bool due = step == options_.schedule.steps ||
                    (options_.eval_every > 0 && step % options_.eval_every == 0);
-  if (due || last.report.stop != 0) last.report.validation_loss = evaluate();
+  if (due || last.report.stop != 0) {
+    if (const auto validation = evaluate()) {
+      last.report.validation_loss = validation->loss;
+      last.report.validation_accuracy = validation->accuracy;
+    }
+  }
   if (due) record_validation(last.report);
   last.evaluated = true;
 }
@@ -609,6 +697,11 @@ RunEnd Trainer::run(const std::function<Requests()>& requests,
     if (standing_.last &&
         (standing_.last->report.regroup || !standing_.last->report.leaving.empty())) {
       return RunEnd::kRegroup;
+    }
+    if (options_.outside != nullptr) {
+      const auto share = options_.outside->next_share();
+      if (!share) return RunEnd::kOutside;
+      set_share(*share);
     }
     Requests now = requests();
     if (asked_.stop != 0) now.stop = asked_.stop;
@@ -673,10 +766,9 @@ void Trainer::halt() {
     const int kind = report.what.empty() ? 3 : report.what == "sum" ? 2 : 1;
     return std::tuple(kind, report.lane, report.rank);
   };
-  for (const std::string& text : gather_texts(*communicator_, own)) {
-    const auto report = parse_halt_report(text);
-    LOCKSTEP_CHECK(report);
-    if (!halt_report_ || weight(*report) < weight(*halt_report_)) halt_report_ = report;
+  for (const HaltReport& report :
+       gather_parsed(*communicator_, own, "what is not finite", parse_halt_report)) {
+    if (!halt_report_ || weight(report) < weight(*halt_report_)) halt_report_ = report;
   }
   const std::string message =
       halt_report_->what.empty()

@@ -16,6 +16,7 @@
 #include "lockstep/train/checkpoint/run_state.h"
 #include "lockstep/train/halt.h"
 #include "lockstep/train/lane_balance.h"
+#include "lockstep/train/outside_average.h"
 #include "lockstep/train/reducer.h"
 #include "lockstep/train/replica.h"
 #include "lockstep/train/step_report.h"
@@ -25,17 +26,22 @@ namespace lockstep {
 struct TrainerOptions {
   ModelConfig model;
   Precision precision = Precision::kF32;
-  bool recompute = false;  // activations on a GPU, in the backward pass
+  GpuVersions gpu;         // where it is computed, and with what; for the record
+  bool recompute = false;  // activations, in the backward pass; the same bits
   std::uint64_t global_batch = 8;
   std::uint64_t micro_batch = 8;
   AdamWOptions adamw;
   Schedule schedule;  // also says how many steps the run has
   double clip = 1.0;  // 0: none
   std::uint64_t seed = 0;
+  Mix mix;                      // of the samples
   std::int64_t eval_every = 0;  // 0: only after the last step
   std::uint64_t eval_samples = 64;
   std::int64_t early_stop = 0;  // validations without a better one that end the run; 0: never
   ReducerOptions reducer;
+  // Average with these workers in every step; null: there are none. For a communicator of one rank
+  // and an optimizer without shards. It outlives the trainer.
+  OutsideAverage* outside = nullptr;
   std::int64_t verify_every = 100;  // steps between comparisons of the replicas; 0: never
   std::vector<SkippedLane> skip_lanes;
   // Lanes follow speed: slow ranks get fewer. Not with a reduction that is order-free, whose bits
@@ -69,6 +75,14 @@ enum class RunEnd : std::uint8_t {
   kDone,     // the schedule has ended, or no better validation has come for too long
   kStopped,  // by a request
   kRegroup,  // the generation ends here, as planned: StepReport::regroup or leaving
+  kOutside,  // TrainerOptions::outside has ended the job
+};
+
+// What the model makes of samples that it is not trained on.
+struct Validation {
+  double loss = 0;      // mean per token
+  double accuracy = 0;  // share of tokens
+  bool operator==(const Validation&) const = default;
 };
 
 // What has been done between the last step and the next.
@@ -188,9 +202,9 @@ class Trainer {
   // Set when step() has thrown Error{kNonFinite}.
   const std::optional<HaltReport>& halt_report() const { return halt_report_; }
 
-  // The mean loss over eval_samples of the validation samples, which are spread evenly and always
-  // the same; the workers share the batches. Nothing when there are no validation samples.
-  std::optional<double> evaluate();
+  // Over eval_samples of the validation samples, which are spread evenly (see spread_samples()) and
+  // always the same; the workers share the batches. Nothing when there are no validation samples.
+  std::optional<Validation> evaluate();
 
   // Throws Error{kReplicaMismatch} unless all workers have the same weights. Returns their hash.
   std::string verify();
@@ -236,6 +250,12 @@ class Trainer {
                        const std::function<void(const StepReport&)>& save);
   double norm_of_shards(Range range);
   void begin_update(std::int64_t tokens, std::optional<double> norm);
+  void set_share(Range samples);
+  void average_outside(StepReport& report);
+  // What the gradient in the accumulator is divided by: outside, means come back.
+  std::int64_t divisor(const StepReport& report) const {
+    return options_.outside != nullptr ? 1 : report.tokens;
+  }
   void share_parameters();
   [[noreturn]] void halt();
   HaltReport find_culprit();
@@ -252,6 +272,7 @@ class Trainer {
   const Samples validation_;
   Replica& replica_;
   const LanePlan lanes_;
+  const std::vector<std::uint64_t> validation_ids_;  // what is validated on
   std::vector<double> block_sums_;
   TrainerStanding standing_;
   Requests asked_;     // a stop or a save that no step has carried yet
@@ -265,6 +286,7 @@ class Trainer {
   std::optional<LaneBalance> balance_;
   std::vector<double> compute_seconds_;  // by rank, over the last steps
 
+  Range share_;  // of the step's samples: those of all ranks; fewer with TrainerOptions::outside
   // The batch under way.
   std::vector<std::uint64_t> sample_ids_;
   std::vector<std::int32_t> tokens_;

@@ -188,6 +188,63 @@ TEST_P(Messages, ReceivingInVainEndsInTime) {
   }
 }
 
+// As often as one likes; what comes later is received as if nobody had looked before.
+TEST_P(Messages, ReceivingForAWhileLeavesTheGroupAsItWas) {
+  const auto message = pattern(1000, 3);
+  std::atomic<bool> looked = false;
+  expect_success([&](Transport& transport) {
+    transport.barrier(soon());
+    std::vector<std::byte> data(message.size());
+    if (transport.rank() == 0) {
+      for (int i = 0; i < 3; ++i) {
+        const auto start = Deadline::Clock::now();
+        const auto limit = i == 0 ? 0ms : 60ms;
+        EXPECT_FALSE(transport.recv_if_begun(1, data, Deadline::after(limit), soon()));
+        EXPECT_GE(Deadline::Clock::now() - start, limit);
+        EXPECT_LT(Deadline::Clock::now() - start, limit + 1s + kSlack);
+      }
+      // The other direction goes on meanwhile.
+      transport.send(1, message, soon());
+      looked = true;
+      EXPECT_TRUE(transport.recv_if_begun(1, data, soon(), soon()));
+      EXPECT_EQ(data, message);
+      transport.recv(1, data, soon());
+      EXPECT_EQ(data, message);
+    }
+    if (transport.rank() == 1) {
+      while (!looked) std::this_thread::yield();
+      transport.recv(0, data, soon());
+      EXPECT_EQ(data, message);
+      for (int i = 0; i < 2; ++i) transport.send(0, message, soon());
+    }
+    transport.barrier(soon());
+  });
+}
+
+// More than the streams hold: half of it is no reason to come back without it.
+TEST_P(Messages, AMessageThatHasBegunIsReceivedWhole) {
+  const auto message = pattern(std::size_t{8} << 20, 5);
+  expect_success([&](Transport& transport) {
+    std::vector<std::byte> data(message.size());
+    if (transport.rank() == 0) {
+      while (!transport.recv_if_begun(1, data, Deadline::after(1ms), soon())) {
+      }
+      EXPECT_EQ(data, message);
+    }
+    if (transport.rank() == 1) transport.send(0, message, soon());
+    transport.barrier(soon());
+  });
+}
+
+TEST_P(Messages, ASmallSendDoesNotWaitForItsReader) {
+  const auto message = pattern(kSentAhead, 7);
+  expect_success([&](Transport& transport) { transport.barrier(soon()); });
+  at(0).send(1, message, soon());  // nobody runs at rank 1
+  std::vector<std::byte> data(message.size());
+  at(1).recv(0, data, soon());
+  EXPECT_EQ(data, message);
+}
+
 TEST_P(Messages, SizesMustAgree) {
   const auto errors = on_all_ranks([&](Transport& transport) {
     std::vector<std::byte> data(transport.rank() == 0 ? 1234 : 4321);
@@ -229,7 +286,8 @@ TEST_P(Messages, AbortEndsWaitingAtOnce) {
 constexpr int kSizes[] = {2, 4};
 INSTANTIATE_TEST_SUITE_P(All, Messages,
                          testing::ValuesIn(places({GroupMedium::kLocal, GroupMedium::kTcp,
-                                                   GroupMedium::kTcpV6, GroupMedium::kShm},
+                                                   GroupMedium::kTcpV6, GroupMedium::kTcpSealed,
+                                                   GroupMedium::kShm},
                                                   kSizes)),
                          place_name);
 

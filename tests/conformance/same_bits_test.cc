@@ -20,7 +20,7 @@ TEST_P(SameBits, OnEveryMediumByEveryAlgorithm) {
   std::map<std::string, std::string> hashes;  // of rank 0, by how it came about
   for (const GroupMedium medium :
        {GroupMedium::kLocal, GroupMedium::kLocalMessages, GroupMedium::kTcp, GroupMedium::kTcpV6,
-        GroupMedium::kShm, GroupMedium::kAuto}) {
+        GroupMedium::kTcpSealed, GroupMedium::kShm, GroupMedium::kAuto}) {
     const bool shared_memory = medium == GroupMedium::kLocal || medium == GroupMedium::kShm ||
                                medium == GroupMedium::kAuto;
     for (const Algorithm algorithm :

@@ -12,7 +12,7 @@ import unittest
 from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).parent / "support"))
-from training import LOCKSTEP, WEIGHTS, TrainingCase, lockstep  # noqa: E402
+from training import LOCKSTEP, WEIGHTS, TrainingCase, events_of, lockstep, steps_of  # noqa: E402
 
 
 def flip(path, place=-1, bit=1):
@@ -57,7 +57,7 @@ class Checkpoints(TrainingCase):
         arguments = ["--steps", 9, "--save-every", 3, "--keep-last", 0]
         weights, _ = self.train(*arguments, "--out", self.folder / "undisturbed")
         self.train(*arguments, "--out", self.out)
-        metrics = (self.out / "metrics.jsonl").read_text().splitlines()
+        metrics = steps_of(self.out)
         for step in (3, 6):
             for later in range(step + 3, 10, 3):
                 shutil.rmtree(self.out / f"checkpoint-{later}")
@@ -66,9 +66,15 @@ class Checkpoints(TrainingCase):
             self.assertIn(f"resuming from {self.out}/checkpoint-{step}", said)
             for path in (self.folder / "undisturbed" / "checkpoint-9").iterdir():
                 self.assertEqual((self.out / "checkpoint-9" / path.name).read_bytes(), path.read_bytes(), path.name)
-            rows = [json.loads(line) for line in (self.out / "metrics.jsonl").read_text().splitlines()]
+            rows = steps_of(self.out)
             self.assertEqual([row["step"] for row in rows], list(range(1, 10)))
-            self.assertEqual([row["loss"] for row in rows], [json.loads(line)["loss"] for line in metrics])
+            self.assertEqual([row["loss"] for row in rows], [row["loss"] for row in metrics])
+            events = [(row["event"], row["step"]) for row in events_of(self.out)]
+            self.assertIn(("started", step + 1), events)
+            self.assertEqual(events[-1], ("ended", 9))
+            saved = [row for row in events_of(self.out) if row["event"] == "saved"]
+            self.assertEqual([row["step"] for row in saved], list(range(3, 10, 3)))
+            self.assertEqual(saved[-1]["hash"], weights)
         # Nothing is left to do: nothing changes.
         before = (self.out / "checkpoint-9" / "manifest.json").stat().st_mtime_ns
         self.assertEqual(self.train(*arguments, "--out", self.out, "--resume")[0], weights)
@@ -152,6 +158,17 @@ class Checkpoints(TrainingCase):
         self.assertEqual(self.train("--steps", 2, "--out", self.folder / "new", "--save-every", 1, "--resume")[0],
                          self.train("--steps", 2)[0])
 
+    def test_one_changed_token_is_other_data(self):
+        data = self.folder / "tokens.bin"
+        data.write_bytes(bytes([1, 0]) * 20000)
+        run = self.command("--data", data, "--vocab", 256, "--out", self.out)
+        self.weights_of(lockstep(*run, "--steps", 1))
+        self.assertTrue((self.folder / "tokens.bin.blake3").exists())
+        with open(data, "r+b") as file:
+            file.seek(31234)
+            file.write(b"\2")
+        self.assertIn("the data are not the same", self.fails(2, *run, "--steps", 2, "--resume"))
+
     def test_two_runs_do_not_share_a_folder(self):
         arguments = ["--steps", 4, "--save-every", 2]
         first = subprocess.Popen([LOCKSTEP, *map(str, self.command(*arguments, "--out", self.out))], text=True,
@@ -162,7 +179,8 @@ class Checkpoints(TrainingCase):
         _, status = os.waitpid(first.pid, os.WUNTRACED)
         self.assertTrue(os.WIFSTOPPED(status))
         reason = self.fails(2, *self.command(*arguments, "--out", self.out, "--resume"))
-        self.assertIn(f"another run (process {first.pid}) is writing to {self.out}", reason)
+        self.assertIn(f"process {first.pid} on ", reason)
+        self.assertIn(f"is writing to {self.out}", reason)
         first.send_signal(signal.SIGCONT)
         output, errors = first.communicate(timeout=60)
         self.assertEqual(first.returncode, 0, errors)

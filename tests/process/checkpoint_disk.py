@@ -50,7 +50,7 @@ class Disk(TrainingCase):
         run = lockstep(*self.command(*self.arguments))
         self.assertEqual(run.returncode, 1, run.stderr)
         self.assertIn("No space left on device", run.stderr.splitlines()[-1])
-        self.assertTrue(self.files() <= {"checkpoint-2", "checkpoint-4", "metrics.jsonl", "config.json", "run.json"}, self.files())
+        self.assertTrue(self.files() <= {"checkpoint-2", "checkpoint-4", "metrics.jsonl", "config.json", "run.json", "flight"}, self.files())
         self.assertIn("checkpoint-4: OK", self.verify(self.out))
         # Once there is room, the run goes on as if nothing had been.
         mount("-o", f"remount,size={20 * CHECKPOINT_KIB}k", self.out)

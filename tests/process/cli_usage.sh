@@ -27,6 +27,9 @@ expect 2 stderr '^error: lockstep has no command trian; did you mean train\? \(l
 expect 2 stderr '^error: lockstep train has no option --stpes; did you mean --steps\?' train --stpes 4
 expect 2 stderr '^error: lockstep bench has no command stop; did you mean step\?' bench stop
 expect 2 stderr '^error: --lr: abc is not a number \(lockstep train --help explains it\)$' train --lr abc
+expect 2 stderr '^error: --seed: abc is not a whole number \(lockstep train --help explains it\)$' train --seed abc
+expect 2 stderr '^error: --device: gpu is none of cpu, cuda, auto; did you mean cpu\?' train --device gpu
+expect 2 stderr '^error: --workers: 0 is too small; at least 1' coordinator --workers 0
 expect 2 stderr '^error: --steps: 1.5 is not a whole number' train --steps 1.5
 expect 2 stderr '^error: --steps: -1 is too small; at least 0' train --steps -1
 expect 2 stderr '^error: --out DIR is needed, for the shards$' data --stories 1e1 --shard-tokens 1e3  # whole numbers all the same
@@ -37,7 +40,7 @@ expect 1 stderr '^error: opening nowhere.txt: No such file or directory$' train 
 expect 2 stderr 'write it to a file first' train -
 expect 2 stderr '^error: --insecure does not go with --local$' coordinator --local --insecure
 expect 2 stderr '^error: --seconds does not go with --iterations$' bench allreduce --iterations 3 --seconds 1
-for page in train generate data verify coordinator worker 'bench allreduce' 'bench step'; do
+for page in train generate data verify coordinator worker 'bench allreduce' 'bench step' completion; do
   expect 0 stdout 'lockstep' $page --help
   if "$LOCKSTEP_BIN" $page --help | grep -E '\{false\}|Excludes:|INT in|FLOAT'; then failures=1; fi
 done

@@ -9,6 +9,8 @@ here=$(cd "$(dirname "$0")" && pwd)
 
 cmake --install "$LOCKSTEP_BUILD_DIR" --prefix "$work/prefix" >"$work/install.log"
 "$work/prefix/bin/lockstep" --version
+grep -q '^_lockstep()' "$work/prefix/share/bash-completion/completions/lockstep"
+grep -q 'lockstep\\-train' "$work/prefix/share/man/man1/lockstep-train.1"
 
 cmake -S "$here/consumer" -B "$work/build" -DCMAKE_PREFIX_PATH="$work/prefix" \
   -DLOCKSTEP_INCLUDE="$work/prefix/include" >"$work/configure.log"

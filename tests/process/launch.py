@@ -82,8 +82,8 @@ class Launch(Case):
     def test_who_tells_of_another_is_not_the_first(self):
         _, errors = self.end(self.start("--grace", "2000", "exit:4", "exit:4", "last:exit:3"), 3)
         self.assertRegex(errors.splitlines()[-1], r"rank 2 \(pid \d+\) failed first, with exit code 3: the culprit$")
-        _, errors = self.end(self.start("--grace", "2000", "exit:5", "last:exit:3"), 5)
-        self.assertRegex(errors.splitlines()[-1], r"rank 0 \(pid \d+\) failed first, with exit code 5")
+        _, errors = self.end(self.start("--grace", "2000", "exit:6", "last:exit:3"), 6)
+        self.assertRegex(errors.splitlines()[-1], r"rank 0 \(pid \d+\) failed first, with exit code 6")
         _, errors = self.end(self.start("exit:4", "ok"), 1)  # nobody else knows more
         self.assertEqual(errors.splitlines()[-1], "error: the culprit (as rank 0 tells)")
 
@@ -240,11 +240,30 @@ class Survival(Case):
         process.send_signal(signal.SIGTERM)
         self.end(process, 143)
 
+    def test_who_stops_after_the_end_changes_nothing(self):
+        process = self.start("--survive", *LONG, "work:end", "work:end:stop", "work:end")
+        process.stdout.read()
+        _, errors = self.end(process, 0)
+        self.assertRegex(errors.splitlines()[-1], r"warning: rank 1 \(pid \d+\) was killed by signal 9")
+
     def test_nobody_is_left(self):
         process = self.start("--survive", *LONG, "work", "work")
         self.step_with(process, 2)
         for pid in self.children(process):
             os.kill(pid, signal.SIGKILL)
+        process.stdout.read()
+        _, errors = self.end(process, 1)
+        self.assertRegex(errors.splitlines()[-1], r"rank [01] \(pid \d+\) was killed by signal 9")
+
+    def test_nobody_is_left_after_a_pause_of_the_launcher(self):
+        process = self.start("--survive", *LONG, "work", "work")
+        self.step_with(process, 2)
+        children = self.children(process)
+        process.send_signal(signal.SIGSTOP)
+        for pid in children:
+            os.kill(pid, signal.SIGKILL)
+        time.sleep(5)  # the timeout is 2 s: how long it stands still is what is tried here
+        process.send_signal(signal.SIGCONT)
         process.stdout.read()
         _, errors = self.end(process, 1)
         self.assertRegex(errors.splitlines()[-1], r"rank [01] \(pid \d+\) was killed by signal 9")

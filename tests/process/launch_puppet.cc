@@ -11,7 +11,8 @@
 //   star:die  joins the server, kills itself   last:...  the same when it is the only one left
 //   work      makes steps in a job that survives losses until it is told to stop; rank 0 tells
 //             every step and how many made it. work:exit:N, work:die: the same until step 20, which
-//             ends the worker; newcomers go on
+//             ends the worker; newcomers go on. work:end: ends the run with step 20; work:end:stop
+//             likewise, but stops before it says goodbye
 //   come:die  works, but newcomers kill themselves
 
 #include <fmt/format.h>
@@ -101,6 +102,8 @@ struct Puppet {
   }
 };
 
+constexpr int kEnd = -128;  // instead of a signal's number
+
 int work(const std::string& action, const RankEnvironment& environment) {
   JoinOptions options;
   options.transport = TransportKind::kTcp;
@@ -115,6 +118,7 @@ int work(const std::string& action, const RankEnvironment& environment) {
   const auto end = [&] {
     if (environment.newcomer()) return;
     if (action == "work:die") ::raise(SIGKILL);
+    if (action.starts_with("work:end")) puppet.stop = kEnd;
     if (action.starts_with("work:exit:")) {
       fmt::print(stderr, "the culprit\n");
       std::fflush(stderr);
@@ -129,6 +133,7 @@ int work(const std::string& action, const RankEnvironment& environment) {
   while (true) {
     try {
       puppet.make_steps(20, end);
+      if (action == "work:end:stop") ::raise(SIGSTOP);
       return 128 + puppet.stop;
     } catch (const Error& error) {
       if (!puppet.job.survives(error)) throw;

@@ -5,6 +5,7 @@ threads, clean stops, and one clear line for what is wrong."""
 
 import json
 import math
+import os
 import re
 import shutil
 import signal
@@ -15,7 +16,8 @@ import unittest
 from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).parent / "support"))
-from training import LOCKSTEP, WEIGHTS, TextCase, lockstep  # noqa: E402
+from gradient_client import crc32c  # noqa: E402
+from training import LOCKSTEP, WEIGHTS, TextCase, events_of, forget_hash, lockstep, steps_of  # noqa: E402
 
 TINY = ["--hidden", "32", "--layers", "1", "--heads", "2", "--intermediate", "48", "--context", "32", "--global-batch", "6",
         "--micro-batch", "2"]
@@ -41,12 +43,46 @@ class Training(Case):
         self.assertEqual(self.train(*arguments, "--eval-every", 1, "--log", "json"), first)
         self.assertNotEqual(self.train(*arguments, "--seed", 1), first)
 
+    def test_a_mix_is_the_same_for_any_workers_and_when_it_goes_on(self):
+        code = self.write("code.txt", "".join(f"int f{i}() {{ return {i}; }}\n" for i in range(80)))
+        arguments = ["--data", self.text, code, "--mix", "3,1", "--steps", 8, "--threads", 1]
+        run = lockstep("train", *TINY, *arguments)
+        alone = self.weights_of(run)
+        self.assertRegex(run.stderr, r"mix: 75 % \S*text.txt, \d+ samples, [\d.]+ passes")
+        self.assertRegex(run.stderr, r"mix: 25 % \S*code.txt, \d+ samples, [\d.]+ passes")
+        self.assertEqual(self.train(*arguments, "--workers", 2), alone)
+        self.assertNotEqual(self.train(*arguments, "--mix", "1,1"), alone)
+        out = self.folder / "mixed"
+        stopped = lockstep("train", *TINY, *arguments, "--out", out, "--save-every", 3, "--workers", 2,
+                           env={**os.environ, "LOCKSTEP_FAULT": "rank=0 step=5 at=step do=kill;rank=1 step=5 at=step do=kill"})
+        self.assertNotEqual(stopped.returncode, 0)
+        self.assertIn("the mix is 50 % of", self.fails(2, "train", "--resume", out, "--mix", "1,1"))
+        self.assertEqual(self.weights_of(lockstep("train", "--resume", out, "--workers", 1)), alone)
+        self.assertIn("--mix has 2 weights for one path", self.fails(2, "train", "--data", self.text, "--mix", "3,1"))
+        self.assertIn("'x' is no positive number", self.fails(2, "train", "--data", self.text, code, "--mix", "3,x"))
+        self.assertIn("--mix weighs the paths of --data", self.fails(2, "train", "--mix", "3,1"))
+
+    def test_sizes_by_name(self):
+        run = lockstep("train", "--data", self.text, "--model", "tiny", "--layers", 1, "--context", 16, "--steps", 1, "--global-batch", 2)
+        self.weights_of(run)
+        self.assertIn("(hidden 256, 1 layers, 8 heads, 4 kv heads, intermediate 768)", run.stderr)
+        self.assertIn("--model: 125m is none of tiny, small, 124m, 350m, 774m, 1.5b; did you mean 124m?",
+                      self.fails(2, "train", "--model", "125m"))
+        out = self.folder / "model"
+        self.train("--data", self.text, "--steps", 1, "--out", out)
+        self.assertIn("--model tiny: --hidden 256, but the model it starts from has 32",
+                      self.fails(2, "train", "--data", self.text, "--init", out, "--model", "tiny"))
+
     def test_what_it_leaves(self):
         out = self.folder / "deep" / "model"
         weights = self.train("--data", self.text, "--steps", 6, "--eval-every", 3, "--out", out, "--save-every", 0)
         self.assertEqual(sorted(path.name for path in out.iterdir()), ["config.json", "metrics.jsonl", "model.safetensors", "run.json"])
-        rows = [json.loads(line) for line in (out / "metrics.jsonl").read_text().splitlines()]
+        rows = steps_of(out)
         self.assertEqual([row["step"] for row in rows], [1, 2, 3, 4, 5, 6])
+        start, end = events_of(out)
+        self.assertEqual((start["event"], start["step"], start["steps"], start["workers"], len(start["members"])), ("started", 1, 6, 1, 1))
+        self.assertEqual(start["settings"]["options"]["steps"], ["6"])
+        self.assertEqual((end["event"], end["step"], end["how"], end["hash"]), ("ended", 6, "done", weights))
         self.assertEqual([row["step"] for row in rows if "val_loss" in row], [3, 6])
         for row in rows:
             self.assertEqual(row["tokens"], 6 * 32)
@@ -88,7 +124,7 @@ class Training(Case):
             run = lockstep("train", *TINY, self.text, "--steps", 1000, "--out", out, "--dry-run", "--workers", workers)
             self.assertEqual((run.returncode, run.stdout), (0, ""), run.stderr)
             self.assertFalse(out.exists())
-            for line in (r"model: [\d.]+k parameters", r"run: 1000 steps", r"memory: about [\d.]+MB for rank 0",
+            for line in (r"model: [\d.]+k parameters", r"run: 1000 steps", r"memory: about [\d.]+MB",
                          r"time: about \d+(s|m\d+s) for 1000 steps, \d\.\d+ s each", "nothing was written"):
                 self.assertRegex(run.stderr, line)
 
@@ -123,7 +159,7 @@ class Training(Case):
         self.assertEqual([json.loads(row)["step"] for row in rows], [1, 2, 3])
         self.assertRegex(last, WEIGHTS)
         run = lockstep("train", *TINY, "--data", self.text, "--steps", 3, "--log", "bar")
-        self.assertRegex(run.stderr, r"\[=+ *\] 3/3  loss [0-9.]+  val [0-9.]+  .* tok/s  0s left")
+        self.assertRegex(run.stderr, r"\[=+ *\] 3/3  loss [0-9.]+  val [0-9.]+ \([0-9.]+ %\)  .* tok/s  0s left")
         run = lockstep("train", *TINY, "--data", self.text, "--steps", 3)
         self.assertRegex(run.stdout, r"(?m)^step 3/3  loss [0-9.]+  val [0-9.]+")
 
@@ -162,12 +198,17 @@ class Training(Case):
         begin = json.loads(content[8:8 + length])["model.layers.0.mlp.up_proj.weight"]["data_offsets"][0]
         struct.pack_into("<f", content, 8 + length + begin + 4 * 11, math.nan)
         weights.write_bytes(content)
+        forget_hash(weights)
         line = self.fails(3, "train", *TINY, "--data", self.text, "--steps", 5, "--init", out)
         self.assertIn("step 1: weight model.layers.0.mlp.up_proj.weight, element 11, is nan on rank 0 (", line)
         self.assertIn("no weights were changed", line)
         # Steps so large that the weights overflow: the run halts by itself.
-        line = self.fails(3, "train", *TINY, "--data", self.text, "--steps", 50, "--lr", "1e38", "--warmup", 0)
+        halted = self.folder / "halted"
+        line = self.fails(3, "train", *TINY, "--data", self.text, "--steps", 50, "--lr", "1e38", "--warmup", 0, "--out", halted)
         self.assertRegex(line, r"step \d+: (weight|lane \d+ \(samples \d+, \d+\) on rank 0 .*: the gradient of) .*, element \d+, is -?(nan|inf)")
+        event = events_of(halted)[-1]
+        self.assertEqual((event["event"], event["step"]), ("halted", len(steps_of(halted)) + 1))
+        self.assertIn(event["how"], line)
 
     def test_signals_stop_it_cleanly(self):
         for number in (signal.SIGINT, signal.SIGTERM):
@@ -218,6 +259,9 @@ class Broken(Case):
         self.assertEqual(lockstep("data", self.text, "--out", out).returncode, 0)
         path = out / "shard_00000.bin"
         content = bytearray(path.read_bytes())
+        struct.pack_into("<I", content, 8, 1)  # the version that has no hash, which would tell of damage
+        content[80:112] = bytes(32)
+        struct.pack_into("<I", content, 124, crc32c(content[:124]))
         struct.pack_into("<H", content, 128 + 2 * 1000, 256)
         path.write_bytes(content)
         line = self.fails(1, "train", *TINY, "--data", out, "--steps", 200)
@@ -259,11 +303,42 @@ class Broken(Case):
         line = self.fails(2, "train", self.text, "--hidden", 16384, "--layers", 100, "--micro-batch", 1)
         self.assertRegex(line, r"out of memory: 1 worker needs \d+\.\d GiB, where \d+\.\d GiB are available; it takes a smaller model")
 
+    def test_what_all_workers_find_wrong_is_told_once(self):
+        out = self.folder / "taken"
+        out.mkdir()
+        (out / "mine").touch()
+        for code, words, arguments in (
+            (2, "out of memory: 2 workers need", [self.text, "--hidden", 16384, "--layers", 100, "--micro-batch", 1]),
+            (2, "taken", [self.text, "--out", out]),
+            (1, "none.txt: No such file", [self.folder / "none.txt"]),
+        ):
+            with self.subTest(words=words):
+                run = lockstep("train", *arguments, "--workers", 2)
+                self.assertEqual(run.returncode, code, run.stderr)
+                self.assertEqual(len(run.stderr.splitlines()), 1, run.stderr)
+                self.assertIn(words, run.stderr)
+
     def test_a_folder_that_cannot_be(self):
         self.assertIn("text.txt", self.fails(1, "train", *TINY, "--data", self.text, "--steps", 1, "--out", self.text / "x"))
 
 
 class Generation(Case):
+    def test_from_standard_input_and_several_at_once(self):
+        out = self.folder / "model"
+        self.train("--data", self.text, "--steps", 1, "--out", out)
+        common = ["--tokens", 12, "--temperature", 0.5]
+        alone = [lockstep("generate", out, "--prompt", "a\nfox", *common, "--seed", seed).stdout for seed in (7, 8, 9)]
+        self.assertEqual(len(set(alone)), 3)
+        several = lockstep("generate", out, "--prompt", "-", *common, "--seed", 7, "--samples", 3, input="a\nfox\n")
+        self.assertEqual(several.stdout, "\n".join(f"--- seed {seed} ---\n{text}" for seed, text in zip((7, 8, 9), alone)))
+        self.assertEqual(lockstep("generate", out, "--prompt", "-", *common, "--seed", 8, input="a\nfox").stdout, alone[1])
+        self.assertIn("the prompt is not UTF-8 at byte 1", self.fails_with_input(b"a\xff", 2, "generate", out, "--prompt", "-"))
+
+    def fails_with_input(self, given, code, *arguments):
+        run = subprocess.run([LOCKSTEP, *map(str, arguments)], input=given, capture_output=True, timeout=60)
+        self.assertEqual(run.returncode, code, run.stderr)
+        return run.stderr.decode()
+
     def test_a_seed_is_a_text(self):
         out = self.folder / "model"
         self.train("--data", self.text, "--steps", 20, "--out", out)

@@ -17,7 +17,7 @@ from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).parent / "support"))
 from ranks import SANITIZED, SLACK, Stopwatch, gone, reserved_port  # noqa: E402
-from training import LOCKSTEP, TextCase  # noqa: E402
+from training import LOCKSTEP, TextCase, forget_hash, steps_of  # noqa: E402
 
 SHAPE = ["--hidden", "32", "--layers", "2", "--heads", "2", "--intermediate", "48", "--context", "32", "--global-batch", "22",
          "--micro-batch", "2"]  # eleven lanes: no world size but 1 and 11 divides them
@@ -84,7 +84,7 @@ class SameBits(Case):
         for workers in (1, 3):
             out = self.folder / str(workers)
             self.weights("--steps", 6, "--workers", workers, "--transport", "tcp", "--out", out, "--eval-every", 2)
-            rows = [json.loads(line) for line in (out / "metrics.jsonl").read_text().splitlines()]
+            rows = steps_of(out)
             curves.append([(row["loss"], row["grad_norm"], row.get("val_loss")) for row in rows])
             self.assertEqual([len(row["phases"]) for row in rows], [workers] * 6)
             self.assertTrue(all(row["phases"][workers - 1]["backward"] > 0 for row in rows))
@@ -100,7 +100,7 @@ class SameBits(Case):
                                *extra, environment={"LOCKSTEP_FAULT": "rank=1 step=1 at=lane do=slow ms=50"})
                 self.assertEqual(run.returncode, 0, run.stdout + run.stderr)
                 self.assertEqual(WEIGHTS.search(run.stdout)[1], alone)
-                lanes = [json.loads(line)["lanes"] for line in (out / "metrics.jsonl").read_text().splitlines()]
+                lanes = [row["lanes"] for row in steps_of(out)]
                 self.assertEqual(lanes[0], [3, 4, 4])
                 self.assertLess(lanes[-1][1], 4)
                 self.assertEqual({sum(row) for row in lanes}, {11})
@@ -254,7 +254,7 @@ class Faults(Case):
         port = str(self.enterContext(reserved_port()))
         other = self.folder / "other.txt"
         other.write_text(self.text.read_text().replace("7 small", "8 small"))
-        for flags, field in (([], "clip"), (["--data", other], "data hash"), (["--bucket-mb", "1"], "bucket bytes")):
+        for flags, field in (([], "clip"), (["--data", other], "training data"), (["--bucket-mb", "1"], "bucket bytes")):
             ranks = []
             for rank in range(2):
                 extra = flags if rank == 1 else []
@@ -305,6 +305,7 @@ class Halt(Case):
         for at in floats("model.layers.0.self_attn.o_proj.weight"):
             struct.pack_into("<f", data, at, struct.unpack_from("<f", data, at)[0] * 1e38)
         path.write_bytes(data)
+        forget_hash(path)
         return model
 
     def setUp(self):

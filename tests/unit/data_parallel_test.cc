@@ -2,12 +2,15 @@
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
+#include <array>
+#include <cerrno>
 #include <cmath>
 #include <cstring>
 #include <set>
 
 #include "lockstep/base/index.h"
 #include "lockstep/base/random.h"
+#include "tests/support/faulty_storage.h"
 #include "tests/support/ranks.h"
 #include "tests/support/trainers.h"
 
@@ -63,6 +66,15 @@ Result train_ranks(int workers, int threads, const std::function<TrainerOptions(
 
 Result train(const TrainerOptions& options, int workers, int threads = 1) {
   return train_ranks(workers, threads, [&](int) { return options; });
+}
+
+TEST(DataParallel, AMixGivesTheSameBitsForAnyWorkers) {
+  TrainerOptions options = eleven_lanes();
+  options.mix = {.training = {{50, 8000}, {10, 2000}}, .validation = {{8, 8000}, {1, 2000}}};
+  const Result alone = train(options, 1);
+  EXPECT_NE(alone.hash, train(eleven_lanes(), 1).hash);
+  EXPECT_EQ(alone.validation.size(), 2u);
+  for (const int workers : {2, 3, 11}) EXPECT_EQ(train(options, workers), alone) << workers;
 }
 
 // The heart of it: loss curve, validation and weights are equal, not close.
@@ -274,6 +286,75 @@ TEST(DataParallel, AFlippedBitIsFoundAndNamed) {
   EXPECT_THAT(error.what(), HasSubstr("the first tensor that differs is model.layers.1."));
 }
 
+// Of a file that all ranks see, one reads the tokens; of files of its own every rank does.
+TEST(DataParallel, OneRankOfAHostReadsTheTokens) {
+  constexpr int kRanks = 3;
+  constexpr std::uint64_t kBytes = 100'000;
+  test::FaultyStorage storage;
+  make_folder("/data", storage);
+  storage.set_contents("/data/t.bin", std::string(kBytes, 'x'));
+  storage.fault = [](test::FaultyStorage::Call call, const std::string&) {
+    return call == test::FaultyStorage::Call::kCreate ? EROFS : 0;  // nothing is kept beside it
+  };
+  std::vector<Blake3Hash> found(kRanks);
+  const auto find = [&](const std::function<TokenShard(int)>& shard_of) {
+    auto group = make_local_group(kRanks);
+    const auto errors = run_ranks(kRanks, [&](int rank) {
+      Communicator communicator(std::make_unique<PlanEngine>(std::move(group[index_of(rank)])),
+                                std::chrono::seconds(20));
+      const TokenShard shard = shard_of(rank);
+      find_payload_hashes(communicator, std::span(&shard, 1));
+      found[index_of(rank)] = shard.payload().get();
+    });
+    for (const auto& error : errors) EXPECT_FALSE(error) << error->what();
+  };
+  const auto read_by = [&](auto&& body) {
+    const std::uint64_t before = storage.bytes_read();
+    body();
+    return storage.bytes_read() - before;
+  };
+  const std::string same(kBytes, 'x');
+  const Blake3Hash hash = blake3(std::as_bytes(std::span(same)));
+  const auto read =
+      read_by([&] { find([&](int) { return TokenShard::open("/data/t.bin", storage); }); });
+  EXPECT_GT(read, kBytes);
+  EXPECT_LT(read, 2 * kBytes);
+  EXPECT_THAT(found, testing::Each(hash));
+  storage.set_contents("/data/other.bin", same.substr(1) + "y");
+  find([&](int rank) {
+    return TokenShard::open(rank == 1 ? "/data/other.bin" : "/data/t.bin", storage);
+  });
+  EXPECT_EQ(found[0], hash);
+  EXPECT_NE(found[1], hash);
+  EXPECT_EQ(found[2], hash);
+}
+
+// Every rank has a file of its own, and in that of one of them a single token is another.
+TEST(DataParallel, OneTokenThatDiffersIsNamed) {
+  const auto samples_with = [](std::int32_t token, std::uint64_t count) {
+    std::vector<std::int32_t> tokens(count * 8 + 1, 1);
+    tokens[tokens.size() / 2] = token;
+    return Samples({TokenShard::of("t", tokens, {})}, 64, 8);
+  };
+  for (const bool training : {true, false}) {
+    auto group = make_local_group(3);
+    TrainerOptions options = eleven_lanes();
+    options.model.context = 8;
+    const auto errors = run_ranks(3, [&](int rank) {
+      const std::int32_t token = rank == 2 ? 3 : 2;
+      TestWorker worker(options, samples_with(training ? token : 2, 60),
+                        samples_with(training ? 2 : token, 9), 1, std::move(group[index_of(rank)]));
+      worker.trainer.start();
+    });
+    for (const auto& error : errors) {
+      ASSERT_TRUE(error);
+      EXPECT_EQ(error->code(), ErrorCode::kInvalidArgument);
+      EXPECT_THAT(error->what(),
+                  HasSubstr(training ? "rank 2 has training data" : "rank 2 has validation data"));
+    }
+  }
+}
+
 TEST(DataParallel, DifferentSettingsAreNamed) {
   const auto with = [](auto change) {
     return [change](int rank) {
@@ -289,6 +370,30 @@ TEST(DataParallel, DifferentSettingsAreNamed) {
       fails_alike(3, with([](TrainerOptions& o) { o.reducer.bucket_bytes = 1 << 20; }), nothing)
           .what(),
       HasSubstr("rank 2 has bucket bytes 1048576, rank 0 has 16384"));
+}
+
+// Their bits may differ, which is told and no reason to refuse them.
+TEST(DataParallel, OtherGpusAreToldOf) {
+  for (const int which : {0, 1, 2, 3}) {
+    auto group = make_local_group(2);
+    ::testing::internal::CaptureStderr();
+    const auto errors = run_ranks(2, [&](int rank) {
+      TrainerOptions options = eleven_lanes();
+      GpuVersions& gpu = options.gpu;
+      gpu = {"GPU A", "12040", "120405", "90100"};
+      if (rank == 1)
+        *std::array{&gpu.name, &gpu.cuda, &gpu.cublas_lt, &gpu.cudnn}[index_of(which)] = "B";
+      TestWorker worker(options, some_samples(60), some_samples(9), 1,
+                        std::move(group[index_of(rank)]));
+      worker.trainer.start();
+      worker.communicator.barrier();
+    });
+    const std::string said = ::testing::internal::GetCapturedStderr();
+    for (const auto& error : errors) EXPECT_FALSE(error) << error->what();
+    EXPECT_THAT(said,
+                ::testing::ContainsRegex("warning: rank 1 has GPU, CUDA, cuBLASLt and cuDNN .*"
+                                         "B.*, rank 0 has GPU A 12040 120405 90100: "));
+  }
 }
 
 // Past the comparison at the start, the collectives themselves notice.

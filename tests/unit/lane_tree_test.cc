@@ -133,6 +133,62 @@ TEST(LaneSums, RanksNumberTheirSums) {
   EXPECT_THAT(error.what(), HasSubstr("b is in another collective than a"));
 }
 
+// A rank may say that it brings lanes, and others bring them all before it has.
+TEST(LaneSums, NamesWhoBringsLanesOfAFinishedPiece) {
+  LaneSums sums({"a", "b"});
+  ASSERT_TRUE(sums.offer(1, partial(0, {0, 2})));
+  ASSERT_TRUE(sums.offer(0, partial(0, {0, 4})));
+  sums.add(0, partial(0, {0, 4}), {{1, 2}, {}});
+  ASSERT_TRUE(sums.take_finished());
+  Error error = error_of([&] { sums.add(1, partial(0, {0, 2}), {{1, 2}, {}}); });
+  EXPECT_EQ(error.rank(), 1);
+  EXPECT_THAT(error.what(), HasSubstr("others have sent all lanes already"));
+  // The same where the next piece is open by now.
+  auto next = partial(2, {0, 2});
+  next.count = 1;
+  ASSERT_TRUE(sums.offer(0, next));
+  error = error_of([&] { sums.add(1, partial(0, {0, 2}), {{1, 2}, {}}); });
+  EXPECT_THAT(error.what(), HasSubstr("others have sent all lanes already"));
+}
+
+TEST(LaneSums, NamesWhoBringsLanesOfAFinishedPieceToOneOfAnotherSize) {
+  LaneSums sums({"a", "b"});
+  ASSERT_TRUE(sums.offer(1, partial(0, {0, 2})));
+  ASSERT_TRUE(sums.offer(0, partial(0, {0, 4})));
+  sums.add(0, partial(0, {0, 4}), {{1, 2}, {}});
+  ASSERT_TRUE(sums.take_finished());
+  auto shorter = partial(0, {2, 4});  // where the finished one began
+  shorter.count = 1;
+  ASSERT_TRUE(sums.offer(0, shorter));
+  sums.add(0, shorter, {{1}, {}});
+  const Error error = error_of([&] { sums.add(1, partial(0, {0, 2}), {{1, 2}, {}}); });
+  EXPECT_EQ(error.rank(), 1);
+  EXPECT_THAT(error.what(), HasSubstr("others have sent all lanes already"));
+}
+
+TEST(LaneSums, BoundsLanesAndBytesOfARank) {
+  LaneSums sums({"a", "b"});
+  auto many = partial(0, {0, 1});
+  for (const std::uint32_t lanes : {std::uint32_t{0}, UINT32_MAX}) {
+    many.lanes = lanes;
+    const Error error = error_of([&] { sums.offer(1, many); });
+    EXPECT_EQ(error.rank(), 1);
+    EXPECT_THAT(error.what(), HasSubstr("b counts"));
+  }
+  many.lanes = 1 << 20;
+  many.count = 1 << 20;  // 4 MiB, the most at once
+  const auto bring = [&] {
+    for (std::uint32_t lane = 0; lane < 1000; ++lane) {
+      many.lane_begin = lane;
+      many.lane_end = lane + 1;
+      sums.offer(1, many);
+    }
+  };
+  const Error error = error_of(bring);
+  EXPECT_EQ(error.code(), ErrorCode::kMessageTooLarge);
+  EXPECT_EQ(error.rank(), 1);
+}
+
 TEST(LaneSums, NamesWhoDoesNotFit) {
   const auto failure = [](auto&& body) {
     LaneSums step({"a", "b"});

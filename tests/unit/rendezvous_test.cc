@@ -34,13 +34,15 @@ TEST_P(Families, GivesAllTheSameRosterWithAddressesThatAnswer) {
     const Card& card = jobs[0].roster[rank];
     EXPECT_EQ(card.rank, rank);
     EXPECT_EQ(card.id, jobs[rank].identity.id);
+    // Anybody on the host can list the names of unix sockets.
+    EXPECT_THAT(card.unix_name, ::testing::Not(HasSubstr(to_string(card.id))));
     const auto address = SocketAddress::parse(card.mesh_address);
     ASSERT_TRUE(address && address->family() == GetParam());
     // Any other member comes in there, over TCP and over the unix socket.
     const JoinedJob& caller = jobs[(rank + 1) % 4];
     for (const Purpose purpose : {Purpose::kMesh, Purpose::kShared}) {
-      const Socket socket = purpose == Purpose::kMesh ? connect_tcp(*address, soon())
-                                                      : connect_unix(card.unix_name, soon());
+      Socket socket = purpose == Purpose::kMesh ? connect_tcp(*address, soon())
+                                                : connect_unix(card.unix_name, soon());
       client_handshake(socket, caller.identity, purpose, 7, soon());
       const Arrivals::Awaited awaited{
           caller.identity.id, caller.identity.generation, 7, "the caller", caller.rank(), purpose};
@@ -205,9 +207,9 @@ TEST(Rendezvous, AConnectionOfAnotherGenerationIsNotTaken) {
   const auto address = SocketAddress::parse(jobs[0].roster[0].mesh_address);
   Identity stale = jobs[1].identity;
   stale.generation ^= 1;
-  const Socket first = connect_tcp(*address, soon());
+  Socket first = connect_tcp(*address, soon());
   client_handshake(first, stale, Purpose::kMesh, 7, soon());
-  const Socket second = connect_tcp(*address, soon());
+  Socket second = connect_tcp(*address, soon());
   client_handshake(second, jobs[1].identity, Purpose::kMesh, 7, soon());
   const Arrivals::Awaited awaited{jobs[1].identity.id, jobs[1].identity.generation, 7, "rank 1", 1};
   const Arrival arrival =
@@ -316,6 +318,7 @@ TEST(Rendezvous, WorksWithoutATokenOnLoopback) {
 
 TEST(Rendezvous, OnAllInterfacesWithAToken) {
   LoopbackJob setup(3, 10s, SocketAddress::any(AF_INET6));
+  setup.token = "sixteen letters!";
   const auto errors = run_ranks(3, [&](int rank) {
     JobOptions options = setup.options(rank);
     options.master_host = "localhost";

@@ -22,6 +22,12 @@ TrainerOptions options_of(std::uint64_t micro_batch) {
   return options;
 }
 
+TrainerOptions thrifty_of(std::uint64_t micro_batch) {
+  TrainerOptions options = options_of(micro_batch);
+  options.recompute = true;
+  return options;
+}
+
 TEST(RunMemory, CountsWhatAWorkerHolds) {
   const TrainerOptions options = options_of(1);
   const std::size_t weights = ParameterLayout(options.model).size() * 4;
@@ -46,11 +52,18 @@ TEST(RunMemory, CountsWhatAWorkerHolds) {
 TEST(RunMemory, SaysWhatWouldFit) {
   const TrainerOptions options = options_of(16);
   EXPECT_FALSE(memory_refusal(options, kOne, 1, true, 400 * kGib));
-  const std::size_t fits = cpu_bytes_needed(options_of(4), 0, 1, true);
-  const std::string line = *memory_refusal(options, kOne, 1, true, fits);
+  const std::size_t recomputed = cpu_bytes_needed(thrifty_of(16), 0, 1, true);
+  EXPECT_LT(recomputed, cpu_bytes_needed(options, 0, 1, true));
+  EXPECT_THAT(*memory_refusal(options, kOne, 1, true, recomputed),
+              HasSubstr("; --recompute would fit"));
+  TrainerOptions longer = thrifty_of(4);
+  longer.model.context = 16384;
+  const std::size_t fits = cpu_bytes_needed(longer, 0, 1, true);
+  longer.micro_batch = 16;
+  const std::string line = *memory_refusal(longer, kOne, 1, true, fits);
   EXPECT_THAT(line, HasSubstr("out of memory: 1 worker needs"));
   EXPECT_THAT(line, HasSubstr("; --micro-batch 4 would fit"));
-  TrainerOptions single = options_of(1);
+  TrainerOptions single = thrifty_of(1);
   EXPECT_THAT(*memory_refusal(single, kOne, 1, true, cpu_bytes_needed(single, 0, 1, false)),
               HasSubstr("--save-every 0"));
   TrainerOptions sharded = single;

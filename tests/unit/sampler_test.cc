@@ -5,6 +5,7 @@
 #include <cmath>
 #include <map>
 
+#include "lockstep/model/cpu/decoder.h"
 #include "lockstep/model/cpu/transformer.h"
 #include "lockstep/model/init.h"
 

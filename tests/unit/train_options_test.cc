@@ -3,6 +3,7 @@
 
 #include "lockstep/base/error.h"
 #include "lockstep/run/options.h"
+#include "lockstep/run/plan.h"
 
 namespace lockstep::train_options_test {
 namespace {
@@ -22,6 +23,14 @@ TEST(TrainOptions, BetweenCheckpointsAreStepsOrTime) {
   for (const char* text : {"500", "0", "90s", "10m", "2h"}) {
     EXPECT_EQ(to_string(*parse_save_every(text)), text);
   }
+}
+
+TEST(TrainOptions, Bf16SaysWhatItNeeds) {
+  EXPECT_EQ(precision_refusal(Precision::kBf16, true, false), std::nullopt);
+  EXPECT_EQ(precision_refusal(Precision::kBf16, false, true), std::nullopt);
+  EXPECT_EQ(precision_refusal(Precision::kBf16, false, false),
+            "--precision bf16 needs a GPU (--device cuda) or a processor with AMX, which this one "
+            "has not; fp32 works everywhere");
 }
 
 std::string refusal(const TrainOptions& options) {

@@ -58,6 +58,9 @@ class DeviceReducer {
   virtual void abort() noexcept = 0;
 };
 
+// "2.18.5"; empty in a build without NCCL.
+std::string nccl_version();
+
 // Why sums cannot go from GPU to GPU here, in a few words, the same on every rank; nothing when
 // they can. `device` is this rank's GPU, counted round those that there are. Collective.
 std::optional<std::string> device_reducer_refusal(Communicator& communicator, int device);

@@ -1,5 +1,6 @@
 #include <cuda_runtime_api.h>
 #include <fmt/format.h>
+#include <nccl.h>
 
 #include <algorithm>
 #include <cstdlib>
@@ -51,6 +52,12 @@ Place place_of(int device) {
 }
 
 }  // namespace
+
+std::string nccl_version() {
+  int code = 0;
+  if (ncclGetVersion(&code) != ncclSuccess) return "of an unknown version";
+  return fmt::format("{}.{}.{}", code / 10000, code / 100 % 100, code % 100);
+}
 
 std::optional<std::string> device_reducer_refusal(Communicator& communicator, int device) {
   const Place own = place_of(device);

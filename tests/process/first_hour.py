@@ -1,0 +1,189 @@
+#!/usr/bin/env python3
+"""The first hour of somebody new: some forty commands, right and wrong, as a person types them. Each must end as it should, in words that
+help. The transcript stays in the build folder, first_hour.txt, to be read from top to bottom."""
+# ctest: TIMEOUT 240
+# builds: release
+
+import os
+import re
+import shlex
+import signal
+import subprocess
+import sys
+import tempfile
+import time
+from pathlib import Path
+
+BINARY = os.environ["LOCKSTEP_BIN"]
+# What nobody should have to read, whatever was typed.
+UNWORTHY = re.compile(r"terminate called|check failed|std::|CLI::|Excludes:|\{false\}|INT in|FLOAT|\bnan\b|\b1 (steps|threads|workers|documents|samples|paths|weights|layers|heads)\b"
+                      r"|I/O error|\[rank \d+\] \[rank|error: error:")
+WRONG_LINES = 3  # a mistake is told in so many at most
+
+failures = []
+transcript = []
+
+
+def text_of(lines, words):
+    return "".join(f"{words} {i}, {i * i % 97} of them under {i * 7 % 11} tall trees.\n" for i in range(lines))
+
+
+def say(text):
+    transcript.append(text)
+
+
+def judge(command, code, output, expected, words, absent=()):
+    problems = []
+    if code != expected:
+        problems.append(f"exit code {code}, not {expected}")
+    problems += [f"nothing says {word!r}" for word in words if not re.search(word, output)]
+    problems += [f"it says {word!r}" for word in absent if re.search(word, output)]
+    if found := UNWORTHY.search(output):
+        problems.append(f"it says {found[0]!r}")
+    if expected in (1, 2) and len(output.splitlines()) > WRONG_LINES:
+        problems.append(f"{len(output.splitlines())} lines for one mistake")
+    for problem in problems:
+        failures.append(f"{command}: {problem}")
+
+
+def play(command, expected=0, *words, absent=(), stdin=None, environment=None, shown=40):
+    """Types a command; `words` are expressions that its output must have."""
+    begun = time.monotonic()
+    line = shlex.split(command.replace("lockstep", shlex.quote(BINARY), 1))
+    run = subprocess.run(line, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, errors="replace", input=stdin, timeout=120,
+                         env={**os.environ, **(environment or {})}, stdin=None if stdin is not None else subprocess.DEVNULL)
+    note(command, run.returncode, run.stdout, begun, shown, stdin)
+    judge(command, run.returncode, run.stdout, expected, words, absent)
+    return run.stdout
+
+
+def note(command, code, output, begun, shown=40, stdin=None):
+    lines = output.rstrip("\n").splitlines()
+    if len(lines) > shown:
+        lines = lines[:shown] + [f"[{len(lines) - shown} more lines]"]
+    given = "" if stdin is None else f"echo {shlex.quote(stdin.rstrip())} | "
+    say(f"$ {given}{command}\n" + "\n".join(lines) + f"\n[exit code {code}, {time.monotonic() - begun:.1f} s]\n")
+
+
+def interrupt(command, expected, *words, at="step 1/"):
+    """Presses Ctrl-C, which reaches the whole group, when the output has got so far."""
+    begun = time.monotonic()
+    process = subprocess.Popen(shlex.split(command.replace("lockstep", shlex.quote(BINARY), 1)), stdout=subprocess.PIPE,
+                               stderr=subprocess.STDOUT, text=True, stdin=subprocess.DEVNULL, start_new_session=True)
+    output = ""
+    for line in process.stdout:
+        output += line
+        if at in line:
+            os.killpg(process.pid, signal.SIGINT)
+            output += "^C\n"
+            at = "\0"
+    code = process.wait(120)
+    note(command, code, output, begun)
+    judge(command, code, output, expected, words)
+
+
+def first_hour():
+    say("Somebody has just built Lockstep and looks around.\n")
+    play("lockstep", 2, "a subcommand is required", "--help")
+    play("lockstep --version", 0, r"^lockstep \d")
+    play("lockstep --help", 0, "train", "generate", "completion")
+    play("lockstep trian", 2, "did you mean train")
+    play("lockstep train --help", 0, "--data", "--mix", "--resume", shown=300)
+    play("lockstep tell me a story", 2, "has no command tell")
+
+    say("A text of their own.\n")
+    play("lockstep train my.txt --dry-run", 0, "parameters", "memory: about", "time: about", "nothing was written")
+    play("lockstep train mine.txt", 1, "mine.txt: No such file")
+    play("lockstep train my.txt --stpes 20", 2, "did you mean --steps")
+    play("lockstep train my.txt --steps many", 2, "many is not a whole number")
+    play("lockstep train my.txt --seed abc", 2, "--seed: abc is not a whole number")
+    play("lockstep train my.txt --lr fast", 2, "fast is not a number")
+    play("lockstep train my.txt --model 125m", 2, "none of .*; did you mean 124m")
+    play("lockstep train my.txt --steps 4", 0, "there is no --out DIR", "the model is not kept", "weights blake3:")
+    play("lockstep train my.txt --steps 1e1 --out first --sample-every 10", 0, "done: 10 steps", "sample after step 10",
+         "the model is in first; next: lockstep generate first")
+    play("lockstep train my.txt --steps 10 --out first", 2, "first", "--resume|--overwrite")
+    play("lockstep generate first --prompt Once --tokens 30", 0, "^Once")
+    play("lockstep generate first --prompt - --tokens 20 --samples 2 --seed 5", 0, "--- seed 5 ---\nA fox", "--- seed 6 ---\nA fox", stdin="A fox\n")
+    play("lockstep generate frist", 1, "frist: there is no such folder; a model is")
+    play("lockstep generate first --tokens none", 2, "none is not a whole number")
+    play("lockstep generate first --device cuda", 2, "--device cuda: no GPU") if no_gpu() else None
+    play("lockstep verify first", 0, "first")
+    play("lockstep verify second", 1, "second: there is no such folder")
+
+    say("It takes long, they stop it, and go on.\n")
+    interrupt("lockstep train my.txt --steps 2000 --out long", 130, "stopping|stop", "stopped by signal 2 after step",
+              "next: lockstep train --resume long")
+    play("lockstep train --resume long --steps 1", 2, "steps is 1, but")
+    play("lockstep train --resume long --data other.txt", 2, "not the same|number of samples")
+    play("lockstep train --resume nowhere", 2, "no run in it to go on with")
+    interrupt("lockstep train --resume long --workers 2", 130, "resuming from", "stopped by signal 2 after step", at="step ")
+
+    say("Several workers.\n")
+    alone = play("lockstep train my.txt --steps 6 --threads 1", 0)
+    three = play("lockstep train my.txt --steps 6 --threads 1 --workers 3", 0, "the weights of all 3 workers are the same")
+    if weights(alone) != weights(three):
+        failures.append("one worker and three end with different weights")
+    killed = play("lockstep train my.txt --steps 6 --threads 1 --workers 3 --out survived", 0, "lost rank 1", "computed again by 2 workers",
+                  environment={"LOCKSTEP_FAULT": "rank=1 step=3 at=backward do=kill"})
+    if weights(alone) != weights(killed):
+        failures.append("a run that lost a worker ends with different weights")
+    play("lockstep train my.txt --workers 0", 2, "0 is too small")
+    play("lockstep train my.txt --workers 20", 2, "lanes")
+    play("lockstep train mine.txt --workers 2", 1, "mine.txt: No such file")
+    play("lockstep train my.txt --workers 2 --out first", 2, "first")
+    play("lockstep train my.txt --hidden 16384 --layers 100 --micro-batch 1 --workers 2", 2, r"out of memory: 2 workers need \d")
+    play("lockstep train my.txt --transport carrier-pigeon", 2, "is none of local, tcp, shm")
+    play("lockstep train my.txt --transport tcp --coordinator localhost:7", 2, "--coordinator needs --transport server")
+
+    say("More data, another tokenizer, an existing model.\n")
+    play("lockstep train my.txt other.txt --mix 3,1 --steps 4 --out mixed", 0, "mix: 75 % my.txt", "mix: 25 % other.txt")
+    play("lockstep train my.txt other.txt --mix 3", 2, "--mix has one weight for 2 paths")
+    play("lockstep train my.txt other.txt --mix much,little", 2, "'much' is no positive number")
+    play("lockstep train empty.txt", 1, "empty.txt: the file is empty")
+    play("lockstep train picture.txt", 1, "picture.txt: byte 0: 0x89 is not UTF-8")
+    play("lockstep train noise.bin", 2, "noise.bin has no header that we know", "--vocab")
+    play("lockstep train my.txt --tokenizer bpe --vocab 300 --steps 4 --out pieces", 0, "tokens of 300")
+    play("lockstep train other.txt --init first --steps 4 --out tuned", 0, "start: the weights and the tokenizer of first", "a tenth of what fresh weights get")
+    play("lockstep train other.txt --init first --tokenizer bpe --out other", 2, "was trained with another tokenizer", "--force-tokenizer")
+    play("lockstep train other.txt --init first --out first", 2, "another one")
+    play("lockstep train my.txt --precision bf16 --steps 1", 2, "needs a GPU .* or a processor with AMX") if no_amx() else None
+    play("lockstep data my.txt --out shards", 0, "shards")
+    play("lockstep data my.txt --out shards", 2, "shard_00000.bin is there already")
+    play("lockstep train shards --steps 2", 0, "weights blake3:")
+    play("lockstep completion tcsh", 2, "tcsh is none of bash, zsh, fish")
+
+
+def weights(output):
+    return re.findall(r"weights (blake3:\w+)", output)
+
+
+def no_gpu():
+    return not any(Path("/dev").glob("nvidia[0-9]*"))
+
+
+def no_amx():
+    return "amx_bf16" not in Path("/proc/cpuinfo").read_text() and no_gpu()
+
+
+def main():
+    with tempfile.TemporaryDirectory() as folder:
+        os.chdir(folder)
+        Path("my.txt").write_text(text_of(400, "Small foxes sang song"))
+        Path("other.txt").write_text(text_of(150, "A large bear counted honey pot"))
+        Path("empty.txt").touch()
+        Path("picture.txt").write_bytes(b"\x89PNG\r\n\x1a\n" + bytes(range(256)))
+        Path("noise.bin").write_bytes(bytes(range(256)) * 20)
+        first_hour()
+        os.chdir("/")
+    path = Path(os.environ["LOCKSTEP_BUILD_DIR"]) / "first_hour.txt"
+    path.write_text("\n".join(transcript))
+    commands = sum(entry.startswith("$") for entry in transcript)
+    print(f"{commands} commands; the transcript is {path}")
+    for failure in failures:
+        print(f"failed: {failure}")
+    return 1 if failures else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
