@@ -125,7 +125,7 @@ int main(int argc, char** argv) {
       fail("what was loaded is not what was saved");
     }
     series[5].times.push_back(seconds([&] {
-      MappedFolder files(checkpoint_path(folder, 1));
+      StoredFiles files(checkpoint_path(folder, 1));
       if (!find_damage(files, true).empty()) fail("damaged");
     }));
     std::filesystem::remove_all(folder);
@@ -151,6 +151,24 @@ int main(int argc, char** argv) {
     writer.finish(deadline);
     std::filesystem::remove_all(folder);
     make_folder(folder);
+  }
+  struct Requirement {
+    const Series& what;
+    const Series& beside;
+    double least;
+  };
+  for (const auto& [what, beside, least] :
+       {Requirement{series[2], series[1], 0.95}, Requirement{series[4], series[3], 0.80},
+        Requirement{series[5], series[3], 0.80}}) {
+    std::vector<double> ratios;
+    for (std::size_t i = 0; i < what.times.size(); ++i) {
+      ratios.push_back(beside.times[i] / what.times[i]);
+    }
+    std::ranges::sort(ratios);
+    fmt::print(
+        "{}: {:.0f} % of the rate of {} (median of pairs, {:.0f} to {:.0f}; required {:.0f})\n",
+        what.name, 100 * ratios[ratios.size() / 2], beside.name, 100 * ratios.front(),
+        100 * ratios.back(), 100 * least);
   }
   fmt::print("{:.2f} GB, {} rounds, GB/s: best, median, worst\n", bytes / 1e9, rounds);
   for (Series& each : series) {

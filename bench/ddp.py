@@ -66,7 +66,8 @@ def start_ours(model, workers, options, folder, out, cores):
 def rows_of(process, out):
     if process.wait() != 0:
         sys.exit("lockstep train failed")
-    return [json.loads(line) for line in (out / "metrics.jsonl").read_text().splitlines()]
+    rows = [json.loads(line) for line in (out / "metrics.jsonl").read_text().splitlines()]
+    return [row for row in rows if "event" not in row]
 
 
 def run_ours(model, workers, options, folder):

@@ -1,11 +1,11 @@
 #!/usr/bin/env bash
 # All-reduce between "hosts": network namespaces whose links are shaped to RATE in both directions.
-# Prints the share of what the link allows for 2(n-1)/n of the buffer. Needs root.
-# usage: bench/netns_links.sh [HOSTS...]    default: 2 4
+# Prints the share of what the link allows for 2(n-1)/n of the buffer, encrypted as between hosts and with --plain-wire. Needs root.
+# usage: [RATE=BITS_PER_SECOND] bench/netns_links.sh [HOSTS...]    default: 1000000000, 2 4
 set -eu
 cd "$(dirname "$0")/.."
 lockstep=${LOCKSTEP_BUILD_DIR:-build/release}/lockstep
-rate=1000000000  # bits per second
+rate=${RATE:-1000000000}  # bits per second
 bytes=$((25 * 1024 * 1024))
 wanted=90
 algorithm=${ALGORITHM:-auto}
@@ -51,14 +51,12 @@ build_network() {
   done
 }
 
-measure() {
-  local n=$1 i
-  build_network "$n"
-  head -c 16 /dev/urandom | od -An -tx1 | tr -d ' \n' >"$folder/token"
+run_ranks() {
+  local n=$1 wire=$2 i
   for i in $(seq 0 $((n - 1))); do
     in_host "$tag-$i" env RANK="$i" WORLD_SIZE="$n" MASTER_ADDR=10.77.0.1 MASTER_PORT=29500 \
       "$lockstep" bench allreduce --transport tcp --token-file "$folder/token" --bytes "$bytes" --algorithm "$algorithm" \
-      --iterations 7 --json >"$folder/out.$i" 2>"$folder/err.$i" &
+      $wire --iterations 7 --json >"$folder/out.$i" 2>"$folder/err.$i" &
     ranks+=($!)
   done
   local failed=0 pid
@@ -69,16 +67,23 @@ measure() {
     cat "$folder"/err.*
     return 1
   fi
-  python3 - "$n" "$bytes" "$rate" "$wanted" "$folder/out.0" <<'EOF'
+  python3 - "$n" "$bytes" "$rate" "$wanted" "$folder/out.0" "${wire:-encrypted}" <<'EOF'
 import json, sys
 n, size, rate, wanted = map(int, sys.argv[1:5])
 row = json.load(open(sys.argv[5]))
 allowed = 2 * (n - 1) / n * size * 8 / rate * 1e6
 share = 100 * allowed / row["median_us"]
-print(f"shaped links, {n} hosts, {rate // 10**6} Mbit/s, 25 MiB ({row['algorithm']}): "
+print(f"shaped links, {n} hosts, {rate // 10**6} Mbit/s, 25 MiB ({row['algorithm']}), {sys.argv[6]}: "
       f"{row['median_us'] / 1e3:.1f} ms, the link allows {allowed / 1e3:.1f} ms: {share:.0f} % "
       f"(wanted {wanted} %: {'yes' if share >= wanted else 'NO'})")
 EOF
+}
+
+measure() {
+  build_network "$1"
+  (umask 077 && head -c 16 /dev/urandom | od -An -tx1 | tr -d ' \n' >"$folder/token")
+  run_ranks "$1" ""
+  run_ranks "$1" --plain-wire
   local name
   for name in "${hosts[@]}" "$tag-switch"; do ip netns del "$name"; done
   hosts=()

@@ -192,7 +192,7 @@ def main():
     parser.add_argument("--seconds", type=float, help="per sample, default 0.25")
     form = parser.add_mutually_exclusive_group()
     form.add_argument("--json", action="store_true", help="one object per row")
-    form.add_argument("--markdown", action="store_true", help="a table for the README, at the end")
+    form.add_argument("--markdown", action="store_true", help="a table for docs/benchmarks.md, at the end")
     options = parser.parse_args()
     pairs = options.pairs or (2 if options.quick else 5)
     seconds = options.seconds or (0.05 if options.quick else 0.25)
