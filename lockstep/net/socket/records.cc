@@ -1,6 +1,7 @@
 #include "lockstep/net/socket/records.h"
 
 #include <fmt/format.h>
+#include <openssl/crypto.h>
 #include <openssl/evp.h>
 #include <sodium.h>
 
@@ -38,13 +39,21 @@ void require(int result) {
   if (result != 1) throw Error(ErrorCode::kIo, "OpenSSL refuses AES-256-GCM");
 }
 
+// OpenSSL is not to be taken down by exit(): threads that still hold connections then would lose
+// its state under their feet.
+EVP_CIPHER_CTX* new_context() {
+  static const int ready = ::OPENSSL_init_crypto(OPENSSL_INIT_NO_ATEXIT, nullptr);
+  require(ready);
+  return ::EVP_CIPHER_CTX_new();
+}
+
 }  // namespace
 
 // The nonce is the number of the record under its key, which both sides count.
 class RecordCipher {
  public:
   RecordCipher(const RecordKey& key, bool seals)
-      : context_(::EVP_CIPHER_CTX_new(), ::EVP_CIPHER_CTX_free), key_(key), seals_(seals) {
+      : context_(new_context(), ::EVP_CIPHER_CTX_free), key_(key), seals_(seals) {
     if (context_ == nullptr) throw std::bad_alloc();
     require(::EVP_CipherInit_ex(context_.get(), ::EVP_aes_256_gcm(), nullptr, bytes_of(key_.data()),
                                 nullptr, seals_ ? 1 : 0));
