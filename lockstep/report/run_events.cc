@@ -57,14 +57,14 @@ std::string_view to_string(RunEvent::Kind kind) {
 
 std::string describe(const RunEvent& event) {
   std::string text = fmt::format("step {}: {}", event.step, describe_who(event));
-  if (!event.how.empty()) text += fmt::format(" ({})", event.how);
+  if (!event.how.empty()) text += fmt::format(": {}", event.how);
   if (event.kind == RunEvent::Kind::kWentBack && event.back_to < event.step) {
     text += fmt::format("; steps {} to {} are computed again", event.back_to + 1, event.step);
   } else if (event.again) {
     text += "; the step is computed again";
   }
   const bool computed = event.again || event.kind == RunEvent::Kind::kWentBack;
-  return text + fmt::format("{} {}; after {:.1f} s", computed ? " by" : ";",
+  return text + fmt::format("{} {}; went on after {:.1f} s", computed ? " by" : ";",
                             describe_workers(event.lanes), event.seconds);
 }
 

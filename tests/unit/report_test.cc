@@ -228,33 +228,33 @@ RunEvent a_loss() {
 TEST(RunEvents, OneLineForPeople) {
   RunEvent event = a_loss();
   EXPECT_EQ(describe(event),
-            "step 312: lost rank 2 (node7, pid 4711) (its connection closed); the step is computed "
-            "again by 3 workers, 10 to 11 lanes each; after 0.4 s");
+            "step 312: lost rank 2 (node7, pid 4711): its connection closed; the step is computed "
+            "again by 3 workers, 10 to 11 lanes each; went on after 0.4 s");
   event.who = {"rank 0 (a)", "rank 3 (b)"};
   event.kind = RunEvent::Kind::kExpelled;
   event.how = "silent for 30s";
   event.lanes = {8, 8};
   EXPECT_EQ(describe(event),
-            "step 312: rank 0 (a), rank 3 (b) are expelled (silent for 30s); the step is computed "
-            "again by 2 workers, 8 lanes each; after 0.4 s");
+            "step 312: rank 0 (a), rank 3 (b) are expelled: silent for 30s; the step is computed "
+            "again by 2 workers, 8 lanes each; went on after 0.4 s");
   event.kind = RunEvent::Kind::kLeft;
   event.who = {"rank 1 (a)"};
   event.how = "";
   event.again = false;
   event.lanes = {32};
   EXPECT_EQ(describe(event),
-            "step 312: rank 1 (a) has left; 1 worker with all 32 lanes; after 0.4 s");
+            "step 312: rank 1 (a) has left; 1 worker with all 32 lanes; went on after 0.4 s");
   event.kind = RunEvent::Kind::kJoined;
   event.lanes = {1, 1};
   EXPECT_EQ(describe(event),
-            "step 312: rank 1 (a) has joined; 2 workers, 1 lane each; after 0.4 s");
+            "step 312: rank 1 (a) has joined; 2 workers, 1 lane each; went on after 0.4 s");
   event.kind = RunEvent::Kind::kWentBack;
   event.who.clear();
   event.how = "the moments of rank 1 are lost";
   event.back_to = 300;
   EXPECT_EQ(describe(event),
-            "step 312: back to the checkpoint of step 300 (the moments of rank 1 are lost); steps "
-            "301 to 312 are computed again by 2 workers, 1 lane each; after 0.4 s");
+            "step 312: back to the checkpoint of step 300: the moments of rank 1 are lost; steps "
+            "301 to 312 are computed again by 2 workers, 1 lane each; went on after 0.4 s");
   event.back_to = 0;
   EXPECT_THAT(describe(event), ::testing::StartsWith("step 312: back to the start"));
 }
