@@ -10,6 +10,7 @@
 #include <fstream>
 
 #include "lockstep/base/error.h"
+#include "lockstep/base/utf8.h"
 
 namespace lockstep {
 namespace {
@@ -39,7 +40,7 @@ HostIdentity this_host() {
   HostIdentity host;
   char name[HOST_NAME_MAX + 1] = {};
   if (::gethostname(name, sizeof(name) - 1) != 0) throw_io("asking for the host's name", errno);
-  host.hostname = name;
+  host.hostname = repair_utf8(name, "?");  // the kernel takes any bytes, the protocol UTF-8
 
   std::ifstream boot_id("/proc/sys/kernel/random/boot_id");
   if (!std::getline(boot_id, host.boot_id)) throw_io("reading the boot id", EIO);

@@ -16,7 +16,10 @@ SortedJson parse_sorted_json(std::string_view text) {
   return SortedJson::parse(text, nullptr, /*allow_exceptions=*/false);
 }
 
-std::string to_text(const Json& json, int indent) { return json.dump(indent); }
+std::string to_text(const Json& json, int indent) {
+  // A path or a name of this host may be any bytes: that ends no run.
+  return json.dump(indent, ' ', false, Json::error_handler_t::replace);
+}
 
 JsonReader::JsonReader(const Json& json) : json_(json) {
   if (!json.is_object()) fail("not a JSON object");

@@ -12,6 +12,7 @@
 
 #include "lockstep/base/error.h"
 #include "lockstep/base/log.h"
+#include "lockstep/base/utf8.h"
 #include "lockstep/net/job/roster.h"
 
 namespace lockstep {
@@ -147,7 +148,7 @@ RankEnvironment newcomer_environment() {
     found.local_rank = number_in(kLocalRankVariable, 0, kMaxWorldSize - 1);
   }
   found.hosted = true;
-  found.attempt = attempt_name().substr(0, kMaxJobName / 2);
+  found.attempt = utf8_prefix(repair_utf8(attempt_name(), "?"), kMaxJobName / 2);
   found.secret = inherited_secret();
   found.flight = inherited_flight();
   if (const char* host = std::getenv(kMasterHostVariable)) {
@@ -169,7 +170,7 @@ std::optional<RankEnvironment> rank_environment() {
   if (is_set(names->local_rank)) {
     found.local_rank = number_in(names->local_rank, 0, found.world_size - 1);
   }
-  found.attempt = attempt_name().substr(0, kMaxJobName / 2);
+  found.attempt = utf8_prefix(repair_utf8(attempt_name(), "?"), kMaxJobName / 2);
   found.secret = inherited_secret();
   found.flight = inherited_flight();
   found.hosted = is_set(kHostedVariable);

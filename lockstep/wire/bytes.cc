@@ -3,6 +3,7 @@
 #include <fmt/format.h>
 
 #include "lockstep/base/error.h"
+#include "lockstep/base/utf8.h"
 
 namespace lockstep {
 
@@ -19,6 +20,13 @@ std::uint32_t ByteReader::count(std::size_t element_bytes, std::uint32_t most) {
 std::string_view ByteReader::string(std::uint32_t most) {
   const auto text = bytes(count(1, most));
   return {reinterpret_cast<const char*>(text.data()), text.size()};
+}
+
+std::string_view ByteReader::text(std::uint32_t most) {
+  const std::string_view text = string(most);
+  if (is_utf8(text)) return text;
+  fail();
+  return {};
 }
 
 void ByteWriter::bytes(std::span<const std::byte> bytes) {
@@ -39,6 +47,11 @@ void ByteWriter::string(std::string_view text, std::uint32_t most) {
   }
   u32(static_cast<std::uint32_t>(text.size()));
   bytes(std::as_bytes(std::span(text)));
+}
+
+void ByteWriter::text(std::string_view text, std::uint32_t most) {
+  const std::string repaired = repair_utf8(text, "?");
+  string(utf8_prefix(repaired, most), most);
 }
 
 }  // namespace lockstep

@@ -60,6 +60,8 @@ class ByteReader {
 
   // A u32 length, at most `most`, and as many bytes.
   std::string_view string(std::uint32_t most);
+  // The same for people to read: what is no UTF-8 is a failure.
+  std::string_view text(std::uint32_t most);
 
   // For a caller that finds a value out of range: from now on the reader has failed.
   void fail() {
@@ -105,6 +107,9 @@ class ByteWriter {
 
   // Longer than `most`, the maximum that the reader is given, throws Error{kMessageTooLarge}.
   void string(std::string_view text, std::uint32_t most);
+  // For ByteReader::text: what is no UTF-8 becomes a question mark, and what is longer is cut
+  // between two characters.
+  void text(std::string_view text, std::uint32_t most);
 
   void reserve(std::size_t size) { bytes_.reserve(size); }
   std::span<const std::byte> written() const { return bytes_; }

@@ -23,7 +23,7 @@ void write_progress(ByteWriter& writer, const std::vector<Progress>& progress) {
     writer.u32(entry.group);
     writer.u64(entry.sequence);
     writer.u8(entry.inside ? 1 : 0);
-    writer.string(std::string_view(entry.description).substr(0, kMaxDescription), kMaxDescription);
+    writer.text(entry.description, kMaxDescription);
     writer.i32(entry.waits_for);
   }
 }
@@ -38,7 +38,7 @@ std::vector<Progress> read_progress(ByteReader& reader) {
     entry.sequence = reader.u64();
     const std::uint8_t inside = reader.u8();
     entry.inside = inside == 1;
-    entry.description = reader.string(kMaxDescription);
+    entry.description = reader.text(kMaxDescription);
     entry.waits_for = reader.i32();
     if (inside > 1) reader.fail();
     progress.push_back(std::move(entry));
@@ -137,7 +137,7 @@ std::vector<std::byte> encode_redirect(std::string_view address) {
 
 std::optional<std::string> decode_redirect(std::span<const std::byte> body) {
   ByteReader reader(body);
-  std::string address(reader.string(kMaxAddress));
+  std::string address(reader.text(kMaxAddress));
   if (!reader.finished()) return std::nullopt;
   return address;
 }

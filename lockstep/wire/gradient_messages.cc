@@ -50,10 +50,7 @@ class Take {
   void operator()(std::uint32_t& value) { value = reader_.u32(); }
   void operator()(std::uint64_t& value) { value = reader_.u64(); }
   void operator()(float& value) { value = reader_.f32(); }
-  void operator()(std::string& text) {
-    text = reader_.string(kMaxWireText);
-    if (!is_utf8(text)) reader_.fail();
-  }
+  void operator()(std::string& text) { text = reader_.text(kMaxWireText); }
   void operator()(WireError& error) { error = read_error(reader_); }
   void operator()(MeshFrame& stamp) {
     const auto bytes = reader_.bytes(kMeshFrameBytes);

@@ -60,7 +60,7 @@ std::optional<Hello> decode_hello(std::span<const std::byte> body) {
   std::ranges::copy(reader.bytes(hello.id.size()), hello.id.begin());
   std::ranges::copy(reader.bytes(hello.nonce.size()), hello.nonce.begin());
   std::ranges::copy(reader.bytes(hello.key.size()), hello.key.begin());
-  hello.job = reader.string(kMaxJobName);
+  hello.job = reader.text(kMaxJobName);
   hello.has_token = has_token == 1;
   if (!reader.finished() || has_token > 1 || hello.protection > Protection::kChecked || zero != 0 ||
       hello.rank < -1) {

@@ -24,7 +24,7 @@ void write_card(ByteWriter& writer, const Card& card) {
   for (const std::string* text :
        {&card.version, &card.host.hostname, &card.host.boot_id, &card.mesh_address, &card.unix_name,
         &card.fingerprint, &card.cores}) {
-    writer.string(*text, kMaxCardText);
+    writer.text(*text, kMaxCardText);
   }
 }
 
@@ -37,7 +37,7 @@ Card read_card(ByteReader& reader) {
   card.host.network_namespace = reader.u64();
   for (std::string* text : {&card.version, &card.host.hostname, &card.host.boot_id,
                             &card.mesh_address, &card.unix_name, &card.fingerprint, &card.cores}) {
-    *text = reader.string(kMaxCardText);
+    *text = reader.text(kMaxCardText);
   }
   return card;
 }
@@ -71,16 +71,16 @@ GenerationName read_generation(ByteReader& reader) {
 void write_centre(ByteWriter& writer, const CentreCard& centre) {
   writer.i32(centre.rank);
   writer.i32(centre.pid);
-  writer.string(centre.title, kMaxCardText);
-  writer.string(centre.hostname, kMaxCardText);
+  writer.text(centre.title, kMaxCardText);
+  writer.text(centre.hostname, kMaxCardText);
 }
 
 CentreCard read_centre(ByteReader& reader) {
   CentreCard centre;
   centre.rank = reader.i32();
   centre.pid = reader.i32();
-  centre.title = reader.string(kMaxCardText);
-  centre.hostname = reader.string(kMaxCardText);
+  centre.title = reader.text(kMaxCardText);
+  centre.hostname = reader.text(kMaxCardText);
   return centre;
 }
 
@@ -89,8 +89,8 @@ void write_departed(ByteWriter& writer, const std::vector<Departure>& departed) 
   for (const Departure& each : departed) {
     writer.i32(each.rank);
     writer.u8(static_cast<std::uint8_t>(each.kind));
-    writer.string(std::string_view(each.name).substr(0, kMaxWhy), kMaxWhy);
-    writer.string(std::string_view(each.why).substr(0, kMaxWhy), kMaxWhy);
+    writer.text(each.name, kMaxWhy);
+    writer.text(each.why, kMaxWhy);
   }
 }
 
@@ -101,8 +101,8 @@ std::vector<Departure> read_departed(ByteReader& reader) {
     Departure each;
     each.rank = reader.i32();
     each.kind = static_cast<Departure::Kind>(reader.u8());
-    each.name = reader.string(kMaxWhy);
-    each.why = reader.string(kMaxWhy);
+    each.name = reader.text(kMaxWhy);
+    each.why = reader.text(kMaxWhy);
     const bool ascending = departed.empty() ? each.rank >= 0 : each.rank > departed.back().rank;
     if (!ascending || each.kind > Departure::Kind::kLeft) reader.fail();
     departed.push_back(std::move(each));

@@ -2,7 +2,6 @@
 
 #include <utility>
 
-#include "lockstep/base/utf8.h"
 #include "lockstep/wire/bytes.h"
 
 namespace lockstep {
@@ -17,16 +16,15 @@ constexpr auto kLastCode = static_cast<std::uint8_t>(ErrorCode::kReplicaMismatch
 void write_error(ByteWriter& writer, const Error& error) {
   writer.u8(static_cast<std::uint8_t>(error.code()));
   writer.i32(error.rank());
-  const std::string text = repair_utf8(error.message(), "?");
-  writer.string(utf8_prefix(text, kMaxErrorText), kMaxErrorText);
+  writer.text(error.message(), kMaxErrorText);
 }
 
 WireError read_error(ByteReader& reader) {
   WireError error;
   const std::uint8_t code = reader.u8();
   error.rank = reader.i32();
-  error.message = reader.string(kMaxErrorText);
-  if (code > kLastCode || error.rank < -1 || !is_utf8(error.message)) {
+  error.message = reader.text(kMaxErrorText);
+  if (code > kLastCode || error.rank < -1) {
     reader.fail();
     return {};
   }

@@ -7,6 +7,7 @@
 #include <string>
 #include <vector>
 
+#include "lockstep/base/utf8.h"
 #include "lockstep/net/job/centre.h"
 #include "lockstep/net/job/member.h"
 #include "tests/fuzz/script.h"
@@ -97,6 +98,7 @@ class Job {
         if (const auto roster = member.take_roster()) {
           require(std::ranges::count(roster->roster, card_of(static_cast<int>(i)).id, &Card::id) ==
                   1);
+          for (const Card& card : roster->roster) require(is_utf8(name_of(card)));
           require(member.rank() >= 0 && member.rank() < static_cast<int>(roster->roster.size()));
           member.ready();
         }
@@ -153,7 +155,15 @@ extern "C" int LLVMFuzzerTestOneInput(const std::uint8_t* data, std::size_t size
   Job job(script.byte() % 2 == 1);
   job.settle();
   while (!script.ended()) {
-    switch (script.byte() % 10) {
+    const std::uint8_t choice = script.byte();
+    if (choice >= 250) {  // a join with any byte at any place
+      auto body = encode(job.join(Standing::kNew));
+      body[script.number(2) % body.size()] = static_cast<std::byte>(script.byte());
+      job.say(MessageKind::kJoin, std::move(body));
+      job.settle();
+      continue;
+    }
+    switch (choice % 10) {
       case 0: job.say(static_cast<MessageKind>(script.byte()), script.bytes(script.byte())); break;
       case 1: job.say(MessageKind::kJoin, encode(job.join(Standing::kNew))); break;
       case 2: {

@@ -192,6 +192,9 @@ TEST(Handshake, HelloIsExact) {
   for (std::size_t size = 0; size < body.size(); ++size) {
     EXPECT_FALSE(decode_hello(std::span(body).first(size)));
   }
+  auto foreign = body;
+  foreign.back() = std::byte{0xff};  // of the job's name
+  EXPECT_FALSE(decode_hello(foreign));
 }
 
 TEST(Handshake, WhoSeesAnotherHostDecidesOnTheWire) {

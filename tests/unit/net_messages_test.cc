@@ -1,6 +1,8 @@
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
+#include <algorithm>
+
 #include "lockstep/wire/bytes.h"
 #include "lockstep/wire/control_messages.h"
 #include "lockstep/wire/join_messages.h"
@@ -123,6 +125,41 @@ TEST(JoinMessages, ARosterOutOfOrderIsRefused) {
   EXPECT_TRUE(decode_roster(encode(make_roster(-1, {make_card(0, 1)}))));
 }
 
+// As a peer that is not ours might write it: valid, but for one byte of one text.
+std::vector<std::byte> with_foreign_byte(std::vector<std::byte> body, std::string_view text) {
+  const auto wanted = std::as_bytes(std::span(text));
+  const auto found = std::ranges::search(body, wanted);
+  EXPECT_FALSE(found.empty()) << text;
+  found.front() = std::byte{0xff};
+  return body;
+}
+
+TEST(JoinMessages, TextsThatAreNoUtf8AreRefused) {
+  const auto join = encode(Join{make_card(1, 3), 12345ms});
+  for (const char* text : {"1.2.3", "node7", "boot", "[::1]:5", "name", "x86-64", "0-3"}) {
+    EXPECT_FALSE(decode_join(with_foreign_byte(join, text))) << text;
+  }
+  RosterMessage roster = make_roster(0, {make_card(0, 2), make_card(1, 2)});
+  roster.departed = {{0, Departure::Kind::kDied, "who left", "why it left"}};
+  const auto body = encode(roster);
+  ASSERT_TRUE(decode_roster(body));
+  for (const char* text : {"the coordinator", "node1", "node7", "who left", "why it left"}) {
+    EXPECT_FALSE(decode_roster(with_foreign_byte(body, text))) << text;
+  }
+}
+
+TEST(JoinMessages, WhatThisHostHasNoUtf8ForIsSentAllTheSame) {
+  RosterMessage roster = make_roster(0, {make_card(0, 1)});
+  roster.roster[0].host.hostname = "n\xff";
+  // The limit falls into a character of two bytes.
+  roster.departed = {
+      {0, Departure::Kind::kDied, "rank 0", std::string(kMaxWhy - 1, 'x') + "\u00e9"}};
+  const auto told = decode_roster(encode(roster));
+  ASSERT_TRUE(told);
+  EXPECT_EQ(told->roster[0].host.hostname, "n?");
+  EXPECT_EQ(told->departed[0].why, std::string(kMaxWhy - 1, 'x'));
+}
+
 TEST(JoinMessages, ACountWithoutItsBytesIsRefused) {
   ByteWriter writer;
   writer.i32(0);
@@ -174,6 +211,12 @@ TEST(ControlMessages, LongTextsAndManyGroupsAreCut) {
   EXPECT_EQ(decoded->progress.size(), kMaxGroups);
   EXPECT_EQ(decoded->progress[0].description.size(), kMaxDescription);
   EXPECT_EQ(decoded->error.message().size(), kMaxErrorText);
+}
+
+TEST(ControlMessages, TextsThatAreNoUtf8AreRefused) {
+  const Pulse pulse{77, {{0, 17, true, "all_reduce"}}};
+  EXPECT_FALSE(decode_pulse(with_foreign_byte(encode(pulse), "all_reduce")));
+  EXPECT_FALSE(decode_redirect(with_foreign_byte(encode_redirect("10.0.0.3:1"), "10.0.0.3:1")));
 }
 
 TEST(WireError, RefusesUnknownCodesAndRanks) {

@@ -8,6 +8,7 @@
 #include <utility>
 
 #include "lockstep/base/check.h"
+#include "lockstep/base/utf8.h"
 #include "lockstep/wire/bytes.h"
 #include "lockstep/wire/wire_error.h"
 
@@ -110,6 +111,9 @@ Handshake::Handshake(Role role, const Identity& identity, Purpose purpose, std::
     throw Error(ErrorCode::kInvalidArgument,
                 fmt::format("the job's name is {} bytes long; {} are allowed", identity.job.size(),
                             kMaxJobName));
+  }
+  if (!is_utf8(identity.job)) {
+    throw Error(ErrorCode::kInvalidArgument, "the job's name is not UTF-8");
   }
   key_ = token_key(identity.token);
   own_ = {.purpose = purpose,
