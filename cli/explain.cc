@@ -46,6 +46,8 @@ void write_file(const std::string& path, const std::string& text) {
   file.commit();
 }
 
+constexpr double kMostSeconds = 1e8;  // years; as nanoseconds they fit their type
+
 int run_explain(const ExplainFlags& flags) {
   std::vector<std::string> notes;
   std::vector<FlightFile> files = read_flight(flags.folders, flags.generation, notes);
@@ -60,7 +62,8 @@ int run_explain(const ExplainFlags& flags) {
   for (const std::string& text : notes) log(LogLevel::kInfo, "{}", text);
   const std::string to = flags.to.empty() ? flags.folders.front() : flags.to;
   const std::int64_t window =
-      flags.seconds > 0 ? static_cast<std::int64_t>(flags.seconds * 1e9) : fitting_window(files);
+      flags.seconds > 0 ? static_cast<std::int64_t>(std::min(flags.seconds, kMostSeconds) * 1e9)
+                        : fitting_window(files);
   make_folder(to);
   write_file(to + "/timeline.svg", flight_svg(files, window));
   write_file(to + "/timeline.html", flight_html(files, story, window));

@@ -58,8 +58,8 @@ namespace {
 
 // The step of a complete line; nothing for anything else.
 std::optional<std::int64_t> step_of(const Json& line) {
-  if (!line.is_object() || !line.contains("step") || !line["step"].is_number()) return std::nullopt;
-  return line["step"].get<std::int64_t>();
+  if (!line.is_object() || !line.contains("step")) return std::nullopt;
+  return whole<std::int64_t>(line["step"]);
 }
 
 // What the file holds; nothing when there is none.

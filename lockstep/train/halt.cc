@@ -2,6 +2,8 @@
 
 #include <fmt/format.h>
 
+#include <utility>
+
 #include "lockstep/base/text.h"
 #include "lockstep/comm/kernels/kernels.h"
 #include "lockstep/files/json.h"
@@ -59,29 +61,45 @@ std::string to_json(const HaltReport& report) {
   return to_text(json);
 }
 
+namespace {
+
+std::optional<HaltReport::Lane> read_halt_lane(const Json& json) {
+  JsonReader reader(json);
+  HaltReport::Lane lane;
+  lane.lane = static_cast<std::uint32_t>(reader.whole("lane", UINT32_MAX));
+  auto samples = wholes<std::uint64_t>(reader.list("samples"));
+  if (reader.problem() || !samples) return std::nullopt;
+  lane.samples = std::move(*samples);
+  return lane;
+}
+
+}  // namespace
+
 std::optional<HaltReport> parse_halt_report(std::string_view text) {
   const Json json = parse_json(text);
-  if (!json.is_object()) return std::nullopt;
-  try {
-    HaltReport report;
-    json.at("step").get_to(report.step);
-    json.at("what").get_to(report.what);
-    json.at("lane").get_to(report.lane);
-    json.at("samples").get_to(report.samples);
-    json.at("rank").get_to(report.rank);
-    json.at("host").get_to(report.host);
-    json.at("tensor").get_to(report.tensor);
-    json.at("element").get_to(report.element);
-    json.at("value").get_to(report.value);
-    for (const Json& entry : json.value("more", Json::array())) {
-      HaltReport::Lane& lane = report.more.emplace_back();
-      entry.at("lane").get_to(lane.lane);
-      entry.at("samples").get_to(lane.samples);
-    }
-    return report;
-  } catch (const Json::exception&) {
-    return std::nullopt;
+  JsonReader reader(json);
+  HaltReport report;
+  report.step = static_cast<std::int64_t>(reader.whole("step", INT64_MAX));
+  report.what = reader.text("what");
+  const auto lane = read_halt_lane(json);
+  const Json* rank = reader.value("rank");
+  const auto named = rank != nullptr ? whole<int>(*rank, -1) : std::nullopt;
+  report.host = reader.text("host");
+  report.tensor = reader.text("tensor");
+  report.element = reader.whole("element");
+  report.value = reader.text("value");
+  if (reader.problem() || !lane || !named) return std::nullopt;
+  report.rank = *named;
+  report.lane = lane->lane;
+  report.samples = lane->samples;
+  if (!json.contains("more")) return report;
+  for (const Json& entry : reader.list("more")) {
+    auto more = read_halt_lane(entry);
+    if (!more) return std::nullopt;
+    report.more.push_back(std::move(*more));
   }
+  if (reader.problem()) return std::nullopt;
+  return report;
 }
 
 bool find_non_finite_tensor(const ParameterLayout& layout, std::span<const float> values,

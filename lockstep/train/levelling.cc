@@ -86,33 +86,34 @@ std::string standing_text(const LevelStanding& own) {
 // Steps beyond this nobody has done; sums of a few of them fit their type.
 constexpr std::int64_t kMostSteps = std::int64_t{1} << 53;
 
-bool is_step(std::int64_t step) { return step >= 0 && step <= kMostSteps; }
+// Of a step that is complete: verified and evaluated.
+constexpr int kMostDone = 2;
 
 // `size` is that of the flat buffers, in which the ranges lie.
 std::optional<LevelStanding> parse_standing(const std::string& text, std::size_t size) {
   const Json json = parse_json(text);
+  JsonReader reader(json);
   LevelStanding told;
-  try {
-    json.at("state").get_to(told.has_state);
-    json.at("step").get_to(told.step);
-    json.at("summed").get_to(told.summed);
-    json.at("decided").get_to(told.decided);
-    json.at("updated").get_to(told.updated);
-    told.held = {json.at("held").at(0), json.at("held").at(1)};
-    json.at("done").get_to(told.done);
-    json.at("closed").get_to(told.closed);
-    for (const Json& entry : json.at("moments")) {
-      told.moments.push_back({{entry.at(0), entry.at(1)}, entry.at(2)});
-    }
-  } catch (const Json::exception&) {
-    return std::nullopt;
-  }
+  told.has_state = reader.flag("state");
+  told.step = static_cast<std::int64_t>(reader.whole("step", kMostSteps));
+  told.summed = reader.flag("summed");
+  told.decided = reader.flag("decided");
+  told.updated = reader.flag("updated");
+  told.done = static_cast<int>(reader.whole("done", kMostDone));
+  told.closed = reader.flag("closed");
   const auto inside = [&](Range range) { return range.begin <= range.end && range.end <= size; };
-  const bool right = is_step(told.step) && inside(told.held) &&
-                     std::ranges::all_of(told.moments, [&](const LevelStanding::Moments& each) {
-                       return inside(each.range) && is_step(each.step);
-                     });
-  if (!right) return std::nullopt;
+  const auto held = wholes<std::size_t>(reader.list("held"));
+  if (!held || held->size() != 2) return std::nullopt;
+  told.held = {held->at(0), held->at(1)};
+  if (!inside(told.held)) return std::nullopt;
+  for (const Json& entry : reader.list("moments")) {
+    const auto numbers = wholes<std::size_t>(entry);
+    if (!numbers || numbers->size() != 3 || numbers->at(2) > kMostSteps) return std::nullopt;
+    const Range range = {numbers->at(0), numbers->at(1)};
+    if (!inside(range)) return std::nullopt;
+    told.moments.push_back({range, static_cast<std::int64_t>(numbers->at(2))});
+  }
+  if (reader.problem()) return std::nullopt;
   return told;
 }
 

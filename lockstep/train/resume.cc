@@ -115,11 +115,7 @@ ResumePoint look_into(const std::string& out, FolderUse use, const std::function
 }
 
 std::optional<std::vector<std::int64_t>> parse_steps(const std::string& text) {
-  try {
-    return parse_json(text).get<std::vector<std::int64_t>>();
-  } catch (const Json::exception&) {
-    return std::nullopt;
-  }
+  return wholes<std::int64_t>(parse_json(text), 0);
 }
 
 // As `root` has told it.

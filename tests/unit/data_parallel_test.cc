@@ -460,6 +460,18 @@ TEST(Halt, ReportsSurviveTheFile) {
   EXPECT_FALSE(parse_halt_report("{}"));
   EXPECT_FALSE(parse_halt_report("[1"));
   EXPECT_FALSE(parse_halt_report(R"({"step":"x"})"));
+  const std::string good = to_json(report);
+  for (const auto& [number, bad] :
+       std::vector<std::pair<std::string, std::string>>{{"\"step\":7", "\"step\":1e300"},
+                                                        {"\"lane\":3", "\"lane\":4294967296"},
+                                                        {"\"lane\":3", "\"lane\":-1"},
+                                                        {"[5,", "[0.5,"},
+                                                        {"\"rank\":1", "\"rank\":1e300"},
+                                                        {"\"element\":12", "\"element\":1.5"}}) {
+    std::string text = good;
+    text.replace(text.find(number), number.size(), bad);
+    EXPECT_FALSE(parse_halt_report(text)) << text;
+  }
   EXPECT_EQ(parse_skipped_lane("7:3"), (SkippedLane{7, 3}));
   for (const char* text : {"", "7", "7:", ":3", "0:1", "7:-1", "7:3x"}) {
     EXPECT_FALSE(parse_skipped_lane(text)) << text;

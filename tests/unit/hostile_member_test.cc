@@ -93,7 +93,7 @@ TEST(HostileMember, TellsSettingsThatAreNone) {
 }
 
 TEST(HostileMember, TellsCheckpointsThatAreNone) {
-  for (const char* text : {"", "[\"a\"]", "{\"a\":1}", "[[1]]"}) {
+  for (const char* text : {"", "[\"a\"]", "{\"a\":1}", "[[1]]", "[1.5]", "[1e300]", "[-1]"}) {
     const Error error =
         honest_error([](Communicator& communicator) { find_newest_checkpoint(communicator, ""); },
                      [&](Communicator& communicator) {
@@ -140,6 +140,12 @@ TEST(HostileMember, StandsWhereNobodyCan) {
       standing("-1", "[0,0]", "[]"),
       standing("9223372036854775807", "[0,0]", "[]"),
       standing("1e300", "[0,0]", "[]"),
+      standing("1.5", "[0,0]", "[]"),
+      standing("2", "[-1,0]", "[]"),
+      standing("2", "[0,1e300]", "[]"),
+      standing("2", "[0,0]", "[[0,0,1.5]]"),
+      standing("2", "[0,0]", "[[0,0,-1]]"),
+      standing("2", "[0,0]", "[7]"),
       standing("2", "[5,2]", "[]"),
       standing("2", "[0,99999999]", "[]"),
       standing("2", "[0]", "[]"),
