@@ -131,6 +131,7 @@ int check(const DataFlags& options) {
     const auto shards = folder ? shards_in(path) : std::vector<std::string>{path};
     if (shards.empty()) throw_bad_file(path, "no .bin files in this folder");
     for (const std::string& name : shards) {
+      if (is_hash_file(name)) continue;
       const TokenShard shard = TokenShard::open(name);
       const std::uint32_t vocab = std::max(shard.header().vocab, options.tokenizer.vocab);
       const std::uint32_t largest = shard.largest(vocab == 0 ? kMostVocab : vocab);

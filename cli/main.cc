@@ -1,5 +1,7 @@
 #include <fmt/format.h>
+#include <sys/resource.h>
 
+#include <algorithm>
 #include <cstdio>
 #include <exception>
 #include <string>
@@ -31,6 +33,17 @@ int exit_code(const Error& error) {
 std::string plain_text_of(const Error& error) {
   const bool plain = error.code() == ErrorCode::kInvalidArgument || error.code() == ErrorCode::kIo;
   return plain ? std::string(error.message()) : error.what();
+}
+
+// Every shard is an open file, and every rank a connection; the usual limit of 1024 is there for
+// programs that call select(). Workers inherit it. No more than is of use: some programs close all
+// that could be open, one by one.
+void raise_file_limit() {
+  constexpr rlim_t kMostFiles = 65536;
+  rlimit limit{};
+  if (::getrlimit(RLIMIT_NOFILE, &limit) != 0 || limit.rlim_cur >= kMostFiles) return;
+  limit.rlim_cur = std::min(limit.rlim_max, kMostFiles);
+  ::setrlimit(RLIMIT_NOFILE, &limit);
 }
 
 int run(int argc, char** argv) {
@@ -75,6 +88,7 @@ int run(int argc, char** argv) {
 
 int main(int argc, char** argv) {
   using namespace lockstep;
+  cli::raise_file_limit();
   try {
     return cli::run(argc, argv);
   } catch (const Error& error) {

@@ -35,14 +35,20 @@ std::string hash_file_text(const FileStatus& status, std::uint64_t offset,
 
 }  // namespace
 
-PayloadHash::PayloadHash(FilePlace place, std::shared_ptr<const File> file, std::uint64_t offset,
+bool is_hash_file(std::string_view path) {
+  return path.ends_with(kHashSuffix) ||
+         (path.ends_with(".tmp") && path.find(std::string(kHashSuffix) + ".") != path.npos);
+}
+
+PayloadHash::PayloadHash(Storage& storage, std::shared_ptr<const File> file,
+                         const FileStatus& status, std::uint64_t offset,
                          std::optional<Blake3Hash> written)
-    : place_(std::move(place)),
+    : storage_(&storage),
       file_(std::move(file)),
       offset_(offset),
-      bytes_(file_->size() - offset),
+      bytes_(status.size - offset),
       written_(written),
-      status_(file_->status()) {}
+      status_(status) {}
 
 std::string PayloadHash::identity() const {
   if (!file_) return {};
@@ -53,7 +59,9 @@ std::string PayloadHash::identity() const {
 // The file has to say exactly what we would write: a hash, and the file that it belongs to.
 std::optional<Blake3Hash> PayloadHash::kept() const {
   try {
-    const auto beside = place_.folder->find(place_.name + kHashSuffix);
+    // The folder is opened each time: a descriptor for every shard would soon be too many.
+    const FilePlace place = place_of(file_->path() + kHashSuffix, *storage_);
+    const auto beside = place.folder->find(place.name);
     if (!beside || beside->status().modified_ns < status_.changed_ns + kFinestTime) {
       return std::nullopt;
     }
@@ -71,8 +79,8 @@ std::optional<Blake3Hash> PayloadHash::kept() const {
 void PayloadHash::keep(const Blake3Hash& hash) const {
   try {
     // The tag keeps processes that do so at once from each other's temporaries.
-    AtomicFile file({place_.folder, place_.name + kHashSuffix},
-                    WriteGuard{.tag = std::to_string(::getpid())});
+    AtomicFile file(file_->path() + kHashSuffix, WriteGuard{.tag = std::to_string(::getpid())},
+                    *storage_);
     file.write(hash_file_text(status_, offset_, to_hex(hash)));
     file.commit();
   } catch (const Error&) {  // a folder that cannot be written: the next run reads the file again

@@ -6,11 +6,15 @@
 #include <mutex>
 #include <optional>
 #include <string>
+#include <string_view>
 
 #include "lockstep/base/hash/blake3.h"
 #include "lockstep/files/storage.h"
 
 namespace lockstep {
+
+// Whether it has the name of a file that keeps a hash, or of its temporary: no data.
+bool is_hash_file(std::string_view path);
 
 // The BLAKE3 of all tokens of a shard. That of a file is found by reading the file once; it is then
 // kept beside the file, in NAME.blake3, and holds as long as the file system says that the file has
@@ -20,9 +24,10 @@ class PayloadHash {
   // Of tokens in memory.
   explicit PayloadHash(const Blake3Hash& hash) : hash_(hash) {}
   // Of the bytes of a file from `offset` on. `written` is what the file itself says of them, if it
-  // does. `place` is where the file is.
-  PayloadHash(FilePlace place, std::shared_ptr<const File> file, std::uint64_t offset,
-              std::optional<Blake3Hash> written);
+  // does. `status` is the file's when it was opened, with `offset` bytes or more; `storage`, where
+  // the file is, must outlive this.
+  PayloadHash(Storage& storage, std::shared_ptr<const File> file, const FileStatus& status,
+              std::uint64_t offset, std::optional<Blake3Hash> written);
 
   // The bytes in the file.
   std::uint64_t bytes() const { return bytes_; }
@@ -45,7 +50,7 @@ class PayloadHash {
   void keep(const Blake3Hash& hash) const;
   Blake3Hash compute(const std::function<void(std::uint64_t)>& progress) const;
 
-  const FilePlace place_ = {};
+  Storage* const storage_ = nullptr;
   const std::shared_ptr<const File> file_;
   const std::uint64_t offset_ = 0;
   const std::uint64_t bytes_ = 0;

@@ -10,6 +10,7 @@
 
 #include "lockstep/base/error.h"
 #include "lockstep/base/log.h"
+#include "lockstep/data/payload_hash.h"
 #include "lockstep/data/shard_builder.h"
 #include "lockstep/files/mapped_file.h"
 #include "lockstep/files/storage.h"
@@ -390,16 +391,25 @@ DataSource open_data(const std::vector<std::string>& paths, const TokenizerChoic
   if (paths.empty()) refuse("there is no data: no path is given");
   std::vector<Input> shards;
   std::vector<Input> texts;
+  std::vector<std::size_t> found(weights.empty() ? 1 : paths.size());  // files of a part
   for (std::size_t i = 0; i < paths.size(); ++i) {
     const std::size_t part = weights.empty() ? 0 : i;
+    const std::size_t before = shards.size() + texts.size();
     for (const std::string& path : expand(paths[i])) {
       for (const std::string& name : files_of(path)) {
+        if (is_hash_file(name)) continue;  // an earlier run left it beside a shard: '*' finds it
         if (is_shard(name)) {
           shards.push_back({name, part});
         } else {
           texts.push_back({name, part, std::make_shared<MappedFile>(name)});
         }
       }
+    }
+    found[part] += shards.size() + texts.size() - before;
+  }
+  for (std::size_t part = 0; part < found.size(); ++part) {
+    if (found[part] == 0) {
+      refuse(fmt::format("{} holds no data, only hashes of other files", paths[part]));
     }
   }
   if (!shards.empty() && !texts.empty()) {

@@ -44,6 +44,7 @@ ShardProblem wrong(std::size_t position, std::string what) { return {position, s
 // The tokens must be exactly the rest of the file.
 std::variant<ShardContent, ShardProblem> with_tokens(const ShardContent& content,
                                                      std::uint64_t file_bytes) {
+  if (file_bytes < content.offset) return wrong(file_bytes, "the file ends inside its header");
   const std::uint64_t there = file_bytes - content.offset;
   const std::uint64_t width = content.header.token_bytes;
   if (content.header.tokens > there / width) {
@@ -192,8 +193,7 @@ std::variant<ShardContent, ShardProblem> parse_shard(std::span<const std::byte> 
 }
 
 TokenShard TokenShard::open(const std::string& path, Storage& storage) {
-  FilePlace place = place_of(path, storage);
-  std::shared_ptr<const File> file = place.folder->open(place.name, Folder::Mode::kRead);
+  std::shared_ptr<const File> file = storage.open(path);
   const std::string begin = file->text(kLongestShardHeader);
   const FileStatus status = file->status();
   if (!status.regular) throw_bad_file(path, "not a regular file");
@@ -209,7 +209,7 @@ TokenShard TokenShard::open(const std::string& path, Storage& storage) {
   shard.width_ = content.header.token_bytes;
   shard.offset_ = content.offset;
   shard.file_ = file;
-  shard.payload_ = std::make_shared<PayloadHash>(std::move(place), std::move(file), content.offset,
+  shard.payload_ = std::make_shared<PayloadHash>(storage, std::move(file), status, content.offset,
                                                  content.header.payload);
   return shard;
 }

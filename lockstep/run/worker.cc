@@ -320,6 +320,8 @@ void Worker::prepare_as_newcomer(const RunDescription& told) {
   resume_.tokenizer = told.tokenizer;
   plan_.emplace(make_train_plan(options_, resume_));
   plan_->how.reducer.on_device = told.on_device;
+  hash_payloads(plan_->training.shards());
+  hash_payloads(plan_->validation.shards());
   if (data_hash(*plan_) != told.data) {
     throw Error(ErrorCode::kInvalidArgument,
                 fmt::format("{} is other data than the job trains on", plan_->data.name));

@@ -87,8 +87,7 @@ std::vector<Blake3Hash> gather_hashes(Communicator& communicator, std::span<cons
 constexpr auto kReadingPatience = std::chrono::hours(12);
 constexpr auto kBetweenReadingNotes = std::chrono::seconds(5);
 
-// Reads the tokens of those shards whose hash is not known, and tells how far it is.
-void hash_payloads(std::span<const TokenShard* const> shards) {
+void hash_payloads_of(std::span<const TokenShard* const> shards) {
   std::vector<const TokenShard*> unknown;
   std::uint64_t bytes = 0;
   for (const TokenShard* shard : shards) {
@@ -139,6 +138,12 @@ std::vector<std::string> gather_texts(Communicator& communicator, std::string_vi
   return texts;
 }
 
+void hash_payloads(std::span<const TokenShard> shards) {
+  std::vector<const TokenShard*> all;
+  for (const TokenShard& shard : shards) all.push_back(&shard);
+  hash_payloads_of(all);
+}
+
 void find_payload_hashes(Communicator& communicator, std::span<const TokenShard> shards) {
   Json places = Json::array();
   for (const TokenShard& shard : shards) {
@@ -165,7 +170,7 @@ void find_payload_hashes(Communicator& communicator, std::span<const TokenShard>
     readers.push_back(places[i] == "" ? own : reader_of(i));
     if (readers[i] == own) mine.push_back(&shards[i]);
   }
-  hash_payloads(mine);
+  hash_payloads_of(mine);
   Json found = Json::array();
   for (std::size_t i = 0; i < shards.size(); ++i) {
     found.push_back(readers[i] == own ? to_hex(shards[i].payload().get()) : "");

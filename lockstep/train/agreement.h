@@ -26,6 +26,10 @@ std::vector<std::string> gather_texts(Communicator& communicator, std::string_vi
 // Error{kIo} on a rank that cannot read a shard, or finds it damaged.
 void find_payload_hashes(Communicator& communicator, std::span<const TokenShard> shards);
 
+// Reads the tokens of those shards whose hash is not known, and tells how far it is, now and then.
+// Not collective: for a worker that comes later.
+void hash_payloads(std::span<const TokenShard> shards);
+
 // A rank told something that makes no sense, as `what`: fails the job with an
 // Error{kUnexpectedMessage} that names it.
 [[noreturn]] void refuse_telling(Communicator& communicator, int rank, std::string_view what);

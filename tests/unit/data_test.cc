@@ -265,6 +265,25 @@ TEST(OpenData, BytesWithoutAHeaderAreNoTokensUnlessSomebodySaysSo) {
               HasSubstr("holds tokens already"));
 }
 
+// A run leaves the hash of a shard beside it, where the next run's pattern finds it.
+TEST(OpenData, KeptHashesOfShardsAreNoData) {
+  TemporaryFolder folder;
+  const std::string path = write(folder.path() + "/some.bin", "abcdef");
+  open_data({path}, {.vocab = 50000}).training[0].payload().get();
+  const std::string kept = path + ".blake3";
+  ASSERT_TRUE(std::filesystem::exists(kept));
+  const std::string temporary = write(path + ".blake3.17.tmp", "{");  // of a run that was killed
+  for (const std::vector<std::string>& paths :
+       {std::vector{folder.path() + "/*"}, std::vector{path, kept, temporary}}) {
+    EXPECT_EQ(open_data(paths, {.vocab = 50000}).training.size(), 1u);
+  }
+  EXPECT_THAT(message_of([&] { open_data({kept}, {.vocab = 50000}); }), HasSubstr("no data"));
+  EXPECT_THAT(message_of([&] {
+                open_data({path, kept}, {.vocab = 50000}, {1, 1});
+              }),
+              HasSubstr("some.bin.blake3 holds no data"));
+}
+
 TEST(OpenData, AVocabularyThatTheTokensCannotHaveIsRefused) {
   TemporaryFolder folder;
   const std::string text = write(folder.path() + "/text.txt", "some text\n");

@@ -1,11 +1,13 @@
 #include "lockstep/data/token_shard.h"
 
+#include <fmt/format.h>
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
 #include <cstring>
 #include <filesystem>
 #include <fstream>
+#include <iterator>
 
 #include "lockstep/base/error.h"
 #include "lockstep/base/hash/crc32c.h"
@@ -254,6 +256,32 @@ TEST_F(TokenShardTest, AChangedTokenIsFound) {
   file.close();
   EXPECT_THAT(message_of([&] { TokenShard::open(path("a.bin")).payload().get(); }),
               HasSubstr("a.bin: is damaged: the hash of its tokens is not the one in its header"));
+}
+
+// Data sets have hundreds of shards, and a process 1024 descriptors.
+TEST_F(TokenShardTest, AShardKeepsOneDescriptor) {
+  constexpr std::size_t kShards = 20;
+  for (std::size_t i = 0; i < kShards; ++i) {
+    write(fmt::format("{}.bin", i).c_str(), std::as_bytes(std::span("abc")));
+  }
+  const auto descriptors = [] {
+    const std::filesystem::directory_iterator all("/proc/self/fd");
+    return std::distance(begin(all), end(all));
+  };
+  const auto before = descriptors();
+  std::vector<TokenShard> shards;
+  for (std::size_t i = 0; i < kShards; ++i) {
+    shards.push_back(TokenShard::open(path(fmt::format("{}.bin", i).c_str())));
+    shards.back().payload().get();
+  }
+  EXPECT_EQ(descriptors() - before, kShards);
+}
+
+TEST_F(TokenShardTest, AFileThatShrinksUnderItsReaderIsRefused) {
+  const ShardHeaderBytes ours = encode(header_of(300));
+  for (const std::uint64_t bytes : {std::uint64_t{0}, ours.size() - 1}) {
+    EXPECT_TRUE(std::holds_alternative<ShardProblem>(parse_shard(ours, bytes, true))) << bytes;
+  }
 }
 
 // Kept beside the file, as long as the file stays as it is.
