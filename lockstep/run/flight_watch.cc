@@ -14,6 +14,7 @@
 #include <exception>
 #include <filesystem>
 #include <random>
+#include <string_view>
 #include <thread>
 #include <utility>
 
@@ -21,9 +22,12 @@
 #include "lockstep/base/error.h"
 #include "lockstep/base/log.h"
 #include "lockstep/launch/rank_environment.h"
+#include "lockstep/train/run_checkpoints.h"
 
 namespace lockstep {
 namespace {
+
+static_assert(std::string_view(kFlightFolder) == kFlightFolderOfRun);
 
 constexpr int kCrashSignals[] = {SIGSEGV, SIGBUS, SIGFPE, SIGILL, SIGABRT};
 constexpr auto kWritePatience = std::chrono::seconds(5);

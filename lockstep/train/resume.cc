@@ -40,7 +40,8 @@ bool is_unfinished(const std::string& name) {
 
 bool is_ours(const std::string& name) {
   return name.starts_with("checkpoint-") || name.starts_with(kLeaseFile) || is_unfinished(name) ||
-         name == kTensorBoardFolder || std::ranges::find(kOurFiles, name) != kOurFiles.end();
+         name == kTensorBoardFolder || name == kFlightFolderOfRun ||
+         std::ranges::find(kOurFiles, name) != kOurFiles.end();
 }
 
 void require_free(const std::string& out, Storage& storage) {
@@ -83,6 +84,7 @@ void remove_earlier_run(const std::string& out, Storage& storage) {
   }
   folder->sync();
   remove_flat_folder(*folder, kTensorBoardFolder);
+  remove_flat_folder(*folder, kFlightFolderOfRun);
   for (const char* name : kOurFiles) folder->remove(name);
   remove_unfinished(out, storage);
 }

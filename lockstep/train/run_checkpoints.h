@@ -19,6 +19,7 @@ constexpr const char* kRunFile = "run.json";  // the command's options, for --re
 constexpr const char* kMetricsFile = "metrics.jsonl";
 constexpr const char* kHaltFile = "halt.json";
 constexpr const char* kTensorBoardFolder = "tensorboard";  // event files
+constexpr const char* kFlightFolderOfRun = "flight";       // what workers did last
 
 // A disk that takes longer than this for one checkpoint is given up.
 constexpr auto kDiskPatience = std::chrono::hours(1);

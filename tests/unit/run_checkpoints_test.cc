@@ -319,6 +319,8 @@ TEST_F(Resume, AFolderThatIsNotFreeIsRefusedOrOverwritten) {
   };
   write("metrics.jsonl");
   write("halt.json");
+  std::filesystem::create_directory(out_.path() + "/flight");
+  write("flight/rank-0.json");
   EXPECT_EQ(problem(FolderUse::kNew), "none");  // a run that left nothing worth keeping
   write("model.safetensors");
   EXPECT_THAT(problem(FolderUse::kNew), HasSubstr("has a model already"));
@@ -328,6 +330,7 @@ TEST_F(Resume, AFolderThatIsNotFreeIsRefusedOrOverwritten) {
   write("letter.txt");
   EXPECT_EQ(problem(FolderUse::kOverwrite), "none");
   EXPECT_FALSE(there("model.safetensors") || there("metrics.jsonl") || there("checkpoint-8"));
+  EXPECT_FALSE(there("flight"));
   EXPECT_TRUE(there("letter.txt"));
   EXPECT_THAT(problem(FolderUse::kNew), HasSubstr("has other files (letter.txt)"));
 }
