@@ -37,6 +37,7 @@
 #include "lockstep/launch/rank_environment.h"
 #include "lockstep/launch/rank_lines.h"
 #include "lockstep/launch/restart_policy.h"
+#include "lockstep/launch/secret_file.h"
 #include "lockstep/net/job/blame.h"
 #include "lockstep/net/job/control_plane.h"
 #include "lockstep/net/socket/socket.h"
@@ -255,6 +256,7 @@ class Launcher {
     const SocketAddress bound = listener.local_address();
     rendezvous_ = {bound.is_any() ? "127.0.0.1" : bound.host(), bound.port()};
     if (options_.listen) {
+      if (!options_.secret.empty()) kept_secret_.emplace(bound, options_.secret);
       log(LogLevel::kInfo, "others can join this job: lockstep train --join {} --data PATH",
           to_string(bound));
     }
@@ -762,10 +764,11 @@ class Launcher {
   std::weak_ptr<ControlPlane> centre_;     // that one, or the companion's
   std::optional<Error> verdict_;           // why the job has failed, as it says itself
   Descriptor secret_;
-  std::optional<HostPort> rendezvous_;  // of the job
-  std::vector<Child> children_;         // all that were ever started
-  std::uint32_t generation_ = 0;        // the newest
-  std::set<MemberId> others_;           // its members that others have started
+  std::optional<SecretFile> kept_secret_;  // for those who join on this host
+  std::optional<HostPort> rendezvous_;     // of the job
+  std::vector<Child> children_;            // all that were ever started
+  std::uint32_t generation_ = 0;           // the newest
+  std::set<MemberId> others_;              // its members that others have started
   RestartPolicy restart_;
   bool stood_still_ = false;              // and the job has another centre
   std::map<int, std::string> held_back_;  // by place: how a worker ended that is started anew

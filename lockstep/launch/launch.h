@@ -33,7 +33,8 @@ struct LaunchOptions {
   int expect = 0;  // 0: the ranks of this launcher
   // The ranks are newcomers to a job that somebody else has started, at this address.
   std::optional<HostPort> joins = std::nullopt;
-  // Handed down to the ranks by a file that only they can read; may be empty.
+  // Handed down to the ranks by a file that only they can read; may be empty. With `listen` it is
+  // kept in a SecretFile, too.
   std::string secret = {};
   // "[rank 2] " ahead of every line that a rank writes to stderr, progress bars aside.
   bool prefix_lines = false;
@@ -83,7 +84,8 @@ bool is_launched();
 // launch_ranks(), whose launcher knows it by the exit code.
 bool is_launched_echo(const Error& error);
 inline constexpr int kEchoCode = 4;
-// The exit code of a rank of launch_ranks() that left its job in order before the end; 0 is the end.
+// The exit code of a rank of launch_ranks() that left its job in order before the end; 0 is the
+// end.
 inline constexpr int kLeftCode = 5;
 
 // Becomes the mpirun of an MPI, named as mpi_library() does; it starts the ranks and is told that

@@ -23,7 +23,9 @@ std::string folder() {
   return fmt::format("/tmp/lockstep-{}", ::getuid());
 }
 
-std::string path_of(std::uint16_t port) { return fmt::format("{}/lockstep-{}", folder(), port); }
+std::string path_of(const SocketAddress& address) {
+  return fmt::format("{}/lockstep-{}-{}", folder(), address.host(), address.port());
+}
 
 bool is_ours_alone(const struct stat& entry) {
   return entry.st_uid == ::getuid() && (entry.st_mode & kForOthers) == 0;
@@ -31,7 +33,8 @@ bool is_ours_alone(const struct stat& entry) {
 
 }  // namespace
 
-SecretFile::SecretFile(std::uint16_t port, const std::string& secret) : path_(path_of(port)) {
+SecretFile::SecretFile(const SocketAddress& bound, const std::string& secret)
+    : path_(path_of(bound)) {
   const std::string where = folder();
   struct stat entry {};
   if (::mkdir(where.c_str(), S_IRWXU) != 0 && errno != EEXIST) throw_io("making " + where, errno);
@@ -45,16 +48,29 @@ SecretFile::SecretFile(std::uint16_t port, const std::string& secret) : path_(pa
   ::unlink(path_.c_str());  // of a job that was killed
   const Descriptor file(::open(path_.c_str(), O_WRONLY | O_CREAT | O_EXCL | O_NOFOLLOW | O_CLOEXEC,
                                S_IRUSR | S_IWUSR));
-  if (!file) throw_io("making " + path_, errno);
+  if (!file || ::fstat(file.get(), &entry) != 0) throw_io("making " + path_, errno);
+  device_ = entry.st_dev;
+  inode_ = entry.st_ino;
   if (::write(file.get(), secret.data(), secret.size()) != static_cast<ssize_t>(secret.size())) {
     throw_io("writing " + path_, errno);
   }
 }
 
-SecretFile::~SecretFile() { ::unlink(path_.c_str()); }
+// Another job may have the address by now, and its own file there.
+SecretFile::~SecretFile() {
+  struct stat entry {};
+  if (::lstat(path_.c_str(), &entry) != 0) return;
+  if (entry.st_dev == device_ && entry.st_ino == inode_) ::unlink(path_.c_str());
+}
 
-std::string read_secret_file(std::uint16_t port) {
-  const Descriptor file(::open(path_of(port).c_str(), O_RDONLY | O_NOFOLLOW | O_CLOEXEC));
+std::string read_secret_file(const SocketAddress& address) {
+  Descriptor file;
+  for (const SocketAddress& bound : {address, SocketAddress::any(AF_INET, address.port()),
+                                     SocketAddress::any(AF_INET6, address.port())}) {
+    if (!file) {
+      file = Descriptor(::open(path_of(bound).c_str(), O_RDONLY | O_NOFOLLOW | O_CLOEXEC));
+    }
+  }
   struct stat entry {};
   if (!file || ::fstat(file.get(), &entry) != 0 || !is_ours_alone(entry)) return {};
   std::array<char, 256> text{};

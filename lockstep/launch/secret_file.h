@@ -1,25 +1,33 @@
 #pragma once
 
-#include <cstdint>
+#include <sys/types.h>
+
 #include <string>
+
+#include "lockstep/net/socket/address.h"
 
 namespace lockstep {
 
 // The secret of a job that listens without a token, where commands of the same user on the same
-// host find it: a file that only that user can read, named after the job's port. It goes with this
-// object. Errors are Error{kIo}.
+// host find it: a file that only that user can read, named after the address where the job listens.
+// It goes with this object. Errors are Error{kIo}.
 class SecretFile {
  public:
-  SecretFile(std::uint16_t port, const std::string& secret);
+  // `bound` is where a listener of this process is bound: a file of that name is left over from a
+  // job that was killed, and goes.
+  SecretFile(const SocketAddress& bound, const std::string& secret);
   ~SecretFile();
   SecretFile(const SecretFile&) = delete;
   SecretFile& operator=(const SecretFile&) = delete;
 
  private:
   const std::string path_;
+  dev_t device_ = 0;
+  ino_t inode_ = 0;
 };
 
-// Empty if there is none, or if it is not this user's alone.
-std::string read_secret_file(std::uint16_t port);
+// Of the job that listens at this address, or at all addresses with its port. Empty if there is
+// none, or if it is not this user's alone.
+std::string read_secret_file(const SocketAddress& address);
 
 }  // namespace lockstep

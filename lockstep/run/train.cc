@@ -133,16 +133,28 @@ std::chrono::milliseconds stop_grace(const TrainOptions& options) {
       std::max<std::chrono::nanoseconds>(std::chrono::minutes(10), 10 * options.job.timeout));
 }
 
+// Of a job of this user on this host; empty if there is none.
+std::string find_secret(const HostPort& where) {
+  // The job may be started at the same time, and its secret be there in a moment.
+  const Deadline moment = Deadline::after(kSecretPatience);
+  std::vector<SocketAddress> addresses;
+  try {
+    addresses = resolve(where, moment);
+  } catch (const Error&) {  // who joins will say that the name has no address
+  }
+  while (!addresses.empty() && !moment.expired()) {
+    for (const SocketAddress& address : addresses) {
+      if (std::string secret = read_secret_file(address); !secret.empty()) return secret;
+    }
+    std::this_thread::sleep_for(std::chrono::milliseconds(20));
+  }
+  return {};
+}
+
 // Workers of this machine for a job that somebody else has started.
 int join_others(const TrainOptions& options, const std::vector<std::string>& arguments) {
   const HostPort where = *parse_host_port(options.join);
-  std::string secret = options.job.token;
-  // The job may be started at the same time, and its secret be there in a moment.
-  const Deadline moment = Deadline::after(kSecretPatience);
-  while (secret.empty() && !moment.expired()) {
-    secret = read_secret_file(where.port);
-    if (secret.empty()) std::this_thread::sleep_for(std::chrono::milliseconds(20));
-  }
+  const std::string secret = options.job.token.empty() ? find_secret(where) : options.job.token;
   const int workers = options.workers.value_or(1);
   if (workers == 1) {
     JoinOptions place = options.job;
@@ -205,7 +217,6 @@ int start_workers(const TrainOptions& options, int workers,
   job.token = options.job.token.empty() ? launch.secret : options.job.token;
   job.wire = wire_choice(options.job.plain_wire);
   job.timeout = options.job.timeout;
-  std::optional<SecretFile> secret;
   if (!options.listen.empty()) {
     const HostPort where = *parse_host_port(options.listen);
     launch.listen = resolve(where, Deadline::after(options.job.timeout)).front();
@@ -217,7 +228,6 @@ int start_workers(const TrainOptions& options, int workers,
                                            .page = page.has_value(),
                                            .run = {},
                                            .tokenizer = {}});
-    if (!launch.secret.empty()) secret.emplace(where.port, launch.secret);
   }
   if (options.job.transport != TransportKind::kServer) {
     launch.job = job;

@@ -95,11 +95,45 @@ class LocalSecret(TrainingCase):
             folder.mkdir(mode=0o700)
         with reserved_port() as port:
             run = self.start("--listen", f"127.0.0.1:{port}", XDG_RUNTIME_DIR=str(mine))
-            kept = mine / f"lockstep-{port}"
+            kept = mine / f"lockstep-127.0.0.1-{port}"
             self.assertEqual(kept.stat().st_mode & 0o777, 0o600)
             self.expect_refused([port], {"XDG_RUNTIME_DIR": str(theirs)})  # another user finds no secret
             self.expect_untouched(run)
             self.assertFalse(kept.exists())
+
+    def expect_joined(self, run, port, **environment):
+        """A worker of the same user finds the secret, and works."""
+        command = [LOCKSTEP, "train", "--join", f"127.0.0.1:{port}", "--data", str(self.text)]
+        worker = subprocess.Popen(command, env={**os.environ, **environment}, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True,
+                                  preexec_fn=die_with_parent)
+        self.addCleanup(worker.communicate)
+        self.addCleanup(worker.kill)
+        for line in run.stdout:
+            if line.startswith("{") and len(json.loads(line).get("lanes", [])) == 3:
+                break
+            self.assertIsNone(worker.poll(), "it did not join")
+        run.send_signal(signal.SIGTERM)
+        run.communicate(timeout=PATIENCE)
+        worker.communicate(timeout=PATIENCE)
+
+    def test_a_second_job_that_cannot_have_the_port_leaves_the_secret(self):
+        mine = {"XDG_RUNTIME_DIR": str(self.folder)}
+        self.folder.chmod(0o700)
+        with reserved_port() as port:
+            run = self.start("--listen", f"127.0.0.1:{port}", **mine)
+            second = subprocess.run([LOCKSTEP, *map(str, self.command("--steps", 1, "--workers", 2, "--listen", f"127.0.0.1:{port}"))],
+                                    env={**os.environ, **mine}, capture_output=True, text=True, timeout=PATIENCE)
+            self.assertIn("Address already in use", second.stderr)
+            self.expect_joined(run, port, **mine)
+
+    def test_who_joins_finds_the_secret_by_the_port_that_the_job_was_given(self):
+        mine = {"XDG_RUNTIME_DIR": str(self.folder)}
+        self.folder.chmod(0o700)
+        run = self.start("--listen", "127.0.0.1:0", **mine)
+        for line in run.stderr:
+            if found := re.search(r"--join 127\.0\.0\.1:(\d+)", line):
+                break
+        self.expect_joined(run, found[1], **mine)
 
 
 if __name__ == "__main__":

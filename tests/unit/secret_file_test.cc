@@ -8,6 +8,7 @@
 #include <filesystem>
 #include <optional>
 #include <string>
+#include <utility>
 
 #include "lockstep/base/error.h"
 #include "tests/support/temporary_folder.h"
@@ -15,7 +16,7 @@
 namespace lockstep::secret_file_test {
 namespace {
 
-constexpr std::uint16_t kPort = 4711;
+const SocketAddress kBound = SocketAddress::loopback_v4(4711);
 
 // With a folder for files of a user who is logged in.
 class SecretFileTest : public ::testing::Test {
@@ -33,7 +34,7 @@ class SecretFileTest : public ::testing::Test {
       ::unsetenv(kVariable);
     }
   }
-  std::string path() const { return folder_.path() + "/lockstep-4711"; }
+  std::string path() const { return folder_.path() + "/lockstep-127.0.0.1-4711"; }
 
   static constexpr const char* kVariable = "XDG_RUNTIME_DIR";
   TemporaryFolder folder_;
@@ -41,35 +42,62 @@ class SecretFileTest : public ::testing::Test {
 };
 
 TEST_F(SecretFileTest, IsThisUsersAloneAndGoesWithItsJob) {
-  EXPECT_EQ(read_secret_file(kPort), "");
+  EXPECT_EQ(read_secret_file(kBound), "");
   {
-    const SecretFile file(kPort, "0123");
+    const SecretFile file(kBound, "0123");
     struct stat entry {};
     ASSERT_EQ(::stat(path().c_str(), &entry), 0);
     EXPECT_EQ(entry.st_mode & 0777, 0600u);
-    EXPECT_EQ(read_secret_file(kPort), "0123");
-    EXPECT_EQ(read_secret_file(kPort + 1), "");
+    EXPECT_EQ(read_secret_file(kBound), "0123");
+    EXPECT_EQ(read_secret_file(kBound.with_port(4712)), "");
   }
   EXPECT_FALSE(std::filesystem::exists(path()));
 }
 
+TEST_F(SecretFileTest, JobsAtTwoAddressesWithOnePortHaveTheirOwn) {
+  const SocketAddress other = SocketAddress::loopback_v6(4711);
+  const SecretFile file(kBound, "0123");
+  {
+    const SecretFile second(other, "4567");
+    EXPECT_EQ(read_secret_file(kBound), "0123");
+    EXPECT_EQ(read_secret_file(other), "4567");
+  }
+  EXPECT_EQ(read_secret_file(kBound), "0123");
+}
+
+TEST_F(SecretFileTest, OfAJobThatListensEverywhereIsFoundByAnyAddress) {
+  for (const int family : {AF_INET, AF_INET6}) {
+    const SecretFile file(SocketAddress::any(family, 4711), "0123");
+    EXPECT_EQ(read_secret_file(kBound), "0123");
+    EXPECT_EQ(read_secret_file(SocketAddress::loopback_v6(4711)), "0123");
+  }
+}
+
+// The first job has lost its address, and the next has it.
+TEST_F(SecretFileTest, IsNotRemovedWhenItIsAnothers) {
+  std::optional<SecretFile> first(std::in_place, kBound, "0123");
+  const SecretFile second(kBound, "4567");
+  first.reset();
+  EXPECT_EQ(read_secret_file(kBound), "4567");
+}
+
 TEST_F(SecretFileTest, OneThatOthersCanReadIsNotBelieved) {
-  const SecretFile file(kPort, "0123");
+  const SecretFile file(kBound, "0123");
   for (const mode_t rights : {0640, 0604, 0660}) {
     ::chmod(path().c_str(), rights);
-    EXPECT_EQ(read_secret_file(kPort), "") << rights;
+    EXPECT_EQ(read_secret_file(kBound), "") << rights;
   }
   ::chmod(path().c_str(), 0600);
-  EXPECT_EQ(read_secret_file(kPort), "0123");
+  EXPECT_EQ(read_secret_file(kBound), "0123");
   std::filesystem::rename(path(), path() + "-elsewhere");
   std::filesystem::create_symlink(path() + "-elsewhere", path());
-  EXPECT_EQ(read_secret_file(kPort), "");
+  EXPECT_EQ(read_secret_file(kBound), "");
 }
 
 TEST_F(SecretFileTest, AFolderOfOthersIsRefused) {
   ::chmod(folder_.path().c_str(), 0755);
   try {
-    const SecretFile file(kPort, "0123");
+    const SecretFile file(kBound, "0123");
     ADD_FAILURE();
   } catch (const Error& error) {
     EXPECT_EQ(error.code(), ErrorCode::kIo);
@@ -83,9 +111,9 @@ TEST_F(SecretFileTest, AFolderOfOthersIsRefused) {
 TEST_F(SecretFileTest, NoLinkIsFollowed) {
   TemporaryFolder elsewhere;
   std::filesystem::create_symlink(elsewhere.path() + "/caught", path());
-  const SecretFile file(kPort, "0123");
+  const SecretFile file(kBound, "0123");
   EXPECT_FALSE(std::filesystem::exists(elsewhere.path() + "/caught"));
-  EXPECT_EQ(read_secret_file(kPort), "0123");
+  EXPECT_EQ(read_secret_file(kBound), "0123");
 }
 
 }  // namespace
