@@ -22,10 +22,12 @@ Every file is read and hashed, and every tensor of the weights; damage is told b
   lockstep verify my-model/checkpoint-500)";
 
 // One line that says OK, or one for each damage.
-bool verify(const std::string& folder) {
+bool verify_checkpoint(const std::string& folder) {
   StoredFiles files(folder);
   const std::vector<Damage> damage = find_damage(files, true);
-  for (const Damage& each : damage) fmt::print("{}: {}\n", each.path, visible(each.what));
+  for (const Damage& each : damage) {
+    fmt::print("{}: {}\n", visible(each.path), visible(each.what));
+  }
   if (!damage.empty()) return false;
   const auto parsed = parse_manifest(files.text(kManifestFile));
   const auto& manifest = std::get<Manifest>(parsed);
@@ -35,15 +37,25 @@ bool verify(const std::string& folder) {
     bytes += file.bytes;
     tensors += file.tensors.size();
   }
-  fmt::print("{}: OK, step {}, {} files, {} tensors, {:.1f} MB, weights {}\n", folder,
+  fmt::print("{}: OK, step {}, {} files, {} tensors, {:.1f} MB, weights {}\n", visible(folder),
              manifest.step, manifest.files.size(), tensors, static_cast<double>(bytes) / 1e6,
              manifest.weights);
   return true;
 }
 
+// One that cannot even be opened keeps nobody from looking at the others.
+bool verify(const std::string& folder) {
+  try {
+    return verify_checkpoint(folder);
+  } catch (const Error& error) {
+    fmt::print("{}: {}\n", visible(folder), visible(error.message()));
+    return false;
+  }
+}
+
 // A model has no manifest: the hash of its weights is in the file itself, where we wrote it.
 bool verify_model(const std::string& folder) {
-  const std::string path = folder + "/" + kWeightsFile;
+  const std::string path = visible(folder + "/" + kWeightsFile);
   try {
     const SavedModel model = load_model(folder);
     if (model.weights.empty()) {

@@ -2,6 +2,8 @@
 
 #include <fmt/format.h>
 
+#include "lockstep/base/utf8.h"
+
 namespace lockstep {
 
 std::string list_of(const std::vector<std::string>& items, std::string_view separator) {
@@ -13,8 +15,10 @@ std::string list_of(const std::vector<std::string>& items, std::string_view sepa
   return text;
 }
 
-std::string visible(std::string_view text) {
-  std::string shown;
+namespace {
+
+// Appends UTF-8 to what is shown.
+void append_visible(std::string& shown, std::string_view text) {
   unsigned before = 0;
   for (const char c : text) {
     const auto code = static_cast<unsigned char>(c);
@@ -28,6 +32,19 @@ std::string visible(std::string_view text) {
     }
     before = code;
   }
+}
+
+}  // namespace
+
+std::string visible(std::string_view text) {
+  std::string shown;
+  // A terminal that does not take UTF-8 would see control characters in other bytes, too.
+  while (const auto bad = find_not_utf8(text)) {
+    append_visible(shown, text.substr(0, *bad));
+    shown += fmt::format("\\x{:02x}", static_cast<unsigned char>(text[*bad]));
+    text.remove_prefix(*bad + 1);
+  }
+  append_visible(shown, text);
   return shown;
 }
 

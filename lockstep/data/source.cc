@@ -25,8 +25,9 @@ constexpr std::uint32_t kDefaultPieces = 4096;
 }
 
 std::string file_contents(const std::string& path) {
-  const MappedFile file(path);
-  return {reinterpret_cast<const char*>(file.bytes().data()), file.bytes().size()};
+  const auto file = disk().open(path);
+  if (!file->status().regular) throw_bad_file(path, "not a regular file");
+  return file->text(file->size());
 }
 
 bool is_shard(const std::string& path) {

@@ -4,15 +4,33 @@
 #include <fmt/format.h>
 #include <sys/mman.h>
 #include <sys/stat.h>
+#include <unistd.h>
 
+#include <algorithm>
 #include <cerrno>
 #include <utility>
+#include <vector>
 
 #include "lockstep/base/descriptor.h"
 #include "lockstep/base/error.h"
 #include "lockstep/base/utf8.h"
 
 namespace lockstep {
+namespace {
+
+// A place that cannot be read is an error here, and SIGBUS once the file is mapped.
+void read_through(int file, std::size_t size, const std::string& path) {
+  std::vector<std::byte> piece(std::min<std::size_t>(size, std::size_t{1} << 20));
+  for (std::size_t at = 0; at < size;) {
+    const ssize_t count = ::pread(file, piece.data(), piece.size(), static_cast<off_t>(at));
+    if (count < 0 && errno == EINTR) continue;
+    if (count < 0) throw_io(fmt::format("reading {} at byte {}", path, at), errno);
+    if (count == 0) throw_bad_file(path, at, "the file ends here, and was longer");
+    at += static_cast<std::size_t>(count);
+  }
+}
+
+}  // namespace
 
 MappedFile::MappedFile(std::string path) : path_(std::move(path)) {
   const Descriptor file(::open(path_.c_str(), O_RDONLY | O_CLOEXEC));
@@ -23,6 +41,7 @@ MappedFile::MappedFile(std::string path) : path_(std::move(path)) {
   if (!S_ISREG(status.st_mode)) throw_bad_file(path_, "not a regular file");
   const auto size = static_cast<std::size_t>(status.st_size);
   if (size == 0) return;
+  read_through(file.get(), size, path_);
   void* data = ::mmap(nullptr, size, PROT_READ, MAP_PRIVATE, file.get(), 0);
   if (data == MAP_FAILED) throw_io("mapping " + path_, errno);
   bytes_ = {static_cast<const std::byte*>(data), size};

@@ -7,8 +7,9 @@
 
 namespace lockstep {
 
-// A file's bytes, read-only in memory. Move-only. Empty files map to no bytes.
-// Errors are Error{kIo} that name the file.
+// A file's bytes, read-only in memory. Move-only. Empty files map to no bytes. The file is read
+// once before it is mapped, so that a bad sector is found; who cuts it short later ends the
+// process. Errors are Error{kIo} that name the file, and the position where it cannot be read.
 class MappedFile {
  public:
   explicit MappedFile(std::string path);

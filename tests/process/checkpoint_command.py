@@ -239,6 +239,25 @@ class Checkpoints(TrainingCase):
         self.assertEqual(len(self.saved()), 1)
         self.verify(self.out)
 
+    def test_one_that_cannot_be_read_keeps_nobody_from_the_others(self):
+        self.train("--steps", 4, "--save-every", 2, "--out", self.out)
+        manifest = self.out / "checkpoint-4" / "manifest.json"
+        manifest.unlink()
+        manifest.mkdir()
+        foreign = self.out / "checkpoint-2" / "x\nforged: OK"
+        foreign.touch()
+        said = self.verify(self.out, 1)
+        self.assertIn("not a regular file", said)
+        self.assertIn("x\\x0aforged: OK: does not belong", said)
+        self.assertNotIn("forged", [line.split(":")[0] for line in said.splitlines()])
+        foreign.unlink()
+        self.assertIn("checkpoint-2: OK", self.verify(self.out, 1))
+        (self.out / "checkpoint-9.tmp" / "folder").mkdir(parents=True)  # somebody's own
+        run = lockstep("train", "--resume", "--out", self.out)
+        self.weights_of(run)
+        self.assertIn("going back to checkpoint-2", run.stderr)
+        self.assertIn("checkpoint-9.tmp stays", run.stderr)
+
     def test_verify_of_what_is_none(self):
         self.assertIn("none: there is no such folder", self.fails(1, "verify", self.folder / "none"))
         self.assertIn("neither a model nor checkpoints are in it", self.fails(1, "verify", self.folder))

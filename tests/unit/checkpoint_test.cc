@@ -262,6 +262,34 @@ TEST(Checkpoints, ABadSectorIsNamedAndTheOneBeforeIsTaken) {
   EXPECT_THAT(damage[0].what, HasSubstr("cannot be read: reading " + bad + " at byte"));
 }
 
+TEST(Checkpoints, AManifestThatCannotBeReadIsDamage) {
+  test::FaultyStorage storage;
+  make_folder("/out", storage);
+  save_checkpoint("/out", some_state(1), {}, storage);
+  const std::string bad = "/out/checkpoint-1/manifest.json";
+  storage.fault = [&](test::FaultyStorage::Call call, const std::string& path) {
+    return call == test::FaultyStorage::Call::kRead && path == bad ? EIO : 0;
+  };
+  StoredFiles files("/out/checkpoint-1", storage);
+  const auto damage = find_damage(files, true);
+  ASSERT_EQ(damage.size(), 1u);
+  EXPECT_EQ(damage[0].path, bad);
+  EXPECT_THAT(damage[0].what, HasSubstr("Input/output error"));
+}
+
+// It is none of ours, and no reason not to go on.
+TEST(Checkpoints, AFolderInALeftoverStaysAndTheOthersGo) {
+  TemporaryFolder out;
+  for (const char* name : {"checkpoint-8.tmp/folder", "checkpoint-9.tmp"}) {
+    std::filesystem::create_directories(out.path() + "/" + name);
+  }
+  ::testing::internal::CaptureStderr();
+  remove_temporaries(out.path());
+  EXPECT_THAT(::testing::internal::GetCapturedStderr(), HasSubstr("checkpoint-8.tmp stays: "));
+  EXPECT_TRUE(std::filesystem::exists(out.path() + "/checkpoint-8.tmp/folder"));
+  EXPECT_FALSE(std::filesystem::exists(out.path() + "/checkpoint-9.tmp"));
+}
+
 TEST(Checkpoints, TheNewestIntactOneIsTaken) {
   TemporaryFolder out;
   EXPECT_FALSE(load_newest_checkpoint(out.path()));

@@ -8,6 +8,7 @@
 #include "lockstep/data/samples.h"
 #include "lockstep/data/shard_builder.h"
 #include "lockstep/data/source.h"
+#include "lockstep/files/mapped_file.h"
 #include "tests/support/temporary_folder.h"
 
 namespace lockstep::data_test {
@@ -191,6 +192,15 @@ TEST(OpenData, TextFilesAndWhatIsWrongWithThem) {
   EXPECT_THAT(problem("mixed.bin", "1234"), HasSubstr("train on one kind"));
   EXPECT_THAT(message_of([&] { open_data({folder.path() + "/none.txt"}); }),
               HasSubstr("none.txt: No such file"));
+}
+
+// Text is mapped while it is turned into tokens. A file of the kernel stands for one on a bad disk:
+// it has a size and cannot be read.
+TEST(OpenData, ATextThatCannotBeReadIsAnError) {
+  const std::string bad = "/sys/class/net/lo/speed";
+  if (!std::filesystem::exists(bad)) GTEST_SKIP() << bad << " is not there";
+  EXPECT_THAT(message_of([&] { const MappedFile file(bad); }),
+              HasSubstr("reading " + bad + " at byte 0"));
 }
 
 TEST(OpenData, ValidationByName) {

@@ -5,9 +5,11 @@
 #include <poll.h>
 #include <sys/resource.h>
 
+#include <algorithm>
 #include <array>
 #include <vector>
 
+#include "lockstep/base/log.h"
 #include "lockstep/net/socket/unix_socket.h"
 #include "lockstep/wire/gradient_messages.h"
 #include "lockstep/wire/wire_error.h"
@@ -17,6 +19,7 @@ namespace lockstep::door_test {
 namespace {
 
 using ::testing::HasSubstr;
+using ::testing::Not;
 using namespace test;
 using Clock = Deadline::Clock;
 
@@ -107,6 +110,41 @@ TEST(Door, TellsItsRankToItsOwnGenerationOnly) {
       EXPECT_EQ(peer.rank, generation == 7 ? 2 : -1);
     }
   });
+}
+
+// Who turns us away tells why, and that is a stranger's text.
+const Error kForgedRefusal(ErrorCode::kPeerLost, "no\nerror: rank 1 was killed\x1b[2J", 1);
+
+TEST(Door, ARefusalAsTheFirstMessageForgesNoLineOfTheLog) {
+  OpenDoor at;
+  ::testing::internal::CaptureStderr();
+  const Socket socket = at.visit();
+  socket.send_all(frame(MessageKind::kRefusal, encode_wire_error(kForgedRefusal)), soon());
+  at.serve_while([&] {
+    pollfd entry{socket.fd(), POLLIN, 0};
+    EXPECT_EQ(::poll(&entry, 1, 20000), 1);  // turned away
+  });
+  const std::string logged = ::testing::internal::GetCapturedStderr();
+  EXPECT_THAT(logged, HasSubstr("warning: door: "));
+  EXPECT_EQ(std::ranges::count(logged, '\n'), 1) << logged;
+  EXPECT_THAT(logged, Not(HasSubstr("\x1b")));
+}
+
+TEST(Door, ARefusalFromWhoWasCalledForgesNoLineOfTheLog) {
+  Socket listener = listen_tcp(SocketAddress::loopback_v4());
+  auto caller = std::async(std::launch::async, [&] {
+    Socket socket = connect_tcp(listener.local_address(), soon());
+    return error_of(
+        [&] { client_handshake(socket, identity_of("secret"), Purpose::kMesh, 0, soon()); });
+  });
+  const Socket server = accept(listener, soon());
+  server.send_all(frame(MessageKind::kRefusal, encode_wire_error(kForgedRefusal)), soon());
+  const Error error = caller.get();
+  EXPECT_THAT(error.what(), HasSubstr("rank 1 was killed"));
+  ::testing::internal::CaptureStderr();
+  log_line(LogLevel::kError, error.what());  // as the command does
+  const std::string logged = ::testing::internal::GetCapturedStderr();
+  EXPECT_EQ(std::ranges::count(logged, '\n'), 1) << logged;
 }
 
 // Where records follow the handshake, nothing may stand between the two.

@@ -36,6 +36,9 @@ TEST(Log, NoControlCharacterStays) {
   // The second row of control characters, as UTF-8: U+009B begins a command to a terminal.
   EXPECT_EQ(visible("x\xc2\x9b!"), "x\\x9b!");
   EXPECT_EQ(visible("\xc2\xa0\xc3\x9b"), "\xc2\xa0\xc3\x9b");
+  // The same as one byte, alone or where a character is cut off.
+  EXPECT_EQ(visible("x\x9b!"), "x\\x9b!");
+  EXPECT_EQ(visible("\xe2\x82\n\xff\xc2"), "\\xe2\\x82\\x0a\\xff\\xc2");
 }
 
 }  // namespace

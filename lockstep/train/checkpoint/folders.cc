@@ -185,7 +185,12 @@ void remove_temporaries(const std::string& out, Storage& storage) {
   const auto folder = storage.find_folder(out);
   if (!folder) return;
   for (const Folder::Entry& entry : folder->entries()) {
-    if (is_temporary_name(entry.name)) remove_flat_folder(*folder, entry.name);
+    if (!is_temporary_name(entry.name)) continue;
+    try {
+      remove_flat_folder(*folder, entry.name);
+    } catch (const Error& error) {  // such as a folder in it, which is none of ours
+      log(LogLevel::kWarning, "{} stays: {}", folder->path_of(entry.name), error.message());
+    }
   }
 }
 

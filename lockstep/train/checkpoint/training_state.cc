@@ -340,12 +340,18 @@ Manifest make_manifest(const RunState& run, std::vector<ManifestFile> files) {
 
 std::vector<Damage> find_damage(FileSource& files, bool tensors) {
   const std::string path = files.path(kManifestFile);
-  const auto text = files.find_text(kManifestFile);
-  if (!text) return {{path, "is missing"}};
-  const auto parsed = parse_manifest(*text);
-  if (const auto* problem = std::get_if<FormatProblem>(&parsed)) return {{path, problem->what}};
-  const auto& manifest = std::get<Manifest>(parsed);
-  std::vector<Damage> damage = check_list(files, manifest);
+  Manifest manifest;
+  std::vector<Damage> damage;
+  try {
+    const auto text = files.find_text(kManifestFile);
+    if (!text) return {{path, "is missing"}};
+    auto parsed = parse_manifest(*text);
+    if (const auto* problem = std::get_if<FormatProblem>(&parsed)) return {{path, problem->what}};
+    manifest = std::get<Manifest>(std::move(parsed));
+    damage = check_list(files, manifest);
+  } catch (const Error& error) {
+    return {{path, fmt::format("cannot be read: {}", error.message())}};
+  }
   for (const ManifestFile& file : manifest.files) {
     std::ranges::move(check_file(files, file, tensors), std::back_inserter(damage));
   }
