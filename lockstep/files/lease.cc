@@ -128,6 +128,8 @@ void LeaseRule::begin_waiting(const Look& look, Time now) {
 }
 
 LeaseRule::Act LeaseRule::next(const Look& look, Time now) {
+  // One read that fails tells nothing: who has the lease looks again, until its term is over.
+  if (look.unreadable && state_ != State::kWaiting && now - renewed_ < term_) return Act::kNothing;
   if (state_ == State::kSettling && now >= settled_at_) {
     if (is_own(look) && now - renewed_ < term_) {
       state_ = State::kHeld;
@@ -256,7 +258,7 @@ LeaseRule::Look Lease::read() const {
     look.there = true;
     look.text = file->text(kLongestLease);
   } catch (const Error&) {
-    look.there = true;  // what cannot be read may be anybody's
+    look.there = look.unreadable = true;  // it may be anybody's
     return look;
   }
   look.record = parse_lease(look.text);

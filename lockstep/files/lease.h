@@ -63,6 +63,7 @@ class LeaseRule {
     std::optional<LeaseRecord> record;  // what it says, if it can be read
     bool ended = false;                 // its holder's process is known to have ended
     bool lives = false;                 // is known to live
+    bool unreadable = false;            // something is there, and nobody knows what it says
   };
   enum class Act {
     kNothing,
