@@ -231,11 +231,26 @@ void RankClient::open_bytes() {
   const bool early = head.stamp.sequence > call_.sequence || peers_[index_of(from)].awaited.empty();
   open_ = {.from = from, .early = early};
   if (early) {
+    count_early(from, head);
     open_.kept = {head.stamp, std::vector<std::byte>(static_cast<std::size_t>(head.count))};
     open_.place = open_.kept.bytes;
   } else {
     open_.place = place_of(from, head.stamp);
   }
+}
+
+void RankClient::count_early(int from, const BulkHead& head) {
+  // A rank has few partial sums of a call, and sends them all before others are as far.
+  constexpr std::uint64_t kMostPartials = 32, kLargestElement = 8;
+  Peer& peer = peers_[index_of(from)];
+  peer.early_bytes += head.count + kMeshFrameBytes;
+  std::uint64_t most = kMostEarly;
+  if (head.stamp.sequence == call_.sequence) most += call_.count * kLargestElement * kMostPartials;
+  if (peer.early_bytes <= most) return;
+  throw Error(ErrorCode::kMessageTooLarge,
+              fmt::format("{} sent {} bytes that {} does not wait for yet; {} are allowed",
+                          peer.name, peer.early_bytes, peers_[index_of(rank_)].name, most),
+              from);
 }
 
 std::span<std::byte> RankClient::place_of(int from, const MeshFrame& stamp) const {
@@ -264,6 +279,7 @@ void RankClient::take_early(int from) {
          peer.early.front().stamp.sequence <= call_.sequence) {
     const Early& early = peer.early.front();
     std::ranges::copy(early.bytes, place_of(from, early.stamp).begin());
+    peer.early_bytes -= early.bytes.size() + kMeshFrameBytes;
     peer.early.pop_front();
     count_placed(from);
   }

@@ -26,6 +26,10 @@ struct LanePartial {
   std::vector<double> tail;
 };
 
+// What a client keeps of a rank that sends bytes before this one waits for them; more is an error
+// that names it. For the call that this rank is in, that call may have more.
+inline constexpr std::size_t kMostEarly = std::size_t{40} << 20;
+
 // Bytes for a rank or, with kEveryOther, for all others.
 struct BytesOut {
   std::uint32_t to = kEveryOther;
@@ -93,6 +97,7 @@ class RankClient {
     std::uint32_t received = 0;        // frames of it in this collective
     std::deque<Awaited> awaited = {};  // in the order in which they will come
     std::deque<Early> early = {};
+    std::uint64_t early_bytes = 0;  // of them, and of one that is being read
   };
 
   // Moves bytes until `done`, which takes what has come. `what` is what we wait for.
@@ -110,6 +115,8 @@ class RankClient {
   bool open_sum(const BulkHead& expected);
   // Throws if bytes of that rank with that stamp belong to no collective that is still to come.
   void check_stamp(int from, const MeshFrame& stamp) const;
+  // Counts bytes that are to be kept; throws if they are too many.
+  void count_early(int from, const BulkHead& head);
   // Where the next bytes of a rank belong, which this one waits for; compares the whole stamp.
   std::span<std::byte> place_of(int from, const MeshFrame& stamp) const;
   void count_placed(int from);

@@ -20,8 +20,10 @@ namespace {
 constexpr std::size_t kMostNumbers = 2048;
 // Partials are combined in strips of so many bytes.
 constexpr std::size_t kStripBytes = 4 * kBytesPiece;
-// Bytes of calls by which a rank may be ahead of others that do not wait for it; they keep them.
+// Bytes of calls by which a rank may be ahead of others that do not wait for it; they keep them, up
+// to kMostEarly. Before a rank sends more all have to be in its call.
 constexpr std::size_t kMostAhead = std::size_t{16} << 20;
+static_assert(kMostAhead < kMostEarly);
 // What a call without any bytes counts.
 constexpr std::size_t kEmptyCall = 1024;
 
@@ -262,7 +264,7 @@ void ServerEngine::broadcast(const Call& call) {
 
 void ServerEngine::gather(const Call& call) {
   const bool all = call.collective == Collective::kAllGather;
-  if (!all) count_ahead(call.total * size_of(call.out.type()));
+  count_ahead(call.total * size_of(call.out.type()));
   std::vector<BytesOut> out;
   if (all) {
     out.push_back({kEveryOther, {call.in.data(), call.in.bytes()}});
@@ -303,6 +305,7 @@ void ServerEngine::scatter(const Call& call) {
 }
 
 void ServerEngine::all_to_all(const Call& call) {
+  meet();  // no rank knows how much the others send
   std::vector<BytesOut> out;
   std::vector<BytesIn> in;
   const std::vector<Range> sent = chunks_of(call.counts, call.in.count(), world_size());

@@ -2,6 +2,7 @@
 
 #include <gtest/gtest.h>
 
+#include <future>
 #include <thread>
 
 #include "lockstep/comm/call_check.h"
@@ -89,6 +90,54 @@ TEST(RankClient, BytesOfACallThatIsOverNameTheRank) {
   const Error error = error_of([&] { rank.client->move_bytes({}, {&in, 1}); });
   EXPECT_EQ(error.code(), ErrorCode::kCollectiveMismatch);
   EXPECT_EQ(error.rank(), 1);
+}
+
+TEST(RankClient, ARankThatSendsFarAheadIsNamedAndNotKeptWithoutEnd) {
+  RankByHand rank;
+  const Bytes piece = RankByHand::bytes_of_rank_1(5, Bytes(kBytesPiece));
+  auto sending = std::async(std::launch::async, [&] {
+    try {
+      for (std::size_t sent = 0; sent <= kMostEarly; sent += kBytesPiece) rank.send(piece);
+    } catch (const Error&) {  // the client has gone
+    }
+  });
+  Bytes got(3);
+  const BytesIn in{1, got};
+  rank.client->enter(call_of(1), soon());
+  const Error error = error_of([&] { rank.client->move_bytes({}, {&in, 1}); });
+  rank.client.reset();
+  sending.get();
+  EXPECT_EQ(error.code(), ErrorCode::kMessageTooLarge);
+  EXPECT_EQ(error.rank(), 1);
+}
+
+// Bytes that are taken make room for others.
+TEST(RankClient, OnlyBytesThatAreStillKeptCount) {
+  RankByHand rank;
+  constexpr std::uint64_t kTurns = kMostEarly / kBytesPiece + 10;
+  const auto sum_of = [](std::uint64_t turn) { return call_of(2 * turn + 1); };
+  const auto bytes_of = [](std::uint64_t turn) { return call_of(2 * turn + 2); };
+  auto sending = std::async(std::launch::async, [&] {
+    const Bytes data(kBytesPiece);
+    for (std::uint64_t turn = 0; turn < kTurns; ++turn) {
+      rank.send(RankByHand::bytes_of_rank_1(bytes_of(turn).sequence, data));
+      BulkHead sum;
+      sum.tag = WireTag::kRawSum;
+      sum.step = turn;
+      sum.lanes = 2;
+      sum.call = call_digest(sum_of(turn));
+      rank.send(encode_whole({sum, {}, {}}));
+    }
+  });
+  Bytes got(kBytesPiece);
+  const BytesIn in{1, got};
+  for (std::uint64_t turn = 0; turn < kTurns; ++turn) {
+    rank.client->enter(sum_of(turn), soon());
+    rank.client->add_up(2, {}, 0, {});
+    rank.client->enter(bytes_of(turn), soon());
+    rank.client->move_bytes({}, {&in, 1});
+  }
+  sending.get();
 }
 
 }  // namespace

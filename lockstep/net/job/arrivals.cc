@@ -14,6 +14,7 @@ using namespace std::chrono_literals;
 constexpr auto kLatchCheck = 20ms;
 // Members hold the secret, but one that errs must not use up all descriptors.
 constexpr std::size_t kMostWaiting = 16384;
+constexpr std::ptrdiff_t kMostOfMember = 256;
 
 }  // namespace
 
@@ -24,6 +25,12 @@ void Arrivals::deliver(Arrival arrival) {
       std::erase_if(waiting_, [&](const Arrival& other) {
         return !other.original && other.peer == arrival.peer && other.purpose == arrival.purpose;
       });
+    }
+    const auto of_member = [&](const Arrival& other) {
+      return !arrival.original && !other.original && other.peer.id == arrival.peer.id;
+    };
+    if (std::ranges::count_if(waiting_, of_member) >= kMostOfMember) {
+      waiting_.erase(std::ranges::find_if(waiting_, of_member));
     }
     if (waiting_.size() >= kMostWaiting) waiting_.pop_front();
     waiting_.push_back(std::move(arrival));

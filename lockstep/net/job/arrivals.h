@@ -26,7 +26,8 @@ struct Arrival {
 // Connections to this process that nobody has taken yet. Thread-safe.
 class Arrivals {
  public:
-  // A newer connection of the same member, purpose and group takes the place of an older one.
+  // A newer connection of the same member, purpose and group takes the place of an older one. Of
+  // one member, and of all, only so many wait: then the oldest goes.
   void deliver(Arrival arrival);
 
   // The oldest one, whoever opened it.
