@@ -35,7 +35,9 @@ struct OpenDoor {
     entrances.push_back(
         {listen_tcp(SocketAddress::loopback_v4()), std::move(purposes), original, insecure});
     where = entrances[0].listener.local_address();
-    door.emplace(identity_of(token), std::move(entrances), 10s);
+    const Identity identity = identity_of(token);
+    own = identity.id;
+    door.emplace(identity, std::move(entrances), 10s);
   }
 
   // Serves whatever is ready until nothing is, as if it were `later`.
@@ -57,6 +59,7 @@ struct OpenDoor {
   Socket visit() const { return connect_tcp(where, soon()); }
 
   SocketAddress where;
+  MemberId own{};
   std::optional<Door> door;
   std::vector<Arrival> arrivals;
 };
@@ -145,6 +148,22 @@ TEST(Door, ARefusalFromWhoWasCalledForgesNoLineOfTheLog) {
   log_line(LogLevel::kError, error.what());  // as the command does
   const std::string logged = ::testing::internal::GetCapturedStderr();
   EXPECT_EQ(std::ranges::count(logged, '\n'), 1) << logged;
+}
+
+// The centre is gone, and the ranks of the last generation are asked: another member may have got
+// the address of one of them.
+TEST(Door, WhoLooksForTheCentreTalksOnlyToTheMemberThatWasMeant) {
+  OpenDoor at;
+  const auto call = [&](const std::optional<MemberId>& whom) {
+    return call_centre(to_string(at.where), whom, identity_of("secret"), 10s, soon());
+  };
+  at.serve_while([&] {
+    call(std::nullopt);
+    call(at.own);
+    const Error error = error_of([&] { call(random_member_id()); });
+    EXPECT_EQ(error.code(), ErrorCode::kNoConnection);
+    EXPECT_THAT(error.what(), HasSubstr("another process answered"));
+  });
 }
 
 // Where records follow the handshake, nothing may stand between the two.

@@ -18,6 +18,7 @@ RosterMessage roster_around(int centre) {
     card.rank = rank;
     card.world_size = 4;
     card.mesh_address = "10.0.0." + std::to_string(rank) + ":5000";
+    card.id[0] = static_cast<std::byte>(rank + 1);
     message.roster.push_back(card);
   }
   return message;
@@ -51,6 +52,7 @@ TEST_F(SuccessionTest, RanksInFrontAreAskedFirst) {
     ASSERT_EQ(call.kind, Kind::kCall);
     EXPECT_EQ(call.address, last.roster[static_cast<std::size_t>(rank)].mesh_address);
     EXPECT_EQ(call.until, now + 10s);
+    EXPECT_EQ(call.whom, last.roster[static_cast<std::size_t>(rank)].id);  // and nobody else
     search.unreachable(now);
   }
   const auto action = search.next(true, now);
@@ -78,6 +80,7 @@ TEST_F(SuccessionTest, ARankThatIsInTouchWithTheCentreSaysWhereItIs) {
   const auto call = search.next(true, now);
   ASSERT_EQ(call.kind, Kind::kCall);
   EXPECT_EQ(call.address, "10.0.1.1:4000");
+  EXPECT_FALSE(call.whom);          // whoever the centre is
   EXPECT_LE(call.until, now + 2s);  // or it has gone meanwhile; it is not waited for long
   // It cannot be reached. The rank that knew it is asked again: by now it may have the role.
   search.unreachable(now);

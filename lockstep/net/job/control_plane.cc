@@ -59,7 +59,7 @@ std::optional<RosterMessage> ControlPlane::join(std::optional<Link> link, Member
     // Whoever does not know the centre looks for it, too.
     const bool known = !news.redirect->empty();
     if (!known) ::poll(nullptr, 0, deadline.poll_timeout(kPauseBetweenCalls));
-    loop_->join(way_back_.call(known ? *news.redirect : way_back_.first, deadline), options_);
+    loop_->join(way_back_.call(known ? *news.redirect : way_back_.first, {}, deadline), options_);
   }
 }
 
@@ -149,7 +149,7 @@ void ControlPlane::find_centre(const ControlNews& news, Standing standing, std::
       return loop_->join(std::nullopt, options);
     }
     try {
-      loop_->join(way_back_.call(action.address, Deadline::at(action.until)), options);
+      loop_->join(way_back_.call(action.address, action.whom, Deadline::at(action.until)), options);
     } catch (const Error&) {  // nobody there, or a stranger
       search.unreachable(Deadline::Clock::now());
       continue;

@@ -24,8 +24,11 @@ struct Watch;
 
 // How a member finds the centre of its job again after it has lost it.
 struct WayBack {
-  // Calls whoever listens at the address and passes the handshake; throws an Error if nobody does.
-  std::function<Link(const std::string& address, Deadline deadline)> call;
+  // Calls whoever listens at the address and passes the handshake, and is `whom` where that is
+  // given; throws an Error if nobody does.
+  std::function<Link(const std::string& address, const std::optional<MemberId>& whom,
+                     Deadline deadline)>
+      call;
   // For this process in the role of the centre; null where the role does not move.
   std::function<std::unique_ptr<Centre>(Inheritance)> make_centre;
   std::string home;   // where the centre always is, if the role does not move
@@ -69,7 +72,8 @@ class ControlPlane final : public Supervisor {
   void ready_to_go();
   // Whether the newest generation has ended with this error, and regroup() may form another one.
   bool survives(const Error& error) const;
-  // Whether this process has stood still for the timeout and is no member until it has joined again.
+  // Whether this process has stood still for the timeout and is no member until it has joined
+  // again.
   bool stood_still() const;
   // What newcomers are told; the same on all members.
   void describe(Description description);

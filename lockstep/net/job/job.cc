@@ -167,26 +167,14 @@ Deadline::Clock::duration patience_of(const JobOptions& options) {
   return options.patience.count() > 0 ? options.patience : 10 * options.timeout;
 }
 
-// One call to whoever may be the centre, or know it.
-Link call_centre(const std::string& address, const Identity& identity,
-                 Deadline::Clock::duration timeout, Deadline deadline) {
-  const auto where = SocketAddress::parse(address);
-  if (!where) {
-    throw Error(ErrorCode::kUnexpectedMessage, fmt::format("'{}' is no address", address));
-  }
-  Socket socket = connect_tcp(*where, deadline);
-  require_token_for(socket.peer_address(), identity.token);
-  client_handshake(socket, identity, Purpose::kRendezvous, 0, deadline);
-  tune_tcp(socket, timeout);
-  return Link(std::move(socket), kMaxRosterBody);
-}
-
 WayBack way_back(const JobOptions& options, const Identity& identity, const Card& card) {
   WayBack way;
   Identity caller = identity;
   caller.rank = -1;  // it has none until the next generation
-  way.call = [caller, timeout = options.timeout](const std::string& address, Deadline deadline) {
-    return call_centre(address, caller, timeout, deadline);
+  way.call = [caller, timeout = options.timeout](const std::string& address,
+                                                 const std::optional<MemberId>& whom,
+                                                 Deadline deadline) {
+    return call_centre(address, whom, caller, timeout, deadline);
   };
   if (options.fixed_centre) {
     const auto where =
@@ -220,6 +208,25 @@ void take_generation(JoinedJob& job, RosterMessage message) {
 }
 
 }  // namespace
+
+Link call_centre(const std::string& address, const std::optional<MemberId>& whom,
+                 const Identity& identity, Deadline::Clock::duration timeout, Deadline deadline) {
+  const auto where = SocketAddress::parse(address);
+  if (!where) {
+    throw Error(ErrorCode::kUnexpectedMessage, fmt::format("'{}' is no address", address));
+  }
+  Socket socket = connect_tcp(*where, deadline);
+  require_token_for(socket.peer_address(), identity.token);
+  const PeerIdentity answered =
+      client_handshake(socket, identity, Purpose::kRendezvous, 0, deadline);
+  // It has proved that it is a member; at an address that was given anew it may be another one.
+  if (whom && answered.id != *whom) {
+    throw Error(ErrorCode::kNoConnection,
+                fmt::format("another process answered at {}", to_string(*where)));
+  }
+  tune_tcp(socket, timeout);
+  return Link(std::move(socket), kMaxRosterBody);
+}
 
 JoinedJob join_job(const JobOptions& options, std::optional<Socket> listener) {
   validate(options);

@@ -91,6 +91,10 @@ std::unique_ptr<ControlPlane> host_job(const HostOptions& options, Entrance entr
 Socket connect_to_rendezvous(const HostPort& where, const Identity& identity, Deadline deadline,
                              Purpose purpose = Purpose::kRendezvous);
 
+// One call to whoever may be the centre, or know it; it must be `whom` where that is given.
+Link call_centre(const std::string& address, const std::optional<MemberId>& whom,
+                 const Identity& identity, Deadline::Clock::duration timeout, Deadline deadline);
+
 // The listener that rank 0 serves on: bound to master_host:master_port, on all interfaces where
 // master_host is a name or an address of another device (then a token is needed).
 Socket listen_for_rendezvous(const JobOptions& options);

@@ -38,7 +38,10 @@ Succession::Action Succession::next(bool may_serve, Time now) {
   const int centre = last_.centre.rank;
   while (at_ == centre || (at_ == own_rank_ && !may_serve)) ++at_;
   if (at_ >= static_cast<int>(last_.roster.size())) return {Kind::kGiveUp};
-  if (at_ != own_rank_) return {Kind::kCall, last_.roster[index_of(at_)].mesh_address, until};
+  if (at_ != own_rank_) {
+    const Card& card = last_.roster[index_of(at_)];
+    return {Kind::kCall, card.mesh_address, until, {}, card.id};
+  }
   Action serve{Kind::kServe, {}, {}, gone_};
   if (centre >= 0) serve.lost.push_back(centre);
   std::ranges::sort(serve.lost);

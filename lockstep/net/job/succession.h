@@ -28,6 +28,8 @@ class Succession {
     std::string address = {};    // to call
     Time until{};                // of the call, or of the wait
     std::vector<int> lost = {};  // to serve: ranks that are known to be gone
+    // To call: who has to answer; another process at that address is nobody. None: anybody may.
+    std::optional<MemberId> whom = {};
   };
   // What to do now; `may_serve` is whether this process may become the centre. A call ends in one
   // of the two below, or with the centre.
