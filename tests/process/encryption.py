@@ -19,6 +19,7 @@ from ranks import Cases, Failure, die_with_parent  # noqa: E402
 LOCKSTEP = os.environ["LOCKSTEP_BIN"]
 PORT = 4711  # in namespaces of our own
 PATIENCE = 30
+ETH_P_ALL = 3
 MARK = "a-name-to-look-for"
 HELLO_AND_PROOF = 12 + 96 + 4 + len("lockstep") + 12 + 32  # what a client says in the handshake
 
@@ -110,6 +111,44 @@ def readable(plain):
         expect((MARK.encode() in seen) == plain, "the relay", "cannot read" if plain else "can read", "what passes")
 
 
+def mesh_readable(plain):
+    """Two ranks on two hosts; somebody listens at the switch. The settings that ranks compare travel as text."""
+    mark, everybody_sees = b"processor and C library", b"lockstep"  # the job's name is in the first word of a handshake
+    with Hosts(2) as hosts, tempfile.TemporaryDirectory() as folder:
+        token, text = Path(folder) / "token", Path(folder) / "text.txt"
+        token.write_text("correct horse battery staple\n")
+        token.chmod(0o600)
+        text.write_text("a line of text to learn by heart\n" * 100)
+        listener = socket.socket(socket.AF_PACKET, socket.SOCK_RAW, socket.htons(ETH_P_ALL))
+        listener.bind((hosts.network.port(0), ETH_P_ALL))
+        listener.settimeout(0.1)
+        seen, ended = [], threading.Event()
+
+        def listen():
+            while not ended.is_set():
+                try:
+                    seen.append(listener.recv(65536))
+                except TimeoutError:
+                    pass
+
+        thread = threading.Thread(target=listen)
+        thread.start()
+        try:
+            ranks = [Started(hosts[rank], "env", f"RANK={rank}", "WORLD_SIZE=2", f"MASTER_ADDR={hosts.network.address(0)}", f"MASTER_PORT={PORT}",
+                             LOCKSTEP, "train", "--data", text, "--steps", 2, "--hidden", 32, "--layers", 1, "--heads", 2, "--intermediate", 48,
+                             "--context", 32, "--global-batch", 4, "--micro-batch", 2, "--threads", 1, "--transport", "tcp", "--token-file", token,
+                             *(["--plain-wire"] if plain else [])) for rank in range(2)]
+            said = [rank.end() for rank in ranks]
+        finally:
+            ended.set()
+            thread.join()
+            listener.close()
+        expect(all(code == 0 for code, _ in said), said)
+        all_seen = b"".join(seen)
+        expect(everybody_sees in all_seen, "nothing was heard")
+        expect((mark in all_seen) == plain, "who listens", "cannot read" if plain else "can read", "what ranks tell each other")
+
+
 def changed(plain):
     flags = ["--plain-wire"] if plain else []
     with Hosts(3) as hosts, tempfile.TemporaryDirectory() as folder:
@@ -162,6 +201,8 @@ if __name__ == "__main__":
     cases = Cases()
     cases.run("encrypted: who is on the way reads nothing", readable, False)
     cases.run("plain wire: who is on the way reads it all", readable, True)
+    cases.run("encrypted: who listens to a mesh reads nothing", mesh_readable, False)
+    cases.run("plain wire: who listens to a mesh reads it all", mesh_readable, True)
     cases.run("encrypted: what is changed on the way is noticed", changed, False)
     cases.run("plain wire: what is damaged on the way is noticed", changed, True)
     cases.run("a hello that asks for less than was said", handshake_changed, 12 + 2)
