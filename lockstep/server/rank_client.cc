@@ -28,9 +28,12 @@ Socket connect_as_rank(const HostPort& coordinator, const JoinedJob& job) {
 }  // namespace
 
 RankClient::RankClient(const HostPort& coordinator, const JoinedJob& job)
+    : RankClient(connect_as_rank(coordinator, job), job) {}
+
+RankClient::RankClient(Socket coordinator, const JoinedJob& job)
     : rank_(job.rank()),
       latch_(job.control->latch()),
-      frames_(connect_as_rank(coordinator, job), kRankWindow, UINT32_MAX) {
+      frames_(std::move(coordinator), kRankWindow, UINT32_MAX) {
   for (const Card& card : job.roster) peers_.push_back({.name = name_of(card)});
 }
 

@@ -49,6 +49,8 @@ class RankClient {
  public:
   // Connects under the job's identity. The job's control plane must outlive the client.
   RankClient(const HostPort& coordinator, const JoinedJob& job);
+  // Over a connection to it that is open.
+  RankClient(Socket coordinator, const JoinedJob& job);
   ~RankClient();
   RankClient(const RankClient&) = delete;
   RankClient& operator=(const RankClient&) = delete;

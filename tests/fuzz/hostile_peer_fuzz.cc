@@ -1,7 +1,11 @@
-// An honest rank and a peer that sends the input: over a stream of messages, or through a ring in
-// shared memory whose counters it writes as it likes. The rank ends with an Error or with a result.
+// An honest rank and a peer that does as the input says: over a stream of messages, through a ring
+// in shared memory whose counters it writes as it likes, or in collectives through shared memory,
+// with a board of its own. The rank ends with an Error or with a result.
 #include <algorithm>
+#include <array>
+#include <cstring>
 #include <memory>
+#include <optional>
 #include <vector>
 
 #include "lockstep/base/error.h"
@@ -104,6 +108,146 @@ void meet_on_a_mesh(fuzz::Script& script) {
   }
 }
 
+// The memory of two ranks. Whenever rank 0 has waited for a while, rank 1 does what comes next in
+// the script; when that has ended, so has the job.
+class HostileSpace final : public SharedSpace {
+ public:
+  HostileSpace(fuzz::Script& script, FailureLatch& latch) : script_(script), latch_(latch) {
+    for (Board& board : boards()) {
+      for (Board::Entry& entry : board.entries) entry.sequence = 0;
+      board.staged = board.finished = 0;
+      board.sleepers = board.bell = board.inside = 0;
+    }
+  }
+  void connect(Deadline) override {}
+  Board& board(int rank) override { return boards()[rank]; }
+  std::optional<std::uint64_t> publish(const std::byte* data, std::size_t bytes) const override {
+    const std::span<std::byte> own = arena(0);
+    if (data < own.data() || data + bytes > own.data() + own.size()) return std::nullopt;
+    return static_cast<std::uint64_t>(data - own.data());
+  }
+  std::byte* locate(int rank, std::uint64_t published, std::size_t bytes) const override {
+    const std::span<std::byte> theirs = arena(rank);
+    if (published > theirs.size() || bytes > theirs.size() - published) return nullptr;
+    return theirs.data() + published;
+  }
+  Buffer allocate(std::size_t bytes) override { return Buffer::heap(bytes); }
+  static std::span<std::byte> arena(int rank) {
+    static std::array<std::vector<std::byte>, 2> memory{std::vector<std::byte>(kArenaBytes),
+                                                        std::vector<std::byte>(kArenaBytes)};
+    return memory[static_cast<std::size_t>(rank)];
+  }
+
+  void act() {
+    if (script_.ended()) {
+      latch_.trip(Error(ErrorCode::kPeerLost, "it has left"));
+      return;
+    }
+    const Board& own = boards()[0];
+    Board& theirs = boards()[1];
+    const std::uint8_t what = script_.byte();
+    const std::size_t parity = what / 16 % 2;
+    // Mostly what an honest rank would do: to be in the same collective, and as far.
+    if (what % 16 >= 8) {
+      for (std::size_t i = 0; i < 2; ++i) {
+        theirs.entries[i].digest = own.entries[i].digest;
+        theirs.stamps[i] = own.stamps[i];
+        theirs.first_non_finite[i] = UINT64_MAX;
+        theirs.entries[i].sequence = own.entries[i].sequence.load();
+      }
+      theirs.staged = own.staged.load();
+      theirs.finished = own.finished.load();
+    }
+    switch (what % 8) {
+      case 0: theirs.entries[parity].sequence = script_.number(1 + script_.byte() % 8); break;
+      case 1: theirs.entries[parity].digest = script_.number(8); break;
+      case 2: {
+        const auto bytes = script_.bytes(sizeof(MeshFrame));
+        std::memcpy(&theirs.stamps[parity], bytes.data(), bytes.size());
+        break;
+      }
+      case 3: theirs.staged = script_.number(1 + script_.byte() % 8); break;
+      case 4: theirs.finished = script_.number(1 + script_.byte() % 8); break;
+      case 5: theirs.first_non_finite[parity] = script_.number(8); break;
+      case 6: {
+        const auto bytes = script_.bytes(script_.byte());
+        std::memcpy(theirs.entries[parity].data, bytes.data(), bytes.size());
+        break;
+      }
+      default: theirs.bell += 1; break;
+    }
+  }
+
+ private:
+  static constexpr std::size_t kArenaBytes = 200'000;
+  static std::span<Board> boards() {
+    static const auto memory = std::make_unique<Board[]>(2);
+    return {memory.get(), 2};
+  }
+
+  fuzz::Script& script_;
+  FailureLatch& latch_;
+};
+
+class SharingPeer final : public Streams {
+ public:
+  SharingPeer(HostileSpace& space, Supervisor& supervisor)
+      : space_(space), supervisor_(supervisor) {}
+  Stream& to(int, Deadline) override { throw Error(ErrorCode::kPeerLost, "it has no stream"); }
+  std::string name_of(int rank) const override { return "rank " + std::to_string(rank); }
+  // Is asked by who has waited for a while.
+  int job_rank(int rank) const override {
+    if (rank == 1) space_.act();
+    return rank;
+  }
+  Supervisor& supervisor() override { return supervisor_; }
+  std::unique_ptr<Streams> split(const std::vector<int>&, int, std::uint32_t) override {
+    return {};
+  }
+  SharedSpace* shared_space() override { return &space_; }
+  bool oversubscribed() const override { return false; }
+  bool spare_cores() const override { return false; }
+
+ private:
+  HostileSpace& space_;
+  Supervisor& supervisor_;
+};
+
+void meet_in_shared_memory(fuzz::Script& script) {
+  constexpr std::size_t kLarge = 20'000;  // elements: too many for an entry
+  Thrower supervisor;
+  HostileSpace space(script, supervisor.latch());
+  auto streams = std::make_unique<SharingPeer>(space, supervisor);
+  Communicator communicator(
+      std::make_unique<PlanEngine>(std::make_unique<MeshTransport>(0, 2, 1, 0, std::move(streams))),
+      std::chrono::seconds(5));
+  static std::vector<float> heap(2 * kLarge, 1.0F);
+  const std::span<float> shown(reinterpret_cast<float*>(HostileSpace::arena(0).data()), 2 * kLarge);
+  CallOptions options;
+  options.check_finite = true;
+  try {
+    for (int i = 0; i < 4; ++i) {
+      const std::uint8_t what = script.byte();
+      const std::size_t count = what / 8 % 2 == 0 ? 1 + what / 16 : kLarge;
+      const std::span<float> all = what / 128 == 0 ? shown : std::span(heap);
+      const std::span<float> data = all.first(count);
+      switch (what % 8) {
+        case 0: communicator.barrier(); break;
+        case 1: communicator.broadcast(data, 1); break;
+        case 2: communicator.broadcast(data, 0); break;
+        case 3:
+          communicator.all_gather(std::span<const float>(data), all.first(2 * count), {}, options);
+          break;
+        case 4:
+          communicator.reduce(std::span<const float>(data), data, ReduceOp::kMax, 1, options);
+          break;
+        default: communicator.all_reduce(data, ReduceOp::kSum, options); break;
+      }
+    }
+  } catch (const Error&) {
+  }
+}
+
 void meet_in_a_ring(fuzz::Script& script) {
   static const auto memory = std::make_shared<RingPair>();
   static const auto up = make_ring_bells();
@@ -140,7 +284,10 @@ void meet_in_a_ring(fuzz::Script& script) {
 
 extern "C" int LLVMFuzzerTestOneInput(const std::uint8_t* data, std::size_t size) {
   fuzz::Script script(data, std::min<std::size_t>(size, 5000));
-  if (script.byte() % 2 == 0) {
+  const std::uint8_t where = script.byte();
+  if (where >= 250) {
+    meet_in_shared_memory(script);
+  } else if (where % 2 == 0) {
     meet_on_a_mesh(script);
   } else {
     meet_in_a_ring(script);
