@@ -195,6 +195,7 @@ class CrashedRun : public ::testing::Test {
     }
     // Nothing half done stays. An old checkpoint may: one whose deletion had not begun.
     for (const std::string& name : storage.names_in(kOut)) {
+      if (kept_aside_ && name.find(".damaged") != std::string::npos) continue;
       EXPECT_TRUE(std::ranges::find(names_, name) != names_.end() || parse_checkpoint_name(name))
           << name;
     }
@@ -203,6 +204,7 @@ class CrashedRun : public ::testing::Test {
   std::string hash_;
   std::uint64_t calls_ = 0;
   std::vector<std::string> names_;
+  bool kept_aside_ = false;  // a checkpoint that could not be read may be
 };
 
 // Sanitizers look at some of the calls.
@@ -275,6 +277,38 @@ TEST_F(CrashedRun, OneCallThatFails) {
       EXPECT_EQ(*hash, hash_);
     }
     ends_as_ever(storage, told, true);
+    if (HasFailure()) return;
+  }
+}
+
+// The run that resumes cannot read something, once.
+TEST_F(CrashedRun, OneReadThatFails) {
+  FaultyStorage before;
+  before.crash_at(calls_ * 3 / 4);
+  Told told;
+  run_if_it_can(before, told);
+  before.restart(Names::kKept, Bytes::kHalf);
+  ASSERT_GT(told.saved, 0);
+  kept_aside_ = true;
+  const auto run_with = [&](std::uint64_t bad, FaultyStorage& storage, Told& then) {
+    std::uint64_t reads = 0;
+    storage.fault = [&](Call what, const std::string&) {
+      return what == Call::kRead && ++reads == bad ? EIO : 0;
+    };
+    run_if_it_can(storage, then);
+    storage.fault = {};
+    return reads;
+  };
+  FaultyStorage measured(before);
+  Told ignored;
+  const std::uint64_t reads = run_with(0, measured, ignored);
+  EXPECT_GT(reads, 10u);
+  for (std::uint64_t bad = 1; bad <= reads; bad += kStride) {
+    SCOPED_TRACE(fmt::format("read {} of {}", bad, reads));
+    FaultyStorage storage(before);
+    Told then = told;
+    EXPECT_GE(run_with(bad, storage, then), bad);
+    ends_as_ever(storage, then, false);
     if (HasFailure()) return;
   }
 }
@@ -364,6 +398,7 @@ TEST(FullDisk, TheRunGoesOnAndSavesWhenThereIsRoom) {
   EXPECT_THAT(list_checkpoints(kOut, roomy), ElementsAre(12));
   FaultyStorage full;
   std::map<std::int64_t, std::vector<std::int64_t>> steps;
+  testing::internal::CaptureStderr();
   EXPECT_EQ(train(full, used * 3 / 2,
                   [&](std::int64_t step, RunCheckpoints&) {
                     steps[step] = list_checkpoints(kOut, full);
@@ -374,6 +409,9 @@ TEST(FullDisk, TheRunGoesOnAndSavesWhenThereIsRoom) {
                     }
                   }),
             hash);
+  // The run tells it.
+  EXPECT_THAT(testing::internal::GetCapturedStderr(),
+              testing::ContainsRegex("warning: .*No space left on device"));
   EXPECT_THAT(steps[5], ElementsAre(3));
   EXPECT_THAT(steps[6], ElementsAre(3));  // that of step 6 did not fit, and 3 stays
   EXPECT_THAT(steps[7], ElementsAre(3));
