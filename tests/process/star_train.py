@@ -16,7 +16,7 @@ from array import array
 
 sys.path.insert(0, os.path.join(os.path.dirname(__file__), "support"))
 import original_peers as original
-from ranks import Cases, Failure
+from ranks import SANITIZED, Cases, Failure
 from star import ENVIRONMENT, LOCKSTEP, Process, Star
 
 STEPS, LAYERS, HIDDEN, WIDE, VOCAB = 8, 2, 16, 32, 256
@@ -45,6 +45,7 @@ class Run:
     def __init__(self, lines):
         self.losses = [loss for loss in map(loss_of, lines) if loss is not None]
         self.weights = next((line for line in lines if line.startswith("weights ")), None)
+        self.correct = [int(found[1]) for line in lines if (found := re.search(r'"correct":(\d+)', line))]
         self.accuracy = [float(found[1]) for line in lines if (found := re.search(r'"val_accuracy":([-\d.e]+)', line))]
 
 
@@ -190,9 +191,26 @@ def recipe(data, expected):
                    for i in range(2)]
         star.expect_end([star.coordinator, *workers], 0)
         check(any(worker.find(re.escape(expected.weights)) for worker in workers), "other weights")
-        last = rf"^step {STEPS}  loss {expected.losses[-1]:.6f}  128 tokens  validation loss [\d.]+, [\d.]+ % of tokens correct  "
-        check(star.coordinator.find(last + r"\d+ elements reduced in [\d.]+ ms"), star.coordinator.text)
+        last = rf"^step {STEPS}  loss {expected.losses[-1]:.6f}  {expected.correct[-1]} of 128 tokens correct  "
+        last += r"validation loss [\d.]+, [\d.]+ % of tokens correct  \d+ elements reduced in [\d.]+ ms"
+        check(star.coordinator.find(last), star.coordinator.text)
         check(star.coordinator.find(rf"^done: {STEPS} steps, and all 2 workers have left"), star.coordinator.text)
+
+
+def a_star_of_one(data):
+    """It adds nothing up, and tells of its steps all the same; all of them are counted, also those that nobody had time to take."""
+    tiny = ["--hidden", 16, "--layers", 1, "--heads", 1, "--intermediate", 16, "--context", 4, "--global-batch", 1, "--micro-batch",
+            1, "--steps", 10000000, "--threads", 1, "--eval-every", 0, "--log", "json"]
+    with Star(1) as star:
+        worker = star.start("worker", [LOCKSTEP, "train", "--data", data, *tiny, "--coordinator", star.address_text])
+        star.wait_line(star.coordinator, "^step ")
+        star.wait(lambda: len(worker.lines) > (1000 if SANITIZED else 11000), "steps")
+        worker.signal(signal.SIGINT)
+        star.expect_end([worker], 130)
+        star.expect_end([star.coordinator], 0)
+        done = star.coordinator.find(r"^done: (\d+) steps, and all 1 workers have left")
+        last = next(line for line in reversed(worker.lines) if loss_of(line) is not None)
+        check(done and f'"step":{done[1]},' in last, f"{last}\n{star.coordinator.text}")
 
 
 def without_the_flag(data):
@@ -240,6 +258,7 @@ def main():
         cases.run("NaN from the server", a_nan_from_the_server, data)
         cases.run("saved from the coordinator", saved_from_the_coordinator, data, folder)
         cases.run("the star of the README", recipe, data, expected)
+        cases.run("a star of one", a_star_of_one, data)
         cases.run("an original server without the flag", without_the_flag, data)
         cases.run("usage", usage, data)
         cases.finish()

@@ -113,11 +113,13 @@ TEST(Metrics, OneObjectPerStep) {
   report.gradient_norm = 0.25;
   report.learning_rate = 1e-3;
   report.tokens = 64;
+  report.correct = 17;
   report.seconds = 0.5;
   report.lanes = {5, 3};
   auto json = nlohmann::json::parse(metrics_line(report, 2.0));
   EXPECT_EQ(json["step"], 3);
   EXPECT_EQ(json["loss"], 2.0);
+  EXPECT_EQ(json["correct"], 17);
   EXPECT_EQ(json["tokens_per_s"], 128.0);
   EXPECT_EQ(json["lanes"], (std::vector<std::uint32_t>{5, 3}));
   EXPECT_FALSE(json.contains("val_loss"));
