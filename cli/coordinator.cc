@@ -47,8 +47,8 @@ worker decides between lanes and vector; blocks has to be said.
 
 The average is taken in a fixed tree over the workers, so its bits do not depend on who came first.
 'mean' treats all workers alike; 'weighted' counts a worker by the samples that it says it has had, in
-mode vector. Blocks carry no counts: theirs is always the mean. Steps are counted from 0 in all messages
-and on the wire.
+mode vector. Blocks carry no counts: theirs is always the mean. Steps are counted from 1 in all that is
+printed, and from 0 on the wire.
 
 The first NaN or infinity, or a message that does not belong, halts the job: every worker is told
 the same reason, which names the worker at fault, and the exit code is 3. A worker that dies, stops
@@ -235,7 +235,7 @@ void run_vectors(GradientServer& server, std::uint64_t steps, Progress& progress
     const RoundResult result = server.reduce({RoundKind::kVector, step, {}, 0});
     server.broadcast(result);
     progress.add(result);
-    progress.end_step(step + 1, step + 1 == steps);
+    progress.end_step(step_number(step), step + 1 == steps);
   }
 }
 
@@ -245,7 +245,7 @@ void run_blocks(GradientServer& server, std::optional<std::uint64_t> steps, Prog
   for (; !steps || step < *steps; ++step) {
     if (!server.await_step(step)) break;
     reduce_blocks(server, step, progress);
-    progress.end_step(step + 1, steps == step + 1);
+    progress.end_step(step_number(step), steps == step + 1);
   }
   if (steps && step < *steps) {
     throw Error(ErrorCode::kPeerLost,
@@ -352,21 +352,22 @@ std::unique_ptr<ControlPlane> open_door(Socket listener, const CoordinatorFlags&
                         options.insecure});
 }
 
-// Waits for the first worker that is let in. Whether it is a rank.
+// Waits for the first worker that is let in. Whether it is a rank, which joins the centre first.
 bool first_is_rank(ControlPlane& control, int stop_fd) {
   pollfd entries[] = {{stop_fd, POLLIN, 0},
                       {control.latch().fd(), POLLIN, 0},
+                      {control.members_fd(), POLLIN, 0},
                       {control.arrivals().fd(), POLLIN, 0}};
   while (true) {
     // The centre ends the wait: it gives up on ranks in time.
     if (::poll(entries, std::size(entries), -1) < 0 && errno != EINTR) throw_io("polling", errno);
     if (entries[0].revents != 0) throw Error(ErrorCode::kAborted, "told to stop");
     control.latch().check();
-    if (auto first = control.arrivals().next()) {
-      const bool rank = first->peer.rank >= 0;
-      control.arrivals().deliver(std::move(*first));
-      return rank;
+    if (entries[2].revents != 0) {
+      print_notice("the first worker is a rank of 'lockstep train': mode lanes");
+      return true;
     }
+    if (entries[3].revents != 0) return false;
   }
 }
 

@@ -39,6 +39,16 @@ FrameSocket::Outgoing raw_sum_frame(const LaneSums::Piece& piece) {
           encode_foot(piece.head, BulkFoot{0, 0, 0, sum->tail}), sum};
 }
 
+// One of ours hears why; the original protocol has no message for it.
+void turn_away(Arrival& arrival, const std::string& reason) {
+  const Socket& socket = arrival.link.socket();
+  log(LogLevel::kWarning, "coordinator: turned {} away: {}", socket.peer(), reason);
+  if (!arrival.original) {
+    socket.send_if_heard(encode(Refusal{{ErrorCode::kInvalidRank, -1, reason}}));
+  }
+  arrival.link.socket().close_gently();
+}
+
 }  // namespace
 
 RankServer::RankServer(ControlPlane& control, RankServerOptions options)
@@ -157,7 +167,8 @@ void RankServer::admit(Arrival arrival) {
   const int rank = arrival.peer.rank;
   if (rank < 0) {
     return turn_away(arrival,
-                     "this coordinator serves ranks of 'lockstep train', not 'lockstep worker'");
+                     "this coordinator serves ranks of 'lockstep train' (mode lanes), not "
+                     "'lockstep worker' or the original protocol");
   }
   follow_generation();
   if (!roster_ || arrival.peer.generation != tag_of(roster_->generation) ||
@@ -169,12 +180,6 @@ void RankServer::admit(Arrival arrival) {
       std::move(arrival.link.socket()), options_.window, kLargestRankFrame, arrival.link.rest())});
   has_come_[index_of(rank)] = true;
   ++came_;
-}
-
-void RankServer::turn_away(Arrival& arrival, const std::string& reason) {
-  log(LogLevel::kWarning, "coordinator: turned {} away: {}", arrival.link.socket().peer(), reason);
-  arrival.link.socket().send_if_heard(encode(Refusal{{ErrorCode::kInvalidRank, -1, reason}}));
-  arrival.link.socket().close_gently();
 }
 
 void RankServer::receive() {

@@ -44,9 +44,9 @@ class RankServer {
   // Called when all ranks have come, with their names; with every piece of a sum and the time from
   // its first node to its last; and at every turn of the loop, several times a second.
   struct Observer {
-    std::function<void(const std::vector<std::string>&)> formed = {};
-    std::function<void(const LaneSums::Piece&, Clock::duration)> added = {};
-    std::function<void()> turned = {};
+    std::function<void(const std::vector<std::string>&)> formed;
+    std::function<void(const LaneSums::Piece&, Clock::duration)> added;
+    std::function<void()> turned;
   };
   // Serves until all ranks have left. Throws the first cause if the job fails.
   void serve(const Observer& observer = {});
@@ -67,7 +67,6 @@ class RankServer {
   void wait_for_events();
   void admit_all();
   void admit(Arrival arrival);
-  void turn_away(Arrival& arrival, const std::string& reason);
   void receive();
   void send();
   void drop_ended();

@@ -396,6 +396,10 @@ void ControlLoop::publish() {
     for (std::string& line : centre_->take_lines()) lines_.push_back(std::move(line));
     // Nobody takes them. The first is kept: it tells where the run began.
     while (lines_.size() > kMostLines) lines_.erase(lines_.begin() + 1);
+    for (const std::string& refusal : centre_->take_refusals()) {
+      log(LogLevel::kWarning, "{}", refusal);
+    }
+    if (centre_->has_members() && !std::exchange(had_members_, true)) members_.set();
     all_left_.store(centre_->all_left(), std::memory_order_release);
     centre_step_.store(centre_->step(), std::memory_order_relaxed);
     // A process that has the centre and is no rank learns from it what ranks learn as members.

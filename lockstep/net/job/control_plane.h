@@ -69,7 +69,8 @@ class ControlPlane final : public Supervisor {
   void ready_to_go();
   // Whether the newest generation has ended with this error, and regroup() may form another one.
   bool survives(const Error& error) const;
-  // Whether this process has stood still for the timeout and is no member until it has joined again.
+  // Whether this process has stood still for the timeout and is no member until it has joined
+  // again.
   bool stood_still() const;
   // What newcomers are told; the same on all members.
   void describe(Description description);
@@ -92,6 +93,8 @@ class ControlPlane final : public Supervisor {
   // The newest generation's, as this member knows it.
   const std::optional<RosterMessage>& roster() const { return roster_; }
 
+  // Readable once somebody has joined the job whose centre this process has.
+  int members_fd() const;
   // Whether all members of the job that formed here have gone.
   bool all_left() const;
   // Whether this process had the centre and stood still, so that the members have another one.
