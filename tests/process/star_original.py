@@ -190,7 +190,7 @@ def average_with(value):
                     + original.floats(gradients))
 
     with AtTheirServer(OneRound(answer), *SHAPE, "--seed-protocol", "--mode", "blocks", count=1) as star:
-        star.expect_end(3, "non-finite", "element 7 of the average of block 1 of step 0")
+        star.expect_end(3, "non-finite", "element 7 of the average of block 1 of step 1")
 
 
 def shard_for_a_trainer():
@@ -279,7 +279,7 @@ def leaves_in_the_middle():
         peer.send_block_gradient(0, 1, 2, [1.0], [1])
         peer.receive_averaged_block()
         peer.close()
-        star.expect_end([star.coordinator], 1, [r"worker 0 \(early, .*it owes block 0 of step 0"])
+        star.expect_end([star.coordinator], 1, [r"worker 0 \(early, .*it owes block 0 of step 1"])
 
 
 def main():

@@ -7,6 +7,7 @@ all workers are the same, and two such runs have the same weights."""
 import os
 import re
 import signal
+import socket
 import struct
 import subprocess
 import sys
@@ -156,6 +157,19 @@ def ended_by_the_coordinator(data, folder):
     check(resumed.weights == run.weights, f"{resumed.weights} instead of {run.weights}")
 
 
+def ended_in_blocks(data, folder):
+    """Our coordinator may know how many steps there are in mode blocks, too: the run ends in order, as in mode vector."""
+    out = os.path.join(folder, "ended in blocks")
+    with Star(1, "--mode", "blocks", "--steps", 3) as star, Workers(data, star.address_text, "original", 1, "--out", out) as workers:
+        workers.results()
+        check("the coordinator has ended the job after step 3 of 8" in workers.all[0].text, workers.all[0].text)
+        star.expect_end([star.coordinator], 0, ["(?m)^step 3  ", "(?m)^done: 3 steps"])
+    check(os.path.isdir(os.path.join(out, "checkpoint-3")), f"{os.listdir(out)}")
+    with Star(1, "--mode", "blocks") as star, Workers(data, star.address_text, "original", 1, "--resume", out) as workers:
+        workers.results()
+        check("whose step 1 is step 4 of this run" in workers.all[0].text, workers.all[0].text)
+
+
 def a_nan_from_the_server(data):
     class Poisoned(original.DdpCoordinator):
         def serve(self):
@@ -169,7 +183,7 @@ def a_nan_from_the_server(data):
     served.start()
     with Workers(data, served.address, "original", 1) as workers:
         workers.results(code=3)
-        check("element 0 of the average of block 1 of step 0" in workers.all[0].text, workers.all[0].text)
+        check("element 0 of the average of block 1 of step 1" in workers.all[0].text, workers.all[0].text)
 
 
 def usage(data):
@@ -182,6 +196,55 @@ def usage(data):
         run = subprocess.run([LOCKSTEP, "train", "--data", data, *map(str, MODEL + arguments)], capture_output=True, text=True,
                              timeout=30, env=ENVIRONMENT, check=False)
         check(run.returncode == 2 and word in run.stderr, f"{arguments}: {run.returncode} {run.stderr}")
+
+
+# Kinds of workers, by how they are started.
+KINDS = {"train": ["train", *MODEL], "original": ["train", *MODEL, "--protocol", "original"],
+         "original-vector": ["train", *MODEL, "--protocol", "original-vector"], "worker": ["worker", "--elements", 10],
+         "original worker": ["worker", "--elements", 10, "--seed-protocol"]}
+# Of the coordinator, kind of the worker, its exit code (none: it waits), what it says, what the coordinator says.
+MISMATCHES = [
+    ("vector", "train", 1, "runs in mode vector; 'lockstep train' needs mode lanes", r"turned a rank .* away: .*mode lanes"),
+    ("blocks", "train", 1, "runs in mode blocks; 'lockstep train' needs mode lanes", r"turned a rank .* away: .*mode lanes"),
+    ("vector", "original", 3, "deals out samples, as in mode vector", "need a coordinator with --mode blocks"),
+    ("blocks", "original-vector", None, "a shard, which servers of mode vector send", "it needs a coordinator with --mode vector"),
+    ("blocks", "original worker", None, "a shard, which servers of mode vector send", "it needs a coordinator with --mode vector"),
+    ("lanes", "worker", 1, r"serves ranks of 'lockstep train' \(mode lanes\)", r"turned 127.* away: .*\(mode lanes\)"),
+    ("lanes", "original", 1, "a coordinator in mode lanes", r"let 127.* go: .*original protocol.*\(mode lanes\)"),
+    ("lanes", "original worker", 1, "a coordinator in mode lanes", r"let 127.* go: .*original protocol.*\(mode lanes\)"),
+]
+
+
+def of_kind(star, kind, data, *more):
+    command, *flags = KINDS[kind]
+    data = ["--data", data] if command == "train" else []
+    return star.start(kind, [LOCKSTEP, command, *data, *flags, "--coordinator", star.address_text, "--timeout", star.timeout, *more])
+
+
+def mismatch(data, mode, kind, code, worker_says, coordinator_says):
+    """A worker of another mode: both sides say what is wrong, at once or after a timeout of silence."""
+    with Star(1, "--mode", mode, timeout=1 if code is None else 10) as star:
+        worker = of_kind(star, kind, data)
+        if code is not None:
+            star.expect_end([worker], code)
+        star.wait_line(worker, worker_says)
+        star.wait_line(star.coordinator, coordinator_says)
+
+
+def the_first_decides(data, expected):
+    """A worker that trains and waits for another one is not driven away by workers of other kinds that come later."""
+    with Star(2) as star:
+        first = of_kind(star, "train", data)
+        star.wait_line(star.coordinator, "mode lanes")
+        stray = of_kind(star, "worker", data)
+        star.expect_end([stray], 1, ["serves ranks"])
+        with socket.create_connection(star.address, timeout=original.PATIENCE) as visitor:
+            stream = original.Stream(visitor)
+            stream.send(original.JOIN_REQUEST, original.text("stray") + struct.pack("<I", 0) + original.text("cpu"))
+            check(stream.closed(), "an original worker was sent a message that it does not know")
+        second = of_kind(star, "train", data)
+        star.expect_end([star.coordinator, first, second], 0)
+        check(any(worker.find(re.escape(expected.weights)) for worker in (first, second)), "other weights")
 
 
 def recipe(data, expected):
@@ -255,9 +318,13 @@ def main():
             cases.run(f"a vector at an original server, {count} workers, twice", twice, at_a_vector_server, data, count, expected)
         cases.run("beside an original trainer", beside_an_original_trainer, data)
         cases.run("ended by the coordinator, and resumed", ended_by_the_coordinator, data, folder)
+        cases.run("ended by our coordinator in mode blocks", ended_in_blocks, data, folder)
         cases.run("NaN from the server", a_nan_from_the_server, data)
         cases.run("saved from the coordinator", saved_from_the_coordinator, data, folder)
         cases.run("the star of the README", recipe, data, expected)
+        cases.run("the first worker decides", the_first_decides, data, expected)
+        for row in MISMATCHES:
+            cases.run(f"mode {row[0]} and a worker that is '{row[1]}'", mismatch, data, *row)
         cases.run("a star of one", a_star_of_one, data)
         cases.run("an original server without the flag", without_the_flag, data)
         cases.run("usage", usage, data)

@@ -126,7 +126,7 @@ TEST(GradientServer, WhoLeavesBlocksBeforeTheOthersIsNamed) {
     ASSERT_TRUE(error);
     EXPECT_EQ(error->code(), ErrorCode::kPeerLost);
     EXPECT_THAT(error->what(), HasSubstr("(early, "));
-    EXPECT_THAT(error->what(), HasSubstr("closed its connection; it owes its part of step 1"));
+    EXPECT_THAT(error->what(), HasSubstr("closed its connection; it owes its part of step 2 (mode blocks)"));
   }
 }
 
