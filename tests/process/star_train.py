@@ -110,8 +110,11 @@ def at_a_vector_server(data, count, expected):
         follows(run.losses, expected.losses)
     for step, (_, totals) in enumerate(served.rounds):
         check(sum(total for _, _, total in totals) == 8 * 16, f"step {step}: {totals}")
-        check(all(0 <= correct <= total for _, correct, total in totals), f"step {step}: {totals}")
-    check(sum(correct for _, totals in served.rounds for _, correct, _ in totals) > 0, "nothing was ever correct")
+        # The first step has the same weights; for one worker all have.
+        if step == 0 or count == 1:
+            correct = sum(correct for _, correct, _ in totals)
+            check(correct == expected.correct[step], f"step {step}: {correct} correct instead of {expected.correct[step]}")
+    check(sum(expected.correct) > 0, "nothing was ever correct")
     return runs[0].weights
 
 
@@ -120,21 +123,55 @@ def twice(run, *arguments):
     check(first == second, f"{first}, then {second}")
 
 
+def steps_beside(client, steps):
+    """An original trainer with gradients of no meaning; all averages, by step and part in the order in which they came."""
+    trainer, averages = original.Trainer(client), []
+    for step in range(steps):
+        own = [array("f", (((7 * i + 3 * part + step) % 13 - 6) / 4096 for i in range(count)))
+               for part, count in enumerate([sum(SIZES)] * LAYERS + [HIDDEN * VOCAB, HIDDEN, HIDDEN * VOCAB])]
+        averages.append(trainer.allreduce(own[:LAYERS], SIZES, *own[LAYERS:]))
+    client.close()
+    return averages
+
+
 def beside_an_original_trainer(data):
-    """Our coordinator, one worker that trains and one original trainer whose gradients are zeros: half of the mean comes
-    back, which AdamW makes the same steps of, but for its epsilon."""
+    """One worker that trains and one original trainer, at their server and at ours: every average has the same bits, and so
+    have the weights."""
+    steps = 3
+    served = original.DdpCoordinator(2, steps)
+    served.start()
+    client = original.WorkerClient(served.server.address, "original")
+    with Workers(data, served.address, "original", 1, "--steps", steps) as workers:
+        theirs = steps_beside(client, steps)
+        (at_theirs,) = workers.results(served)
+    check(all(any(sent[1]) for parts in served.sent for sent in parts), "the worker has sent zeros")
     with Star(2, "--mode", "blocks") as star:
         client = original.WorkerClient(star.address, "original")
-        with Workers(data, star.address_text, "original", 1, "--clip", 0) as workers:
+        with Workers(data, star.address_text, "original", 1, "--steps", steps) as workers:
+            ours = steps_beside(client, steps)
+            (at_ours,) = workers.results()
+        star.expect_end([star.coordinator], 0, [f"done: {steps} steps"])
+    for step in range(steps):
+        for part, (got, expected) in enumerate(zip(ours[step], theirs[step])):
+            check(got.tobytes() == expected.tobytes(), f"part {part} of step {step + 1}: {got[:4]} instead of {expected[:4]}")
+    check(at_ours.weights == at_theirs.weights, f"{at_ours.weights} instead of {at_theirs.weights}")
+
+
+def one_number_for_a_step(data):
+    """The trainer's metrics, its error and the coordinator count alike: the step that fails follows the last one that is told."""
+    with Star(2, "--mode", "blocks") as star:
+        client = original.WorkerClient(star.address, "original")
+        with Workers(data, star.address_text, "original", 1) as workers:
             trainer = original.Trainer(client)
-            for _ in range(STEPS):
-                zeros = [array("f", bytes(4 * count)) for count in (sum(SIZES), HIDDEN * VOCAB, HIDDEN)]
-                averages = trainer.allreduce([zeros[0]] * LAYERS, SIZES, zeros[1], zeros[2], zeros[1])
-                check(any(any(average) for average in averages), "nothing came from the other")
-            client.close()
-            (run,) = workers.results()
-        star.expect_end([star.coordinator], 0, [f"done: {STEPS} steps"])
-        check(run.losses[-1] < run.losses[0], f"it does not learn: {run.losses}")
+            zeros = [array("f", bytes(4 * count)) for count in (sum(SIZES), HIDDEN * VOCAB, HIDDEN)]
+            for _ in range(2):
+                trainer.allreduce([zeros[0]] * LAYERS, SIZES, zeros[1], zeros[2], zeros[1])
+            client.send_block_gradient(2, LAYERS - 1, LAYERS, [float("nan")] + [0.0] * (sum(SIZES) - 1), SIZES)
+            star.expect_end([star.coordinator], 3, [f"sent nan for block {LAYERS - 1} of step 3: element 0"])
+            (run,) = workers.results(code=1)
+            check(len(run.losses) == 2, f"{run.losses}")
+            check(f"we wait for the average of block {LAYERS - 1} of step 3" in workers.all[0].text, workers.all[0].text)
+        client.close()
 
 
 def ended_by_the_coordinator(data, folder):
@@ -247,12 +284,14 @@ def the_first_decides(data, expected):
         check(any(worker.find(re.escape(expected.weights)) for worker in (first, second)), "other weights")
 
 
-def recipe(data, expected):
+def recipe(data, folder, expected):
     """The star of the README: no flag but where to meet, and the bits of any other way."""
+    out = os.path.join(folder, "my-model")
     with Star(2) as star:
-        workers = [star.start(f"worker {i}", [LOCKSTEP, "train", "--data", data, *MODEL, "--coordinator", star.address_text])
-                   for i in range(2)]
+        workers = [star.start(f"worker {i}", [LOCKSTEP, "train", "--data", data, "--out", out, *MODEL, "--coordinator",
+                                              star.address_text]) for i in range(2)]
         star.expect_end([star.coordinator, *workers], 0)
+        check(os.path.isfile(os.path.join(out, "model.safetensors")), f"{os.listdir(out)}")
         check(any(worker.find(re.escape(expected.weights)) for worker in workers), "other weights")
         last = rf"^step {STEPS}  loss {expected.losses[-1]:.6f}  {expected.correct[-1]} of 128 tokens correct  "
         last += r"validation loss [\d.]+, [\d.]+ % of tokens correct  \d+ elements reduced in [\d.]+ ms"
@@ -317,11 +356,12 @@ def main():
             cases.run(f"blocks at an original server, {count} workers, twice", twice, at_a_ddp_server, data, count, expected)
             cases.run(f"a vector at an original server, {count} workers, twice", twice, at_a_vector_server, data, count, expected)
         cases.run("beside an original trainer", beside_an_original_trainer, data)
+        cases.run("one number for a step", one_number_for_a_step, data)
         cases.run("ended by the coordinator, and resumed", ended_by_the_coordinator, data, folder)
         cases.run("ended by our coordinator in mode blocks", ended_in_blocks, data, folder)
         cases.run("NaN from the server", a_nan_from_the_server, data)
         cases.run("saved from the coordinator", saved_from_the_coordinator, data, folder)
-        cases.run("the star of the README", recipe, data, expected)
+        cases.run("the star of the README", recipe, data, folder, expected)
         cases.run("the first worker decides", the_first_decides, data, expected)
         for row in MISMATCHES:
             cases.run(f"mode {row[0]} and a worker that is '{row[1]}'", mismatch, data, *row)
