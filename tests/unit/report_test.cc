@@ -88,6 +88,14 @@ TEST(Progress, MeterKeepsTheLatestValidationAndTheSpeed) {
   EXPECT_DOUBLE_EQ(progress.seconds_left, 4);
 }
 
+TEST(Progress, TellsTheLastValidationAndItsAccuracy) {
+  RunProgress progress{50, 200, 1.5, 2.0, 0.412, 12'345, 90, 0};
+  EXPECT_EQ(format_plain(progress),
+            "step 50/200  loss 1.5000  val 2.0000 (41.2 %)  12.3k tok/s  1m30s left");
+  EXPECT_THAT(format_bar(progress, 100),
+              ::testing::EndsWith("  val 2.0000 (41.2 %)  12.3k tok/s  1m30s left"));
+}
+
 TEST(Progress, TellsHowManyWorkersThereAre) {
   RunProgress progress{50, 200, 1.5, {}, {}, 12'345, 90, 3};
   EXPECT_EQ(format_plain(progress), "step 50/200  loss 1.5000  12.3k tok/s  3 workers  1m30s left");
