@@ -1,4 +1,3 @@
-#!/usr/bin/env python3
 """docs/seeds.md says what became of every name and which test shows it: every name is in a row, what it says is here must be here,
 and each of its tests must use it, in its own body or in what that calls."""
 # builds: release
