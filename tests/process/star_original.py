@@ -379,6 +379,16 @@ def before_joining():
         check("\x1b" not in star.coordinator.text, "an escape sequence is in the log")
 
 
+def visitors_of_ranks():
+    """So does who comes to a coordinator of ranks and says nothing, or goes."""
+    with Star(1, "--mode", "lanes", timeout=1) as star:
+        with socket.create_connection(star.address, timeout=10):
+            pass
+        star.wait_line(star.coordinator, "let 127.0.0.1:.* go: .*closed")
+        with socket.create_connection(star.address, timeout=10):
+            star.wait_line(star.coordinator, "let 127.0.0.1:.* go: it did not say who it is in time")
+
+
 def truth_about_gpus():
     served = original.VectorCoordinator(1, 1, total_samples=10)
     with AtTheirServer(served, *SHAPE, "--seed-protocol", "--node-id", "honest", count=1) as star:
@@ -418,6 +428,7 @@ def main():
     for number in (signal.SIGINT, signal.SIGTERM):
         cases.run(f"{number.name} to a worker", interrupted, number)
     cases.run("before joining", before_joining)
+    cases.run("before joining, where ranks are served", visitors_of_ranks)
     cases.run("GPUs and backend", truth_about_gpus)
     cases.run("a trainer leaves in the middle of a step", leaves_in_the_middle)
     cases.finish()

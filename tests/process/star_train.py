@@ -243,7 +243,7 @@ KINDS = {"train": ["train", *MODEL], "original": ["train", *MODEL, "--protocol",
 MISMATCHES = [
     ("vector", "train", 1, "runs in mode vector; 'lockstep train' needs mode lanes", r"turned a rank .* away: .*mode lanes"),
     ("blocks", "train", 1, "runs in mode blocks; 'lockstep train' needs mode lanes", r"turned a rank .* away: .*mode lanes"),
-    ("vector", "original", 3, "deals out samples, as in mode vector", "need a coordinator with --mode blocks"),
+    ("vector", "original", 1, "deals out samples, as in mode vector", "need a coordinator with --mode blocks"),
     ("blocks", "original-vector", None, "a shard, which servers of mode vector send", "it needs a coordinator with --mode vector"),
     ("blocks", "original worker", None, "a shard, which servers of mode vector send", "it needs a coordinator with --mode vector"),
     ("lanes", "worker", 1, r"serves ranks of 'lockstep train' \(mode lanes\)", r"turned 127.* away: .*\(mode lanes\)"),
