@@ -47,8 +47,8 @@ worker decides between lanes and vector; blocks has to be said.
 
 The average is taken in a fixed tree over the workers, so its bits do not depend on who came first.
 'mean' treats all workers alike; 'weighted' counts a worker by the samples that it says it has had, in
-mode vector. Blocks carry no counts: theirs is always the mean. Steps are counted from 0 in all messages
-and on the wire.
+mode vector. Blocks carry no counts: theirs is always the mean. Steps are counted from 1 in all that is
+printed, and from 0 on the wire.
 
 The first NaN or infinity, or a message that does not belong, halts the job: every worker is told
 the same reason, which names the worker at fault, and the exit code is 3. A worker that dies, stops
@@ -150,53 +150,65 @@ class SaveSignal {
 class Progress {
  public:
   void add(const RoundResult& result) {
-    elements_ += result.gradients.size();
-    reduce_time_ += result.reduce_time;
+    add(result.gradients.size(), result.reduce_time);
     if (result.key.kind == RoundKind::kVector) {
       text_ =
           fmt::format("  loss {:.6f}  {} of {} correct", result.loss, result.correct, result.total);
     }
   }
-  void add(const LaneSums::Piece& piece, std::chrono::nanoseconds adding) {
-    elements_ += piece.head.count;
-    reduce_time_ += adding;
+  void add(std::size_t elements, std::chrono::nanoseconds time) {
+    elements_ += elements;
+    reduce_time_ += time;
   }
-  // Ends the step that rank 0 tells of with a line of its metrics. Whether it is one. The line
-  // comes by another way than the sums, so that some of them may count for the step before or
-  // after.
-  bool end_told_step(const std::string& line) {
+  // Ends the step that rank 0 tells of with a line of its metrics.
+  void end_told_step(const std::string& line) {
     const Json told = Json::parse(line, nullptr, false);
-    if (!told.is_object() || !told.contains("loss")) return false;  // an event, or nonsense
+    if (!told.is_object() || !told.contains("loss")) return;  // an event, or nonsense
     const auto number = [&told](const char* name) -> std::optional<double> {
       const auto found = told.find(name);
       return found != told.end() && found->is_number() ? std::optional(found->get<double>())
                                                        : std::nullopt;
     };
-    text_ = fmt::format("  loss {:.6f}  {:.0f} tokens", number("loss").value_or(NAN),
-                        number("tokens").value_or(0));
+    text_ =
+        fmt::format("  loss {:.6f}  {:.0f} of {:.0f} tokens correct", number("loss").value_or(NAN),
+                    number("correct").value_or(0), number("tokens").value_or(0));
     const auto validation = number("val_loss");
     if (validation) text_ += fmt::format("  validation loss {:.6f}", *validation);
     if (const auto accuracy = number("val_accuracy")) {
       text_ += fmt::format(", {:.1f} % of tokens correct", 100 * *accuracy);
     }
-    end_step(static_cast<std::uint64_t>(std::max(0.0, number("step").value_or(0))),
+    end_step(static_cast<std::uint64_t>(std::clamp(number("step").value_or(1), 1.0, 1e15)),
              validation.has_value());
-    return true;
   }
+  // `step` counts from 1.
   void end_step(std::uint64_t step, bool last) {
-    if (clock_.due() || last) {
+    first_ = std::min(first_, step);
+    last_ = std::max(last_, step);
+    ++since_line_;
+    if (!clock_.due() && !last) return;
+    fmt::print("step {}{}", step, text_);
+    // Of an average step since the line before: what ranks tell comes by another way than their
+    // sums.
+    if (elements_ > 0) {
       const std::chrono::duration<double, std::milli> reduce = reduce_time_;
-      fmt::print("step {}{}  {} elements reduced in {:.1f} ms\n", step, text_, elements_,
-                 reduce.count());
-      std::fflush(stdout);
+      fmt::print("  {} elements reduced in {:.1f} ms", elements_ / since_line_,
+                 reduce.count() / static_cast<double>(since_line_));
     }
-    elements_ = 0;
+    fmt::print("\n");
+    std::fflush(stdout);
+    elements_ = since_line_ = 0;
     reduce_time_ = {};
   }
+  // How many there were, however often some of them had to be made again.
+  std::uint64_t steps() const { return last_ == 0 ? 0 : last_ - first_ + 1; }
 
  private:
   ProgressClock clock_;
-  std::uint64_t elements_ = 0;  // since the step before
+  std::uint64_t first_ = UINT64_MAX;
+  std::uint64_t last_ = 0;
+  // Since the line before.
+  std::uint64_t since_line_ = 0;  // steps
+  std::uint64_t elements_ = 0;
   std::chrono::nanoseconds reduce_time_{};
   std::string text_;
 };
@@ -223,24 +235,22 @@ void run_vectors(GradientServer& server, std::uint64_t steps, Progress& progress
     const RoundResult result = server.reduce({RoundKind::kVector, step, {}, 0});
     server.broadcast(result);
     progress.add(result);
-    progress.end_step(step, step + 1 == steps);
+    progress.end_step(step_number(step), step + 1 == steps);
   }
 }
 
-// Until the workers have left, or after so many steps. Returns how many steps there were.
-std::uint64_t run_blocks(GradientServer& server, std::optional<std::uint64_t> steps,
-                         Progress& progress) {
+// Until the workers have left, or after so many steps.
+void run_blocks(GradientServer& server, std::optional<std::uint64_t> steps, Progress& progress) {
   std::uint64_t step = 0;
   for (; !steps || step < *steps; ++step) {
     if (!server.await_step(step)) break;
     reduce_blocks(server, step, progress);
-    progress.end_step(step, steps == step + 1);
+    progress.end_step(step_number(step), steps == step + 1);
   }
   if (steps && step < *steps) {
     throw Error(ErrorCode::kPeerLost,
                 fmt::format("all workers have left after {} of {} steps", step, *steps));
   }
-  return step;
 }
 
 constexpr std::uint64_t kVectorSteps = 100;  // where the coordinator decides and nobody has said
@@ -256,14 +266,13 @@ void run_steps(GradientServer& server, const CoordinatorFlags& options) {
                            endless ? "as many steps as they make" : fmt::format("{} steps", wanted),
                            to_string(settings.mode), to_string(settings.average)));
   Progress progress;
-  std::uint64_t steps = wanted;
   if (blocks) {
-    steps = run_blocks(server, endless ? std::nullopt : std::optional(wanted), progress);
+    run_blocks(server, endless ? std::nullopt : std::optional(wanted), progress);
   } else {
     run_vectors(server, wanted, progress);
   }
   server.shutdown();
-  fmt::print("done: {} steps with {} workers\n", steps, options.server.workers);
+  fmt::print("done: {} steps with {} workers\n", progress.steps(), options.server.workers);
 }
 
 // The workers as threads of this process. The server's error is the cause; theirs follow from it.
@@ -311,21 +320,21 @@ void serve_ranks(ControlPlane& control, const CoordinatorFlags& options, SaveSig
       control, {.timeout = options.server.settings.timeout, .stop_fd = options.server.stop_fd});
   Progress progress;
   std::size_t workers = 0;  // of the last generation
-  std::uint64_t steps = 0;
   const auto tell_steps = [&] {
-    for (const std::string& line : control.take_lines()) steps += progress.end_told_step(line);
+    for (const std::string& line : control.take_lines()) progress.end_told_step(line);
   };
-  server.serve({[&](const std::vector<std::string>& names) {
-                  workers = names.size();
-                  for (const std::string& name : names) print_notice(name + " joined");
-                  print_notice(fmt::format("all {} workers are here", names.size()));
-                },
-                [&](const LaneSums::Piece& piece, std::chrono::nanoseconds adding) {
-                  tell_steps();
-                  progress.add(piece, adding);
-                }});
+  server.serve(
+      {.formed =
+           [&](const std::vector<std::string>& names) {
+             workers = names.size();
+             for (const std::string& name : names) print_notice(name + " joined");
+             print_notice(fmt::format("all {} workers are here", names.size()));
+           },
+       .added = [&](const LaneSums::Piece& piece,
+                    std::chrono::nanoseconds took) { progress.add(piece.head.count, took); },
+       .turned = tell_steps});
   tell_steps();
-  fmt::print("done: {} steps, and all {} workers have left\n", steps, workers);
+  fmt::print("done: {} steps, and all {} workers have left\n", progress.steps(), workers);
 }
 
 // The door for workers of all kinds, and the centre of the job if they are ranks.
@@ -343,21 +352,22 @@ std::unique_ptr<ControlPlane> open_door(Socket listener, const CoordinatorFlags&
                         options.insecure});
 }
 
-// Waits for the first worker that is let in. Whether it is a rank.
+// Waits for the first worker that is let in. Whether it is a rank, which joins the centre first.
 bool first_is_rank(ControlPlane& control, int stop_fd) {
   pollfd entries[] = {{stop_fd, POLLIN, 0},
                       {control.latch().fd(), POLLIN, 0},
+                      {control.members_fd(), POLLIN, 0},
                       {control.arrivals().fd(), POLLIN, 0}};
   while (true) {
     // The centre ends the wait: it gives up on ranks in time.
     if (::poll(entries, std::size(entries), -1) < 0 && errno != EINTR) throw_io("polling", errno);
     if (entries[0].revents != 0) throw Error(ErrorCode::kAborted, "told to stop");
     control.latch().check();
-    if (auto first = control.arrivals().next()) {
-      const bool rank = first->peer.rank >= 0;
-      control.arrivals().deliver(std::move(*first));
-      return rank;
+    if (entries[2].revents != 0) {
+      print_notice("the first worker is a rank of 'lockstep train': mode lanes");
+      return true;
     }
+    if (entries[3].revents != 0) return false;
   }
 }
 

@@ -108,7 +108,7 @@ bool SyntheticJob::block_step(Report& report) {
           ErrorCode::kComponentMismatch,
           received ? fmt::format("the average of block {} came with other component sizes", block)
                    : fmt::format("{} ended the job in the middle of step {}", client_.coordinator(),
-                                 step));
+                                 step_number(step)));
     }
     check_average(step, block + 1, gradient_, report);
   }
@@ -170,8 +170,8 @@ void SyntheticJob::compare(std::uint64_t step, std::string_view what,
       continue;
     }
     throw Error(ErrorCode::kCollectiveMismatch,
-                fmt::format("step {}, {}: element {} should be {:a}, but is {:a}", step, what, i,
-                            expected[i], received[i]));
+                fmt::format("step {}, {}: element {} should be {:a}, but is {:a}",
+                            step_number(step), what, i, expected[i], received[i]));
   }
   report.compared += expected.size();
 }

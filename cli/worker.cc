@@ -55,7 +55,7 @@ int work(const WorkerFlags& options, const StopSignals& signals, WorkerClient& c
     compared += report->compared;
     if (!clock.due()) continue;
     const auto& shard = report->shard;
-    fmt::print("step {}{}{}  {} elements{}\n", report->step,
+    fmt::print("step {}{}{}  {} elements{}\n", step_number(report->step),
                shard ? fmt::format("  samples [{}, {})", shard->begin, shard->end) : "",
                report->loss ? fmt::format("  loss {:.6f}", *report->loss) : "", report->elements,
                options.synthetic.check ? ", all as they should be" : "");

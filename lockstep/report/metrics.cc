@@ -28,6 +28,7 @@ std::string metrics_line(const StepReport& report, double bytes_per_token) {
       {"grad_norm", report.gradient_norm},
       {"lr", report.learning_rate},
       {"tokens", report.tokens},
+      {"correct", report.correct},
       {"seconds", report.seconds},
       {"tokens_per_s",
        report.seconds > 0 ? static_cast<double>(report.tokens) / report.seconds : 0},

@@ -104,11 +104,12 @@ std::optional<Range> OriginalStar::next_share() {
   return Range{shard->begin, shard->end};
 }
 
-std::optional<double> OriginalStar::average(std::span<float> mean, const LossSum& own) {
-  if (mode_ == Mode::kVector) return average_vector(mean, own);
-  average_blocks(mean);
+std::optional<OutsideAverage::Averaged> OriginalStar::average(std::span<float> mean,
+                                                              const LossSum& own) {
+  if (mode_ == Mode::kVector) return Averaged{average_vector(mean, own)};
+  if (!average_blocks(mean)) return std::nullopt;
   ++step_;
-  return std::nullopt;
+  return Averaged{};
 }
 
 double OriginalStar::average_vector(std::span<float> mean, const LossSum& own) {
@@ -123,8 +124,10 @@ double OriginalStar::average_vector(std::span<float> mean, const LossSum& own) {
   return loss;
 }
 
-void OriginalStar::average_blocks(std::span<float> mean) {
-  for (int block = layout_.config().layers - 1; block >= 0; --block) average_block(mean, block);
+bool OriginalStar::average_blocks(std::span<float> mean) {
+  for (int block = layout_.config().layers - 1; block >= 0; --block) {
+    if (!average_block(mean, block)) return false;
+  }
   for (std::uint8_t number = 0; number < std::size(kOfTheWholeModel); ++number) {
     const Range range[] = {layout_.range(kOfTheWholeModel[number])};
     gather(mean, range);
@@ -132,9 +135,10 @@ void OriginalStar::average_blocks(std::span<float> mean) {
     client_.receive_averaged_component(step_, number, message_);
     scatter(range, mean);
   }
+  return true;
 }
 
-void OriginalStar::average_block(std::span<float> mean, int block) {
+bool OriginalStar::average_block(std::span<float> mean, int block) {
   const std::vector<Range> ranges = block_ranges(layout_, block);
   const std::vector<std::uint32_t> sizes = sizes_of(ranges);
   const auto number = static_cast<std::uint32_t>(block);
@@ -142,17 +146,18 @@ void OriginalStar::average_block(std::span<float> mean, int block) {
   client_.send_block(step_, number, static_cast<std::uint32_t>(layout_.config().layers), message_,
                      sizes);
   const auto received = client_.receive_averaged_block(step_, number, message_);
+  if (!received && block + 1 == layout_.config().layers) return false;
   if (!received) {
-    throw Error(ErrorCode::kAborted,
-                fmt::format("{} has ended the job after {} steps, before this run is done",
-                            coordinator(), step_));
+    throw Error(ErrorCode::kAborted, fmt::format("{} has ended the job in the middle of step {}",
+                                                 coordinator(), step_number(step_)));
   }
   if (*received != sizes) {
     throw Error(ErrorCode::kComponentMismatch,
                 fmt::format("{} sent the average of block {} of step {} with other component sizes",
-                            coordinator(), block, step_));
+                            coordinator(), block, step_number(step_)));
   }
   scatter(ranges, mean);
+  return true;
 }
 
 void OriginalStar::gather(std::span<const float> flat, std::span<const Range> ranges) {

@@ -32,13 +32,14 @@ class OriginalStar final : public OutsideAverage {
   int total_workers() const { return client_.total_workers(); }
   const std::string& coordinator() const { return client_.coordinator(); }
 
-  // In mode blocks nobody ends the job but the workers themselves.
+  // In mode blocks the coordinator ends the job, if at all, instead of averaging the next block.
   std::optional<Range> next_share() override;
-  std::optional<double> average(std::span<float> mean, const LossSum& own) override;
+  std::optional<Averaged> average(std::span<float> mean, const LossSum& own) override;
 
  private:
-  void average_blocks(std::span<float> mean);
-  void average_block(std::span<float> mean, int block);
+  // False: the job has ended.
+  bool average_blocks(std::span<float> mean);
+  bool average_block(std::span<float> mean, int block);
   double average_vector(std::span<float> mean, const LossSum& own);
   // Between the flat gradient and what travels, which is these ranges one after the other.
   void gather(std::span<const float> flat, std::span<const Range> ranges);

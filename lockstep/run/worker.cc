@@ -308,10 +308,14 @@ void Worker::join_original_star() {
   star_ = std::make_unique<OriginalStar>(std::move(own), vector ? Mode::kVector : Mode::kBlocks,
                                          plan_->how);
   plan_->how.outside = star_.get();
+  // The job's steps begin with this one, whatever the run has done before.
+  const std::string place =
+      resume_.run ? fmt::format(", whose step 1 is step {} of this run", resume_.run->step + 1)
+                  : "";
   log(LogLevel::kInfo,
-      "joined {} as worker {} of {}, in the original protocol: the workers' means are averaged, so "
-      "another number of workers gives other bits",
-      star_->coordinator(), star_->worker_id(), star_->total_workers());
+      "joined {}{}, as worker {} of {}, in the original protocol: the workers' means are averaged, "
+      "so another number of workers gives other bits",
+      star_->coordinator(), place, star_->worker_id(), star_->total_workers());
 }
 
 // All that is not local to this worker comes from the job.

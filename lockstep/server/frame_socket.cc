@@ -149,15 +149,16 @@ void FrameSocket::consume(std::size_t bytes) {
 
 std::optional<FrameStart> FrameSocket::start() const {
   LOCKSTEP_CHECK(!head_);
+  const auto zero = [](std::byte byte) { return byte == std::byte{0}; };
+  if (raw().size() >= kLengthBytes && std::ranges::all_of(raw().first(kLengthBytes), zero)) {
+    refuse(ErrorCode::kUnexpectedMessage, "sent a frame of length 0; even the shortest has a tag");
+  }
   if (raw().size() < kFrameStartBytes) return std::nullopt;
   const auto start = decode_frame_start(raw().first<kFrameStartBytes>());
   if (!start) {
-    const auto zero = [](std::byte byte) { return byte == std::byte{0}; };
-    const bool empty = std::ranges::all_of(raw().first(kLengthBytes), zero);
     refuse(ErrorCode::kUnexpectedMessage,
-           empty ? "sent a frame of length 0; even the shortest has a tag"
-                 : fmt::format("sent what is no message: tag {:#04x}",
-                               std::to_integer<unsigned>(raw()[kLengthBytes])));
+           fmt::format("sent what is no message: tag {:#04x}",
+                       std::to_integer<unsigned>(raw()[kLengthBytes])));
   }
   const std::uint32_t most = is_bulk(start->tag) ? most_ : kMaxSmallFrame;
   if (start->length > most) {

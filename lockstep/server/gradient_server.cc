@@ -126,7 +126,8 @@ bool GradientServer::await_step(std::uint64_t step) {
   LOCKSTEP_CHECK(membership_.complete() && !round_);
   between_steps_ = true;
   departed_.reset();
-  owe_all(fmt::format("its part of step {}", step));
+  owe_all(fmt::format("its part of step {} (mode blocks)", step_number(step)));
+  if (step == 0) hint_at_ = Clock::now() + options_.settings.timeout;
   run([this] {
     if (!anyone_begins()) return worker_count() == 0;
     if (departed_) throw Error(*departed_);
@@ -140,6 +141,18 @@ bool GradientServer::anyone_begins() const {
   return std::ranges::any_of(connections_, [](const auto& each) {
     const auto start = each ? each->frames.start() : std::nullopt;
     return start && is_bulk(start->tag);
+  });
+}
+
+void GradientServer::hint_at_mode(Clock::time_point now) {
+  if (!hint_at_ || now < *hint_at_) return;
+  hint_at_.reset();
+  for_each_connection([&](int worker, const Connection& each) {
+    if (each.ours || each.begun) return;
+    log(LogLevel::kWarning,
+        "coordinator: nothing has come from {} for {}; if it waits for a shard, it needs a "
+        "coordinator with --mode vector",
+        membership_.name(worker), format_duration(options_.settings.timeout));
   });
 }
 
@@ -394,6 +407,7 @@ Error GradientServer::last_words(int worker, const Error& unsent) {
 }
 
 void GradientServer::judge(Clock::time_point now) {
+  hint_at_mode(now);
   for_each_connection([&](int worker, Connection& each) {
     const bool expected = each.ours || each.frames.awaits_more() || each.frames.wants_to_send();
     const bool heard_all = each.frames.ended().has_value();
@@ -536,6 +550,7 @@ void GradientServer::handle(int worker, const SmallMessage& message) {
 void GradientServer::begin_round(int worker) {
   Connection& each = connection(worker);
   const BulkHead& head = each.frames.head();
+  each.begun = true;
   round_->begin(worker, head);
   check_average_fits(head);
   if (head.worker_id != static_cast<std::uint32_t>(worker) && !std::exchange(each.misnamed, true)) {
@@ -545,10 +560,11 @@ void GradientServer::begin_round(int worker) {
   if (head.tag == WireTag::kGradientPayload && each.totals) {
     const Totals totals = *std::exchange(each.totals, std::nullopt);
     if (totals.step != head.step) {
-      throw Error(ErrorCode::kStepMismatch,
-                  fmt::format("{} announced totals of step {}, then sent a gradient of step {}",
-                              membership_.name(worker), totals.step, head.step),
-                  worker);
+      throw Error(
+          ErrorCode::kStepMismatch,
+          fmt::format("{} announced totals of step {}, then sent a gradient of step {}",
+                      membership_.name(worker), step_number(totals.step), step_number(head.step)),
+          worker);
     }
     round_->set_totals(worker, totals.loss, totals.correct, totals.total);
   }

@@ -107,6 +107,7 @@ class GradientServer {
     bool ours = false;             // it speaks our protocol, not the original one
     std::optional<Totals> totals;  // of the gradient that follows
     bool misnamed = false;         // its payloads have another's worker_id; that is in the log
+    bool begun = false;            // it has sent a gradient
   };
   // A connection that has not asked to join yet, or that is leaving.
   struct Newcomer {
@@ -133,6 +134,8 @@ class GradientServer {
   // Closed its connection between two steps, with nothing of the next one sent.
   bool left_in_order(int worker) const;
   bool anyone_begins() const;
+  // An original worker cannot be told the mode, and one that waits for a shard says nothing.
+  void hint_at_mode(Clock::time_point now);
   // Why sending to a worker failed: what it said before it went, or that it went.
   Error last_words(int worker, const Error& unsent);
   Error departure(int worker) const;
@@ -175,9 +178,10 @@ class GradientServer {
   std::vector<pollfd> entries_;
   std::vector<const std::byte*> inputs_;
   std::uint64_t total_samples_;
-  bool between_steps_ = false;     // await_step() waits: workers may leave
-  std::optional<Error> departed_;  // of the first that has left; counts if others go on
-  bool finished_ = false;          // all workers have been told; they may go
+  bool between_steps_ = false;                // await_step() waits: workers may leave
+  std::optional<Error> departed_;             // of the first that has left; counts if others go on
+  std::optional<Clock::time_point> hint_at_;  // mode blocks: when silence is to be wondered at
+  bool finished_ = false;                     // all workers have been told; they may go
   std::optional<Error> failure_;
 };
 

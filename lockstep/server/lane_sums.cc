@@ -21,7 +21,7 @@ constexpr std::uint32_t kMostLanes = std::uint32_t{1} << 24;
 constexpr std::size_t kMostBroughtBytes = std::size_t{1} << 30;
 
 std::string node_name(const BulkHead& head) {
-  return fmt::format("lanes [{}, {}) of {} at step {}", head.lane_begin, head.lane_end, head.lanes,
+  return fmt::format("lanes [{}, {}) of {} in sum {}", head.lane_begin, head.lane_end, head.lanes,
                      head.step);
 }
 
@@ -38,8 +38,7 @@ void LaneSums::fail(ErrorCode code, int rank, const std::string& what) const {
 void LaneSums::check_step(int rank, const BulkHead& head) const {
   if (!open_ || head.step >= open_->head.step) return;
   fail(ErrorCode::kStepMismatch, rank,
-       fmt::format("sent a PartialSum of step {}; step {} is expected", head.step,
-                   open_->head.step));
+       fmt::format("sent a PartialSum of sum {}; sum {} is expected", head.step, open_->head.step));
 }
 
 bool LaneSums::offer(int rank, const BulkHead& head) {
@@ -57,7 +56,7 @@ bool LaneSums::offer(int rank, const BulkHead& head) {
   }
   if (head.lanes == 0 || head.lanes > kMostLanes) {
     fail(ErrorCode::kSizeMismatch, rank,
-         fmt::format("counts {} lanes at step {}; 1 to {} are possible", head.lanes, head.step,
+         fmt::format("counts {} lanes in sum {}; 1 to {} are possible", head.lanes, head.step,
                      kMostLanes));
   }
   if (!open_) {
@@ -71,7 +70,7 @@ bool LaneSums::offer(int rank, const BulkHead& head) {
   }
   if (head.step == first.step && head.lanes != first.lanes) {
     fail(ErrorCode::kSizeMismatch, rank,
-         fmt::format("counts {} lanes at step {}, but {} counts {}", head.lanes, head.step, opener,
+         fmt::format("counts {} lanes in sum {}, but {} counts {}", head.lanes, head.step, opener,
                      first.lanes));
   }
   if (head.step != first.step || head.offset != first.offset) {
@@ -80,7 +79,7 @@ bool LaneSums::offer(int rank, const BulkHead& head) {
   }
   if (head.count != first.count || head.tail_count != first.tail_count) {
     fail(ErrorCode::kSizeMismatch, rank,
-         fmt::format("sent {} elements and a tail of {} from element {} on at step {}, but {} sent "
+         fmt::format("sent {} elements and a tail of {} from element {} on in sum {}, but {} sent "
                      "{} and {}",
                      head.count, head.tail_count, head.offset, head.step, opener, first.count,
                      first.tail_count));
@@ -90,8 +89,8 @@ bool LaneSums::offer(int rank, const BulkHead& head) {
   brought += head.count * sizeof(float) + foot_bytes(head);
   if (brought > kMostBroughtBytes) {
     fail(ErrorCode::kMessageTooLarge, rank,
-         fmt::format("sent {} bytes for the elements from {} on of step {}; {} are allowed",
-                     brought, head.offset, head.step, kMostBroughtBytes));
+         fmt::format("sent {} bytes for the elements from {} on of sum {}; {} are allowed", brought,
+                     head.offset, head.step, kMostBroughtBytes));
   }
   return true;
 }
@@ -157,8 +156,8 @@ std::optional<LaneSums::Piece> LaneSums::take_finished() {
       find_non_finite(DataType::kF32, piece.sum.data.data(), piece.sum.data.size());
   if (at < piece.sum.data.size()) {
     throw Error(ErrorCode::kNonFinite,
-                fmt::format("the sum over all lanes of step {} overflows to {}: element {}",
-                            piece.head.step, piece.sum.data[at], piece.head.offset + at));
+                fmt::format("sum {} over all lanes overflows to {}: element {}", piece.head.step,
+                            piece.sum.data[at], piece.head.offset + at));
   }
   return piece;
 }
@@ -167,7 +166,7 @@ std::string LaneSums::missing() const {
   if (!open_) return "a PartialSum";
   const auto gap = open_->tree.first_gap();
   if (!gap) return "nothing";
-  return fmt::format("lanes [{}, {}) of step {}, elements from {} on", gap->begin, gap->end,
+  return fmt::format("lanes [{}, {}) of sum {}, elements from {} on", gap->begin, gap->end,
                      open_->head.step, open_->head.offset);
 }
 

@@ -35,7 +35,7 @@ class LaneSums {
   };
   // The finished piece, once; the next may then be opened.
   std::optional<Piece> take_finished();
-  // "lanes [4, 8) of step 3, elements from 65536 on"; what is missing first.
+  // "lanes [4, 8) of sum 3, elements from 65536 on"; what is missing first.
   std::string missing() const;
 
  private:

@@ -23,8 +23,9 @@ constexpr std::uint32_t kLargestRankFrame = std::uint32_t{8} << 20;
 constexpr std::size_t kFirstRank = 3;
 // If a rank that is needed has gone, its control link tells within this time whether it died.
 constexpr Deadline::Clock::duration kLongestGrace = 300ms;
-// How often the server looks whether all have left without ever having sent anything.
-constexpr auto kLookForTheEnd = 1s;
+// How often the server looks whether all have left without ever having sent anything, and at what
+// they have told meanwhile.
+constexpr auto kLongestTurn = 200ms;
 // Between two generations.
 constexpr auto kLookForTheNext = 20ms;
 
@@ -36,6 +37,16 @@ FrameSocket::Outgoing raw_sum_frame(const LaneSums::Piece& piece) {
   const auto sum = std::make_shared<LaneValue>(piece.sum);
   return {encode_head(piece.head), std::as_bytes(std::span(sum->data)),
           encode_foot(piece.head, BulkFoot{0, 0, 0, sum->tail}), sum};
+}
+
+// One of ours hears why; the original protocol has no message for it.
+void turn_away(Arrival& arrival, const std::string& reason) {
+  const Socket& socket = arrival.link.socket();
+  log(LogLevel::kWarning, "coordinator: turned {} away: {}", socket.peer(), reason);
+  if (!arrival.original) {
+    socket.send_if_heard(encode(Refusal{{ErrorCode::kInvalidRank, -1, reason}}));
+  }
+  arrival.link.socket().close_gently();
 }
 
 }  // namespace
@@ -65,6 +76,7 @@ void RankServer::run(const Observer& observer) {
     process_all(observer);
     send();
     drop_ended();
+    if (observer.turned) observer.turned();
     if (!all_came() || anybody_here()) continue;
     if (!roster_->survives) {
       return control_.wait_until_all_left(Deadline::after(options_.timeout));
@@ -99,7 +111,7 @@ void RankServer::wait_for_events() {
     const short events = static_cast<short>((reading ? POLLIN : 0) | (sending ? POLLOUT : 0));
     entries_.push_back({reading || sending ? each->frames.socket().fd() : -1, events, 0});
   }
-  Deadline wake = earlier(all_here_by_, Deadline::after(kLookForTheEnd));
+  Deadline wake = earlier(all_here_by_, Deadline::after(kLongestTurn));
   const auto has_more = [](const auto& each) {
     return each && !each->frames.full() && each->frames.buffered();
   };
@@ -147,6 +159,7 @@ void RankServer::follow_generation() {
   came_ = 0;
   missed_.reset();
   lanes_.emplace(names_);
+  opened_.reset();
   all_here_by_ = Deadline::after(options_.timeout);
 }
 
@@ -154,7 +167,8 @@ void RankServer::admit(Arrival arrival) {
   const int rank = arrival.peer.rank;
   if (rank < 0) {
     return turn_away(arrival,
-                     "this coordinator serves ranks of 'lockstep train', not 'lockstep worker'");
+                     "this coordinator serves ranks of 'lockstep train' (mode lanes), not "
+                     "'lockstep worker' or the original protocol");
   }
   follow_generation();
   if (!roster_ || arrival.peer.generation != tag_of(roster_->generation) ||
@@ -166,12 +180,6 @@ void RankServer::admit(Arrival arrival) {
       std::move(arrival.link.socket()), options_.window, kLargestRankFrame, arrival.link.rest())});
   has_come_[index_of(rank)] = true;
   ++came_;
-}
-
-void RankServer::turn_away(Arrival& arrival, const std::string& reason) {
-  log(LogLevel::kWarning, "coordinator: turned {} away: {}", arrival.link.socket().peer(), reason);
-  arrival.link.socket().send_if_heard(encode(Refusal{{ErrorCode::kInvalidRank, -1, reason}}));
-  arrival.link.socket().close_gently();
 }
 
 void RankServer::receive() {
@@ -218,8 +226,8 @@ void RankServer::process_all(const Observer& observer) {
         for (auto& each : connections_) {
           if (each) each->frames.queue(frame);
         }
-        const Clock::duration took = std::exchange(adding_, {});
-        if (observer.added) observer.added(*piece, took);
+        const auto opened = std::exchange(opened_, std::nullopt);
+        if (observer.added) observer.added(*piece, Clock::now() - *opened);
         finished = true;  // what others have sent ahead may have waited for it
       }
     }
@@ -287,6 +295,7 @@ bool RankServer::add(int rank) {
     const bool room =
         std::ranges::all_of(connections_, [this](const auto& other) { return has_room(other); });
     if (!room || !lanes_->offer(rank, frames.head())) return false;
+    if (!opened_) opened_ = Clock::now();
     each.adding.emplace();
     each.adding->data.reserve(static_cast<std::size_t>(frames.head().count));
   }
@@ -303,9 +312,7 @@ bool RankServer::add(int rank) {
   auto foot = frames.take_foot();
   if (!foot) return false;
   each.adding->tail = std::move(foot->tail);
-  const Clock::time_point begin = Clock::now();
   lanes_->add(rank, head, std::move(*std::exchange(each.adding, std::nullopt)));
-  adding_ += Clock::now() - begin;
   return true;
 }
 

@@ -41,11 +41,12 @@ class RankServer {
   RankServer(const RankServer&) = delete;
   RankServer& operator=(const RankServer&) = delete;
 
-  // Called when all ranks have come, with their names, and with every piece of a sum and the time
-  // that its additions took.
+  // Called when all ranks have come, with their names; with every piece of a sum and the time from
+  // its first node to its last; and at every turn of the loop, several times a second.
   struct Observer {
     std::function<void(const std::vector<std::string>&)> formed;
     std::function<void(const LaneSums::Piece&, Clock::duration)> added;
+    std::function<void()> turned;
   };
   // Serves until all ranks have left. Throws the first cause if the job fails.
   void serve(const Observer& observer = {});
@@ -66,7 +67,6 @@ class RankServer {
   void wait_for_events();
   void admit_all();
   void admit(Arrival arrival);
-  void turn_away(Arrival& arrival, const std::string& reason);
   void receive();
   void send();
   void drop_ended();
@@ -109,7 +109,7 @@ class RankServer {
   };
   std::optional<Missed> missed_;
   std::optional<LaneSums> lanes_;
-  Clock::duration adding_{};  // spent on the open piece
+  std::optional<Clock::time_point> opened_;  // the piece that is open
   std::vector<pollfd> entries_;
 };
 

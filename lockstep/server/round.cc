@@ -9,6 +9,7 @@
 
 #include "lockstep/base/check.h"
 #include "lockstep/base/index.h"
+#include "lockstep/server/settings.h"
 
 namespace lockstep {
 namespace {
@@ -54,14 +55,15 @@ std::string_view component_name(std::uint8_t component) {
 }  // namespace
 
 std::string describe(const RoundKey& key) {
+  const std::uint64_t step = step_number(key.step);
   switch (key.kind) {
-    case RoundKind::kVector: return fmt::format("the gradient vector of step {}", key.step);
+    case RoundKind::kVector: return fmt::format("the gradient vector of step {}", step);
     case RoundKind::kBlock:
-      return key.block ? fmt::format("block {} of step {}", *key.block, key.step)
-                       : fmt::format("the last block of step {}", key.step);
+      return key.block ? fmt::format("block {} of step {}", *key.block, step)
+                       : fmt::format("the last block of step {}", step);
     case RoundKind::kComponent:
       return fmt::format("component {} ({}) of step {}", key.component,
-                         component_name(key.component), key.step);
+                         component_name(key.component), step);
   }
   return "?";
 }
@@ -87,15 +89,15 @@ void AverageRound::begin(int worker, const BulkHead& head) {
   check_tag(worker, head.tag);
   if (head.step != key_.step) {
     fail(ErrorCode::kStepMismatch, worker,
-         fmt::format("sent a {} of step {}; step {} is expected", to_string(head.tag), head.step,
-                     key_.step));
+         fmt::format("sent a {} of step {}; step {} is expected", to_string(head.tag),
+                     step_number(head.step), step_number(key_.step)));
   }
   if (key_.kind == RoundKind::kBlock) check_block(worker, head);
   if (key_.kind == RoundKind::kComponent && head.component != key_.component) {
     fail(ErrorCode::kComponentMismatch, worker,
          fmt::format("sent component {} ({}) of step {}; component {} ({}) is expected",
-                     head.component, component_name(head.component), head.step, key_.component,
-                     component_name(key_.component)));
+                     head.component, component_name(head.component), step_number(head.step),
+                     key_.component, component_name(key_.component)));
   }
   if (first_ < 0) {
     first_ = worker;
@@ -115,8 +117,8 @@ void AverageRound::check_block(int worker, const BulkHead& head) {
   const std::uint32_t expected = key_.block.value_or(head.num_blocks - 1);
   if (head.block_idx != expected) {
     fail(ErrorCode::kBlockMismatch, worker,
-         fmt::format("sent block {} of step {}; block {} is expected", head.block_idx, head.step,
-                     expected));
+         fmt::format("sent block {} of step {}; block {} is expected", head.block_idx,
+                     step_number(head.step), expected));
   }
   key_.block = expected;
   const auto sum =
@@ -152,12 +154,12 @@ void AverageRound::set_totals(int worker, float loss, std::uint64_t correct, std
   LOCKSTEP_CHECK(each.begun && !each.totals);
   if (!std::isfinite(loss)) {
     fail(ErrorCode::kNonFinite, worker,
-         fmt::format("sent the loss {} at step {}", loss, key_.step));
+         fmt::format("sent the loss {} at step {}", loss, step_number(key_.step)));
   }
   if (std::max(correct, total) > kMostSamples) {
     fail(ErrorCode::kSizeMismatch, worker,
          fmt::format("says that {} of {} samples of step {} are correct; {} is the most", correct,
-                     total, key_.step, kMostSamples));
+                     total, step_number(key_.step), kMostSamples));
   }
   each.totals = WorkerTotals{loss, correct, total};
 }
@@ -222,8 +224,8 @@ void AverageRound::end(int worker, const BulkFoot& foot) {
       fail(ErrorCode::kSizeMismatch, worker,
            fmt::format(
                "announced loss {}, {} of {} correct for step {}, then sent loss {}, {} of {}",
-               each.totals->loss, each.totals->correct, each.totals->total, key_.step, foot.loss,
-               foot.correct, foot.total));
+               each.totals->loss, each.totals->correct, each.totals->total, step_number(key_.step),
+               foot.loss, foot.correct, foot.total));
     }
   }
   each.ended = true;

@@ -32,6 +32,9 @@ Welcome to_welcome(const ServerSettings& settings);
 // Nothing if a value is unknown or makes no sense.
 std::optional<ServerSettings> from_welcome(const Welcome& welcome);
 
+// What people are told of a step: the first is 1, as everywhere in training. On the wire it is 0.
+inline std::uint64_t step_number(std::uint64_t step) { return step + 1; }
+
 // The samples [begin, end) of a step.
 struct Shard {
   std::uint64_t step = 0;

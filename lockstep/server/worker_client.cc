@@ -9,6 +9,7 @@
 #include <utility>
 
 #include "lockstep/base/check.h"
+#include "lockstep/base/log.h"
 #include "lockstep/base/text.h"
 #include "lockstep/comm/kernels/kernels.h"
 #include "lockstep/net/job/handshake.h"
@@ -46,10 +47,12 @@ Socket connect_to_coordinator(const WorkerOptions& options) {
 std::string describe(const BulkHead& head) {
   switch (head.tag) {
     case WireTag::kAveragedBlockGradient:
-      return fmt::format("the average of block {} of step {}", head.block_idx, head.step);
+      return fmt::format("the average of block {} of step {}", head.block_idx,
+                         step_number(head.step));
     case WireTag::kAveragedNonBlockGradient:
-      return fmt::format("the average of component {} of step {}", head.component, head.step);
-    default: return fmt::format("the {} of step {}", to_string(head.tag), head.step);
+      return fmt::format("the average of component {} of step {}", head.component,
+                         step_number(head.step));
+    default: return fmt::format("the {} of step {}", to_string(head.tag), step_number(head.step));
   }
 }
 
@@ -100,7 +103,10 @@ WorkerClient::~WorkerClient() {
 void WorkerClient::join(const WorkerOptions& options) {
   const Lock lock(mutex_);
   frames_.queue(encode(JoinRequest{options.node_id, options.gpu_count, options.backend}));
-  const SmallMessage answer = receive_small("its answer to the join");
+  const SmallMessage answer = receive_small(
+      ours_ ? "its answer to the join"
+            : "its answer to the join; a coordinator in mode lanes, or with a token and without "
+              "--insecure, takes nobody of the original protocol");
   if (const auto* refusal = std::get_if<Refusal>(&answer)) {
     throw Error(refusal->error.code, fmt::format("{} refused this worker: {}",
                                                  frames_.socket().peer(), refusal->error.message));
@@ -230,6 +236,10 @@ void WorkerClient::check_limits(const std::string& what, Clock::time_point since
   last_look_ = now;
   // Without heartbeats a coordinator that waits for other workers is silent.
   const bool patient = !ours_ && !frames_.awaits_more() && worker_id_ >= 0;
+  if (patient && now - last_heard_ >= timeout_ && !std::exchange(hinted_, true)) {
+    log(LogLevel::kWarning, "nothing was heard of {} for {}; we wait for {}",
+        frames_.socket().peer(), format_duration(timeout_), what);
+  }
   const auto silence = patient ? timeout_ * kOverdueFactor : timeout_;
   if (now - last_heard_ >= silence) {
     throw Error(ErrorCode::kPeerLost,
@@ -263,7 +273,8 @@ SmallMessage WorkerClient::receive_small(const std::string& what) {
 
 std::optional<Shard> WorkerClient::next_shard() {
   const Lock lock(mutex_);
-  const SmallMessage message = receive_small("a shard");
+  const SmallMessage message = receive_small(
+      ours_ ? "a shard" : "a shard, which servers of mode vector send, and of mode blocks never");
   if (std::holds_alternative<Shutdown>(message)) return std::nullopt;
   const auto* shard = std::get_if<ShardAssignment>(&message);
   if (shard == nullptr || shard->shard_start > shard->shard_end) {
@@ -314,7 +325,7 @@ void WorkerClient::send(const BulkHead& head, std::span<const float> data, const
   }
   frames_.queue({encode_head(head), std::as_bytes(data), encode_foot(head, foot), {}});
   drive(fmt::format("{} to take the {} of step {}", frames_.socket().peer(), to_string(head.tag),
-                    head.step),
+                    step_number(head.step)),
         [this] { return !frames_.wants_to_send(); });
 }
 
@@ -334,7 +345,7 @@ bool WorkerClient::open_expected(const BulkHead& expected) {
   if (!frames_.open_bulk()) return false;
   const BulkHead& head = frames_.head();
   if (head.step != expected.step) {
-    refuse(ErrorCode::kStepMismatch, fmt::format("step {}", head.step));
+    refuse(ErrorCode::kStepMismatch, fmt::format("step {}", step_number(head.step)));
   }
   if (head.block_idx != expected.block_idx) {
     refuse(ErrorCode::kBlockMismatch, fmt::format("block {}", head.block_idx));

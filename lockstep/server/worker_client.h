@@ -127,6 +127,7 @@ class WorkerClient {
   bool stop_ = false;  // guarded by mutex_, as is all below
   int stop_fd_ = -1;
   bool halted_ = false;  // the coordinator has told us why
+  bool hinted_ = false;  // that a coordinator without heartbeats is silent is in the log
   FrameSocket frames_;
   std::optional<Error> failure_;
   Clock::time_point last_heard_;

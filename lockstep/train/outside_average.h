@@ -20,8 +20,11 @@ class OutsideAverage {
   virtual std::optional<Range> next_share() = 0;
   // `mean` is the gradient of this worker's mean loss per token, in the order of the layout, and
   // finite; `own` are the sums that it comes from. Replaces `mean` by the average over all workers.
-  // Returns the loss over all workers, where they tell it.
-  virtual std::optional<double> average(std::span<float> mean, const LossSum& own) = 0;
+  // Nothing: the others have ended the job, and the step is not made.
+  struct Averaged {
+    std::optional<double> loss;  // over all workers, where they tell it
+  };
+  virtual std::optional<Averaged> average(std::span<float> mean, const LossSum& own) = 0;
 };
 
 }  // namespace lockstep

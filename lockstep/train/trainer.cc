@@ -540,6 +540,11 @@ void Trainer::commit() {
 }
 
 StepReport Trainer::step(const Requests& requests) {
+  LOCKSTEP_CHECK(make_step(requests));
+  return standing_.last->report;
+}
+
+bool Trainer::make_step(const Requests& requests) {
   const auto begin = std::chrono::steady_clock::now();
   FlightRecorder& flight = communicator_->flight();
   standing_.open.reset();
@@ -574,7 +579,10 @@ StepReport Trainer::step(const Requests& requests) {
     if (!alone) standing_.open.emplace();
     standing_.open->held = reducer_->held();
     read_tail(reduced.tail, standing_.open->report);
-    if (options_.outside != nullptr) average_outside(standing_.open->report);
+    if (options_.outside != nullptr && !average_outside(standing_.open->report)) {
+      standing_.open.reset();
+      return false;
+    }
     if (options_.reducer.shard) norm = norm_of_shards(reduced.range);
   }
   OpenStep& open = *standing_.open;
@@ -595,20 +603,22 @@ StepReport Trainer::step(const Requests& requests) {
   balance();
   StepReport& report = standing_.last->report;
   report.seconds = std::chrono::duration<double>(std::chrono::steady_clock::now() - begin).count();
-  return report;
+  return true;
 }
 
 // This worker's mean for the mean of all workers' means.
-void Trainer::average_outside(StepReport& report) {
+bool Trainer::average_outside(StepReport& report) {
   const std::span<float> gradient = replica_.partial(0);
   if (find_non_finite(DataType::kF32, gradient.data(), gradient.size()) < gradient.size()) halt();
   const double tokens = static_cast<double>(report.tokens);
   const float factor = report.tokens > 0 ? static_cast<float>(1 / tokens) : 0.0f;
   for (float& value : gradient) value *= factor;
-  const auto loss = options_.outside->average(
+  const auto averaged = options_.outside->average(
       gradient, {.loss = report.loss * tokens, .tokens = report.tokens, .correct = report.correct});
-  if (loss) report.loss = *loss;
+  if (!averaged) return false;
+  if (averaged->loss) report.loss = *averaged->loss;
   replica_.reduced({0, gradient.size()});
+  return true;
 }
 
 std::optional<Validation> Trainer::evaluate() {
@@ -707,7 +717,7 @@ RunEnd Trainer::run(const std::function<Requests()>& requests,
     if (asked_.stop != 0) now.stop = asked_.stop;
     now.save = now.save || asked_.save;
     asked_ = {.stop = now.stop, .save = now.save};
-    step(now);
+    if (!make_step(now)) return RunEnd::kOutside;
   }
 }
 

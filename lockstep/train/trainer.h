@@ -242,6 +242,8 @@ class Trainer {
   std::vector<std::vector<double>> finish_lanes();
   void add_requests(const Requests& requests, std::vector<double>& tail) const;
   void read_tail(std::span<const double> tail, StepReport& report);
+  // False: TrainerOptions::outside has ended the job, and nothing has changed.
+  bool make_step(const Requests& requests);
   void balance();
   void commit();
   void verify_if_due();
@@ -251,7 +253,8 @@ class Trainer {
   double norm_of_shards(Range range);
   void begin_update(std::int64_t tokens, std::optional<double> norm);
   void set_share(Range samples);
-  void average_outside(StepReport& report);
+  // False: the others have ended the job.
+  bool average_outside(StepReport& report);
   // What the gradient in the accumulator is divided by: outside, means come back.
   std::int64_t divisor(const StepReport& report) const {
     return options_.outside != nullptr ? 1 : report.tokens;

@@ -255,6 +255,10 @@ Opening recognise_opening(std::span<const std::byte> first_bytes) {
   for (std::size_t i = 0; i < std::min<std::size_t>(first_bytes.size(), 2); ++i) {
     if (first_bytes[i] != std::byte{0}) return Opening::kStranger;
   }
+  const auto zero = [](std::byte byte) { return byte == std::byte{0}; };
+  if (first_bytes.size() >= 4 && std::ranges::all_of(first_bytes.first(4), zero)) {
+    return Opening::kStranger;
+  }
   if (first_bytes.size() < kFrameStartBytes) return Opening::kUndecided;
   const auto start = decode_frame_start(first_bytes.first<kFrameStartBytes>());
   return start && start->tag == WireTag::kJoinRequest && start->length <= kMaxSmallFrame

@@ -11,6 +11,10 @@ import subprocess
 import sys
 import time
 
+os.environ.setdefault("LOCKSTEP_TEST_DIR", "")  # of no use here
+sys.path.insert(0, os.path.join(os.path.dirname(os.path.abspath(__file__)), "..", "process", "support"))
+import original_peers
+
 LOCKSTEP = sys.argv[1]
 MODEL = ["--device", "cuda", "--precision", "bf16", "--vocab", "8192", "--hidden", "512", "--layers", "4", "--heads", "8",
          "--intermediate", "1024", "--context", "256", "--global-batch", "48", "--micro-batch", "8", "--log", "plain",
@@ -103,6 +107,24 @@ def check_survival():
         print(f"{world} ranks {' '.join(arguments)}, rank {rank} {what} in {place}: {told[0]}", flush=True)
 
 
+def check_original():
+    """Over the messages of the original protocol: two runs have one hash, and the server is told of the GPU."""
+    small = ["--vocab", "256", "--hidden", "128", "--layers", "2", "--heads", "2", "--intermediate", "256", "--context", "64",
+             "--global-batch", "8", "--micro-batch", "4", "--steps", "3"]
+    found = []
+    for _ in range(2):
+        served = original_peers.DdpCoordinator(1, 3)
+        served.start()
+        done = subprocess.run([LOCKSTEP, "train", *MODEL, *small, "--coordinator", served.address, "--protocol", "original"],
+                              capture_output=True, text=True, timeout=60)
+        assert done.returncode == 0, done
+        served.result()
+        assert [card[1:] for card in served.server.joined] == [(1, "cuda")], served.server.joined
+        found.append(done.stdout.splitlines()[-1])
+    assert found[0] == found[1], found
+    print(f"over the original protocol, twice: {found[0]}", flush=True)
+
+
 def check_fault(world, what, rank, place):
     """The others end soon, and say who it was."""
     results = run(world, "--fail-fast", steps=100000, fault=f"do={what} rank={rank} at={place} step=9",
@@ -126,6 +148,7 @@ def main():
     check_same_weights()
     check_balance()
     check_survival()
+    check_original()
     for place in ("backward", "communication", "update"):
         check_fault(3, "kill", 2, place)
     check_fault(2, "stop", 1, "communication")

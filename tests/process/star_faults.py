@@ -196,7 +196,7 @@ def non_finite(value, said):
         since = time.monotonic()
         slow.bring(frames)
         return star.expect_end([star.coordinator, *workers], 3,
-                               [r"worker 0 \(slow, 127.0.0.1:\d+\)", "step 0", "element 678", said], since)
+                               [r"worker 0 \(slow, 127.0.0.1:\d+\)", "step 1", "element 678", said], since)
 
 
 def strangers(count):

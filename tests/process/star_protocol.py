@@ -196,14 +196,14 @@ NAN, INF = math.nan, math.inf
 DEFECTS = [  # mode, what it sends, how the job ends, what is said about it
     ("garbage", "vector", b"\xde\xad\xbe\xef" * 64, UNEXPECTED, []),
     ("another protocol", "vector", b"GET / HTTP/1.1\r\n\r\n", UNEXPECTED, []),
-    ("an empty frame", "vector", b"\0\0\0\0\x04", UNEXPECTED, ["a frame of length 0"]),
+    ("an empty frame", "vector", b"\0\0\0\0", UNEXPECTED, ["a frame of length 0"]),
     ("an unknown tag", "vector", b"\0\0\0\x01\x0c", UNEXPECTED, []),
     ("a huge length", "vector", b"\xff\xff\xff\xff\x04" + b"\0" * 64, TOO_LARGE, ["4294967295"]),
     ("a huge length for a small message", "vector", b"\0\1\0\0\x06" + b"\0" * 64, TOO_LARGE, []),
     ("a count that overflows", "vector", with_count(payload(), 17, "<Q", (1 << 62) + 3), UNEXPECTED, []),
     ("a count without its bytes", "vector", with_count(payload(), 17, "<Q", 4), UNEXPECTED, []),
     ("too many component sizes", "blocks", with_count(block(), 25, "<I", 1 << 30), UNEXPECTED, []),
-    ("the wrong step", "vector", payload(step=7), STEP_MISMATCH, ["step 7", "step 0"]),
+    ("the wrong step", "vector", payload(step=7), STEP_MISMATCH, ["step 8", "step 1"]),
     ("the wrong block", "blocks", block(block_idx=0), BLOCK_MISMATCH, ["block 0", "1"]),
     ("another number of blocks", "blocks", block(block_idx=2, num_blocks=3), BLOCK_MISMATCH, ["3", "2"]),
     ("sizes that do not add up", "blocks", block(component_sizes=[1, 1]), SIZE_MISMATCH, ["3", "2"]),
@@ -215,10 +215,10 @@ DEFECTS = [  # mode, what it sends, how the job ends, what is said about it
     ("a second join", "vector", client.encode("JoinRequest", node_id="x", gpu_count=1, backend="y"), UNEXPECTED,
      ["JoinRequest"]),
     ("a server's message", "vector", client.encode("Shutdown"), UNEXPECTED, ["Shutdown"]),
-    ("NaN in a vector", "vector", payload(gradients=[1.0, NAN, 3.0]), NON_FINITE, ["step 0", "element 1", "nan"]),
+    ("NaN in a vector", "vector", payload(gradients=[1.0, NAN, 3.0]), NON_FINITE, ["step 1", "element 1", "nan"]),
     ("infinity in a block", "blocks", block(gradients=[1.0, 2.0, -INF]), NON_FINITE,
-     ["step 0", "block 1", "component 1", "element 2", "-inf"]),
-    ("a loss that is NaN", "vector", payload(loss=NAN), NON_FINITE, ["step 0", "loss", "nan"]),
+     ["step 1", "block 1", "component 1", "element 2", "-inf"]),
+    ("a loss that is NaN", "vector", payload(loss=NAN), NON_FINITE, ["step 1", "loss", "nan"]),
 ]
 
 

@@ -7,6 +7,7 @@ all workers are the same, and two such runs have the same weights."""
 import os
 import re
 import signal
+import socket
 import struct
 import subprocess
 import sys
@@ -16,7 +17,7 @@ from array import array
 
 sys.path.insert(0, os.path.join(os.path.dirname(__file__), "support"))
 import original_peers as original
-from ranks import Cases, Failure
+from ranks import SANITIZED, Cases, Failure
 from star import ENVIRONMENT, LOCKSTEP, Process, Star
 
 STEPS, LAYERS, HIDDEN, WIDE, VOCAB = 8, 2, 16, 32, 256
@@ -45,6 +46,7 @@ class Run:
     def __init__(self, lines):
         self.losses = [loss for loss in map(loss_of, lines) if loss is not None]
         self.weights = next((line for line in lines if line.startswith("weights ")), None)
+        self.correct = [int(found[1]) for line in lines if (found := re.search(r'"correct":(\d+)', line))]
         self.accuracy = [float(found[1]) for line in lines if (found := re.search(r'"val_accuracy":([-\d.e]+)', line))]
 
 
@@ -108,8 +110,11 @@ def at_a_vector_server(data, count, expected):
         follows(run.losses, expected.losses)
     for step, (_, totals) in enumerate(served.rounds):
         check(sum(total for _, _, total in totals) == 8 * 16, f"step {step}: {totals}")
-        check(all(0 <= correct <= total for _, correct, total in totals), f"step {step}: {totals}")
-    check(sum(correct for _, totals in served.rounds for _, correct, _ in totals) > 0, "nothing was ever correct")
+        # The first step has the same weights; for one worker all have.
+        if step == 0 or count == 1:
+            correct = sum(correct for _, correct, _ in totals)
+            check(correct == expected.correct[step], f"step {step}: {correct} correct instead of {expected.correct[step]}")
+    check(sum(expected.correct) > 0, "nothing was ever correct")
     return runs[0].weights
 
 
@@ -118,21 +123,55 @@ def twice(run, *arguments):
     check(first == second, f"{first}, then {second}")
 
 
+def steps_beside(client, steps):
+    """An original trainer with gradients of no meaning; all averages, by step and part in the order in which they came."""
+    trainer, averages = original.Trainer(client), []
+    for step in range(steps):
+        own = [array("f", (((7 * i + 3 * part + step) % 13 - 6) / 4096 for i in range(count)))
+               for part, count in enumerate([sum(SIZES)] * LAYERS + [HIDDEN * VOCAB, HIDDEN, HIDDEN * VOCAB])]
+        averages.append(trainer.allreduce(own[:LAYERS], SIZES, *own[LAYERS:]))
+    client.close()
+    return averages
+
+
 def beside_an_original_trainer(data):
-    """Our coordinator, one worker that trains and one original trainer whose gradients are zeros: half of the mean comes
-    back, which AdamW makes the same steps of, but for its epsilon."""
+    """One worker that trains and one original trainer, at their server and at ours: every average has the same bits, and so
+    have the weights."""
+    steps = 3
+    served = original.DdpCoordinator(2, steps)
+    served.start()
+    client = original.WorkerClient(served.server.address, "original")
+    with Workers(data, served.address, "original", 1, "--steps", steps) as workers:
+        theirs = steps_beside(client, steps)
+        (at_theirs,) = workers.results(served)
+    check(all(any(sent[1]) for parts in served.sent for sent in parts), "the worker has sent zeros")
     with Star(2, "--mode", "blocks") as star:
         client = original.WorkerClient(star.address, "original")
-        with Workers(data, star.address_text, "original", 1, "--clip", 0) as workers:
+        with Workers(data, star.address_text, "original", 1, "--steps", steps) as workers:
+            ours = steps_beside(client, steps)
+            (at_ours,) = workers.results()
+        star.expect_end([star.coordinator], 0, [f"done: {steps} steps"])
+    for step in range(steps):
+        for part, (got, expected) in enumerate(zip(ours[step], theirs[step])):
+            check(got.tobytes() == expected.tobytes(), f"part {part} of step {step + 1}: {got[:4]} instead of {expected[:4]}")
+    check(at_ours.weights == at_theirs.weights, f"{at_ours.weights} instead of {at_theirs.weights}")
+
+
+def one_number_for_a_step(data):
+    """The trainer's metrics, its error and the coordinator count alike: the step that fails follows the last one that is told."""
+    with Star(2, "--mode", "blocks") as star:
+        client = original.WorkerClient(star.address, "original")
+        with Workers(data, star.address_text, "original", 1) as workers:
             trainer = original.Trainer(client)
-            for _ in range(STEPS):
-                zeros = [array("f", bytes(4 * count)) for count in (sum(SIZES), HIDDEN * VOCAB, HIDDEN)]
-                averages = trainer.allreduce([zeros[0]] * LAYERS, SIZES, zeros[1], zeros[2], zeros[1])
-                check(any(any(average) for average in averages), "nothing came from the other")
-            client.close()
-            (run,) = workers.results()
-        star.expect_end([star.coordinator], 0, [f"done: {STEPS} steps"])
-        check(run.losses[-1] < run.losses[0], f"it does not learn: {run.losses}")
+            zeros = [array("f", bytes(4 * count)) for count in (sum(SIZES), HIDDEN * VOCAB, HIDDEN)]
+            for _ in range(2):
+                trainer.allreduce([zeros[0]] * LAYERS, SIZES, zeros[1], zeros[2], zeros[1])
+            client.send_block_gradient(2, LAYERS - 1, LAYERS, [float("nan")] + [0.0] * (sum(SIZES) - 1), SIZES)
+            star.expect_end([star.coordinator], 3, [f"sent nan for block {LAYERS - 1} of step 3: element 0"])
+            (run,) = workers.results(code=1)
+            check(len(run.losses) == 2, f"{run.losses}")
+            check(f"we wait for the average of block {LAYERS - 1} of step 3" in workers.all[0].text, workers.all[0].text)
+        client.close()
 
 
 def ended_by_the_coordinator(data, folder):
@@ -155,6 +194,19 @@ def ended_by_the_coordinator(data, folder):
     check(resumed.weights == run.weights, f"{resumed.weights} instead of {run.weights}")
 
 
+def ended_in_blocks(data, folder):
+    """Our coordinator may know how many steps there are in mode blocks, too: the run ends in order, as in mode vector."""
+    out = os.path.join(folder, "ended in blocks")
+    with Star(1, "--mode", "blocks", "--steps", 3) as star, Workers(data, star.address_text, "original", 1, "--out", out) as workers:
+        workers.results()
+        check("the coordinator has ended the job after step 3 of 8" in workers.all[0].text, workers.all[0].text)
+        star.expect_end([star.coordinator], 0, ["(?m)^step 3  ", "(?m)^done: 3 steps"])
+    check(os.path.isdir(os.path.join(out, "checkpoint-3")), f"{os.listdir(out)}")
+    with Star(1, "--mode", "blocks") as star, Workers(data, star.address_text, "original", 1, "--resume", out) as workers:
+        workers.results()
+        check("whose step 1 is step 4 of this run" in workers.all[0].text, workers.all[0].text)
+
+
 def a_nan_from_the_server(data):
     class Poisoned(original.DdpCoordinator):
         def serve(self):
@@ -168,7 +220,7 @@ def a_nan_from_the_server(data):
     served.start()
     with Workers(data, served.address, "original", 1) as workers:
         workers.results(code=3)
-        check("element 0 of the average of block 1 of step 0" in workers.all[0].text, workers.all[0].text)
+        check("element 0 of the average of block 1 of step 1" in workers.all[0].text, workers.all[0].text)
 
 
 def usage(data):
@@ -183,16 +235,84 @@ def usage(data):
         check(run.returncode == 2 and word in run.stderr, f"{arguments}: {run.returncode} {run.stderr}")
 
 
-def recipe(data, expected):
-    """The star of the README: no flag but where to meet, and the bits of any other way."""
+# Kinds of workers, by how they are started.
+KINDS = {"train": ["train", *MODEL], "original": ["train", *MODEL, "--protocol", "original"],
+         "original-vector": ["train", *MODEL, "--protocol", "original-vector"], "worker": ["worker", "--elements", 10],
+         "original worker": ["worker", "--elements", 10, "--seed-protocol"]}
+# Of the coordinator, kind of the worker, its exit code (none: it waits), what it says, what the coordinator says.
+MISMATCHES = [
+    ("vector", "train", 1, "runs in mode vector; 'lockstep train' needs mode lanes", r"turned a rank .* away: .*mode lanes"),
+    ("blocks", "train", 1, "runs in mode blocks; 'lockstep train' needs mode lanes", r"turned a rank .* away: .*mode lanes"),
+    ("vector", "original", 1, "deals out samples, as in mode vector", "need a coordinator with --mode blocks"),
+    ("blocks", "original-vector", None, "a shard, which servers of mode vector send", "it needs a coordinator with --mode vector"),
+    ("blocks", "original worker", None, "a shard, which servers of mode vector send", "it needs a coordinator with --mode vector"),
+    ("lanes", "worker", 1, r"serves ranks of 'lockstep train' \(mode lanes\)", r"turned 127.* away: .*\(mode lanes\)"),
+    ("lanes", "original", 1, "a coordinator in mode lanes", r"let 127.* go: .*original protocol.*\(mode lanes\)"),
+    ("lanes", "original worker", 1, "a coordinator in mode lanes", r"let 127.* go: .*original protocol.*\(mode lanes\)"),
+]
+
+
+def of_kind(star, kind, data, *more):
+    command, *flags = KINDS[kind]
+    data = ["--data", data] if command == "train" else []
+    return star.start(kind, [LOCKSTEP, command, *data, *flags, "--coordinator", star.address_text, "--timeout", star.timeout, *more])
+
+
+def mismatch(data, mode, kind, code, worker_says, coordinator_says):
+    """A worker of another mode: both sides say what is wrong, at once or after a timeout of silence."""
+    with Star(1, "--mode", mode, timeout=1 if code is None else 10) as star:
+        worker = of_kind(star, kind, data)
+        if code is not None:
+            star.expect_end([worker], code)
+        star.wait_line(worker, worker_says)
+        star.wait_line(star.coordinator, coordinator_says)
+
+
+def the_first_decides(data, expected):
+    """A worker that trains and waits for another one is not driven away by workers of other kinds that come later."""
     with Star(2) as star:
-        workers = [star.start(f"worker {i}", [LOCKSTEP, "train", "--data", data, *MODEL, "--coordinator", star.address_text])
-                   for i in range(2)]
+        first = of_kind(star, "train", data)
+        star.wait_line(star.coordinator, "mode lanes")
+        stray = of_kind(star, "worker", data)
+        star.expect_end([stray], 1, ["serves ranks"])
+        with socket.create_connection(star.address, timeout=original.PATIENCE) as visitor:
+            stream = original.Stream(visitor)
+            stream.send(original.JOIN_REQUEST, original.text("stray") + struct.pack("<I", 0) + original.text("cpu"))
+            check(stream.closed(), "an original worker was sent a message that it does not know")
+        second = of_kind(star, "train", data)
+        star.expect_end([star.coordinator, first, second], 0)
+        check(any(worker.find(re.escape(expected.weights)) for worker in (first, second)), "other weights")
+
+
+def recipe(data, folder, expected):
+    """The star of the README: no flag but where to meet, and the bits of any other way."""
+    out = os.path.join(folder, "my-model")
+    with Star(2) as star:
+        workers = [star.start(f"worker {i}", [LOCKSTEP, "train", "--data", data, "--out", out, *MODEL, "--coordinator",
+                                              star.address_text]) for i in range(2)]
         star.expect_end([star.coordinator, *workers], 0)
+        check(os.path.isfile(os.path.join(out, "model.safetensors")), f"{os.listdir(out)}")
         check(any(worker.find(re.escape(expected.weights)) for worker in workers), "other weights")
-        last = rf"^step {STEPS}  loss {expected.losses[-1]:.6f}  128 tokens  validation loss [\d.]+, [\d.]+ % of tokens correct  "
-        check(star.coordinator.find(last + r"\d+ elements reduced in [\d.]+ ms"), star.coordinator.text)
+        last = rf"^step {STEPS}  loss {expected.losses[-1]:.6f}  {expected.correct[-1]} of 128 tokens correct  "
+        last += r"validation loss [\d.]+, [\d.]+ % of tokens correct  \d+ elements reduced in [\d.]+ ms"
+        check(star.coordinator.find(last), star.coordinator.text)
         check(star.coordinator.find(rf"^done: {STEPS} steps, and all 2 workers have left"), star.coordinator.text)
+
+
+def a_star_of_one(data):
+    """It adds nothing up, and tells of its steps all the same; all of them are counted, also those that nobody had time to take."""
+    tiny = ["--hidden", 16, "--layers", 1, "--heads", 1, "--intermediate", 16, "--context", 4, "--global-batch", 1, "--micro-batch",
+            1, "--steps", 10000000, "--threads", 1, "--eval-every", 0, "--log", "json"]
+    with Star(1) as star:
+        worker = star.start("worker", [LOCKSTEP, "train", "--data", data, *tiny, "--coordinator", star.address_text])
+        star.wait_line(star.coordinator, "^step ")
+        star.wait(lambda: len(worker.lines) > (1000 if SANITIZED else 11000), "steps")
+        worker.signal(signal.SIGINT)
+        star.expect_end([worker], 130)
+        star.expect_end([star.coordinator], 0)
+        done = star.coordinator.find(r"^done: (\d+) steps, and all 1 workers have left")
+        last = next(line for line in reversed(worker.lines) if loss_of(line) is not None)
+        check(done and f'"step":{done[1]},' in last, f"{last}\n{star.coordinator.text}")
 
 
 def without_the_flag(data):
@@ -236,10 +356,16 @@ def main():
             cases.run(f"blocks at an original server, {count} workers, twice", twice, at_a_ddp_server, data, count, expected)
             cases.run(f"a vector at an original server, {count} workers, twice", twice, at_a_vector_server, data, count, expected)
         cases.run("beside an original trainer", beside_an_original_trainer, data)
+        cases.run("one number for a step", one_number_for_a_step, data)
         cases.run("ended by the coordinator, and resumed", ended_by_the_coordinator, data, folder)
+        cases.run("ended by our coordinator in mode blocks", ended_in_blocks, data, folder)
         cases.run("NaN from the server", a_nan_from_the_server, data)
         cases.run("saved from the coordinator", saved_from_the_coordinator, data, folder)
-        cases.run("the star of the README", recipe, data, expected)
+        cases.run("the star of the README", recipe, data, folder, expected)
+        cases.run("the first worker decides", the_first_decides, data, expected)
+        for row in MISMATCHES:
+            cases.run(f"mode {row[0]} and a worker that is '{row[1]}'", mismatch, data, *row)
+        cases.run("a star of one", a_star_of_one, data)
         cases.run("an original server without the flag", without_the_flag, data)
         cases.run("usage", usage, data)
         cases.finish()

@@ -307,6 +307,26 @@ TEST(ControlPlane, LinesOfRankZeroReachTheCentreInOrder) {
   EXPECT_FALSE(centre.latch().tripped());
 }
 
+// The first tells where a run began, the last how far it is.
+TEST(ControlPlane, OfTooManyLinesTheFirstAndTheLastOnesAreKept) {
+  WithRankByHand world(3, 10s);
+  ControlPlane& centre = *world.jobs[0].control;
+  constexpr int kLines = 30'000;
+  for (int i = 0; i < kLines; ++i) centre.tell(std::to_string(i));
+  centre.abort("enough");  // the others hear it after the centre has heard the lines
+  const Deadline deadline = soon();
+  const FailureLatch& latch = world.jobs[1].control->latch();
+  while (!latch.tripped() && !deadline.expired()) std::this_thread::yield();
+  std::vector<std::string> heard;
+  while ((heard.empty() || heard.back() != std::to_string(kLines - 1)) && !deadline.expired()) {
+    for (std::string& line : centre.take_lines()) heard.push_back(std::move(line));
+  }
+  ASSERT_FALSE(heard.empty());
+  EXPECT_EQ(heard.front(), "0");
+  EXPECT_EQ(heard.back(), std::to_string(kLines - 1));
+  EXPECT_LT(heard.size(), static_cast<std::size_t>(kLines));
+}
+
 TEST(ControlPlane, ALauncherAtTheCentreRelaysVerdicts) {
   LoopbackJob setup(3);
   const auto server = setup.serve();

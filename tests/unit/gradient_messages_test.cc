@@ -228,8 +228,8 @@ TEST(Opening, StrangersAreKnownByTheirFirstWrongByte) {
   EXPECT_EQ(opening("4c53"), Opening::kUndecided);
   EXPECT_EQ(opening("4c5350"), Opening::kStranger) << "LSP, not LSKP";
   EXPECT_EQ(opening("0001"), Opening::kStranger) << "a join of 64 KiB and more";
-  EXPECT_EQ(opening("00000000"), Opening::kUndecided);
-  EXPECT_EQ(opening("0000000001"), Opening::kStranger) << "no room for the tag";
+  EXPECT_EQ(opening("000000"), Opening::kUndecided);
+  EXPECT_EQ(opening("00000000"), Opening::kStranger) << "no room for the tag";
   EXPECT_EQ(opening("0000000107"), Opening::kStranger) << "a Shutdown";
   EXPECT_EQ(opening("0000001704"), Opening::kStranger) << "a GradientPayload";
   EXPECT_EQ(opening("0000400001"), Opening::kJoinRequest);

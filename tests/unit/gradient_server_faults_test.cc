@@ -46,7 +46,7 @@ TEST(GradientServerFaults, ANonFiniteElementEndsTheJobForAllWithTheSameReason) {
     client.send_gradient(0, data, 0, 0, 1);
   });
   EXPECT_EQ(error.code(), ErrorCode::kNonFinite);
-  EXPECT_THAT(error.what(), AllOf(HasSubstr("culprit"), HasSubstr("step 0"), HasSubstr("nan"),
+  EXPECT_THAT(error.what(), AllOf(HasSubstr("culprit"), HasSubstr("step 1"), HasSubstr("nan"),
                                   HasSubstr("element 90001")));
   EXPECT_THAT(error_of([&] { star.server.reduce(kVector); }).what(), HasSubstr("culprit"));
 }
@@ -56,7 +56,7 @@ TEST(GradientServerFaults, SoDoesAWrongStep) {
   const Error error = halted_by(
       star, [](WorkerClient& client) { client.send_gradient(4, gradient(0, kCount), 0, 0, 1); });
   EXPECT_EQ(error.code(), ErrorCode::kStepMismatch);
-  EXPECT_THAT(error.what(), AllOf(HasSubstr("culprit"), HasSubstr("step 4; step 0 is expected")));
+  EXPECT_THAT(error.what(), AllOf(HasSubstr("culprit"), HasSubstr("step 5; step 1 is expected")));
 }
 
 TEST(GradientServerFaults, SoDoesAWorkerThatGivesUp) {
@@ -207,7 +207,7 @@ TEST(GradientServerFaults, AWorkerThatFallsSilentIsDeadEvenWithinAPayload) {
     ASSERT_TRUE(errors[2]);
     EXPECT_EQ(errors[2]->code(), ErrorCode::kPeerLost);
     EXPECT_THAT(errors[2]->what(), AllOf(HasSubstr("nothing was heard of worker"),
-                                         HasSubstr("by-hand"), HasSubstr("vector of step 0")));
+                                         HasSubstr("by-hand"), HasSubstr("vector of step 1")));
     ASSERT_TRUE(errors[0]);
     EXPECT_STREQ(errors[0]->what(), errors[2]->what());
     EXPECT_LT(std::chrono::steady_clock::now() - start, 10s);

@@ -73,6 +73,7 @@ TEST(GradientServer, TheWorkersOfBlocksDecideHowManyStepsThereAre) {
   Star star(server_options(3));
   const auto expected = average({1, 1, 1}, kCount);
   const std::vector<std::uint32_t> sizes = {kCount};
+  EXPECT_EQ(star.server.worker_count(), 0);
   const auto errors = star.run(
       3,
       [&](GradientServer& server) {
@@ -126,7 +127,8 @@ TEST(GradientServer, WhoLeavesBlocksBeforeTheOthersIsNamed) {
     ASSERT_TRUE(error);
     EXPECT_EQ(error->code(), ErrorCode::kPeerLost);
     EXPECT_THAT(error->what(), HasSubstr("(early, "));
-    EXPECT_THAT(error->what(), HasSubstr("closed its connection; it owes its part of step 1"));
+    EXPECT_THAT(error->what(),
+                HasSubstr("closed its connection; it owes its part of step 2 (mode blocks)"));
   }
 }
 

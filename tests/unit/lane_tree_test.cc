@@ -204,12 +204,17 @@ TEST(LaneSums, NamesWhoDoesNotFit) {
   other = partial(0, {2, 4});
   other.lanes = 5;
   error = failure([&](LaneSums& step) { step.offer(1, other); });
-  EXPECT_THAT(error.what(), HasSubstr("b counts 5 lanes at step 3, but a counts 4"));
+  EXPECT_THAT(error.what(), HasSubstr("b counts 5 lanes in sum 3, but a counts 4"));
+  other = partial(0, {2, 4});
+  other.count = 3;
+  error = failure([&](LaneSums& step) { step.offer(1, other); });
+  EXPECT_THAT(error.what(), HasSubstr("b sent 3 elements and a tail of 0 from element 0 on in sum "
+                                      "3, but a sent 2 and 0"));
   error = failure([&](LaneSums& step) { step.add(1, partial(0, {1, 2}), {{1, 2}, {}}); });
   EXPECT_THAT(error.what(), HasSubstr("some have come already"));
   error = failure([&](LaneSums& step) { step.add(1, partial(0, {2, 4}), {{1, NAN}, {}}); });
   EXPECT_EQ(error.code(), ErrorCode::kNonFinite);
-  EXPECT_THAT(error.what(), HasSubstr("b sent nan for lanes [2, 4) of 4 at step 3: element 1"));
+  EXPECT_THAT(error.what(), HasSubstr("b sent nan for lanes [2, 4) of 4 in sum 3: element 1"));
   error = failure([&](LaneSums& step) {
     EXPECT_FALSE(step.offer(0, partial(2, {0, 2})));
     step.check_stuck();  // not yet

@@ -50,14 +50,16 @@ Trained train(const TrainerOptions& options, const GpuParts* gpu = nullptr) {
 
 struct ByHand final : OutsideAverage {
   std::optional<Range> next_share() override { return share(); }
-  std::optional<double> average(std::span<float> mean, const LossSum& own) override {
+  std::optional<Averaged> average(std::span<float> mean, const LossSum& own) override {
+    if (sums.size() == ends_in) return std::nullopt;
     sums.push_back(own);
-    return averaged ? averaged(mean) : std::nullopt;
+    return Averaged{averaged ? averaged(mean) : std::nullopt};
   }
 
   std::function<std::optional<Range>()> share = [] { return Range{0, 8}; };
   std::function<std::optional<double>(std::span<float> mean)> averaged;
   std::vector<LossSum> sums;
+  std::size_t ends_in = SIZE_MAX;  // the step after so many
 };
 
 // The mean of one worker is its sum times the factor that it would get anyway.
@@ -116,6 +118,29 @@ TEST(OutsideAverage, SharesAreOfAnySizeAndTheirEndEndsTheRun) {
     EXPECT_EQ(others.sums[i].tokens, static_cast<std::int64_t>(shares[i].size()) * kContext) << i;
   }
   EXPECT_EQ(zeros, (std::vector<bool>{false, false, true, false, false}));
+}
+
+TEST(OutsideAverage, AnEndInsteadOfAnAverageLeavesTheStepsBefore) {
+  for (const GpuParts* gpu : {static_cast<const GpuParts*>(nullptr), &kPretended}) {
+    const auto ended_in = [&](std::size_t steps) {
+      ByHand others;
+      others.ends_in = steps;
+      TrainerOptions options = four_lanes();
+      options.outside = &others;
+      return train(options, gpu);
+    };
+    const Trained all = ended_in(SIZE_MAX), three = ended_in(3);
+    EXPECT_EQ(all.end, RunEnd::kDone);
+    EXPECT_EQ(three.end, RunEnd::kOutside);
+    EXPECT_EQ(three.losses, std::vector(all.losses.begin(), all.losses.begin() + 3));
+    // As if nobody had begun another step.
+    ByHand others;
+    int left = 3;
+    others.share = [&] { return left-- > 0 ? std::optional(Range{0, 8}) : std::nullopt; };
+    TrainerOptions options = four_lanes();
+    options.outside = &others;
+    EXPECT_EQ(train(options, gpu).hash, three.hash);
+  }
 }
 
 // A share is computed from the same samples as the lanes that it takes the place of.

@@ -88,6 +88,14 @@ TEST(Progress, MeterKeepsTheLatestValidationAndTheSpeed) {
   EXPECT_DOUBLE_EQ(progress.seconds_left, 4);
 }
 
+TEST(Progress, TellsTheLastValidationAndItsAccuracy) {
+  RunProgress progress{50, 200, 1.5, 2.0, 0.412, 12'345, 90, 0};
+  EXPECT_EQ(format_plain(progress),
+            "step 50/200  loss 1.5000  val 2.0000 (41.2 %)  12.3k tok/s  1m30s left");
+  EXPECT_THAT(format_bar(progress, 100),
+              ::testing::EndsWith("  val 2.0000 (41.2 %)  12.3k tok/s  1m30s left"));
+}
+
 TEST(Progress, TellsHowManyWorkersThereAre) {
   RunProgress progress{50, 200, 1.5, {}, {}, 12'345, 90, 3};
   EXPECT_EQ(format_plain(progress), "step 50/200  loss 1.5000  12.3k tok/s  3 workers  1m30s left");
@@ -113,11 +121,13 @@ TEST(Metrics, OneObjectPerStep) {
   report.gradient_norm = 0.25;
   report.learning_rate = 1e-3;
   report.tokens = 64;
+  report.correct = 17;
   report.seconds = 0.5;
   report.lanes = {5, 3};
   auto json = nlohmann::json::parse(metrics_line(report, 2.0));
   EXPECT_EQ(json["step"], 3);
   EXPECT_EQ(json["loss"], 2.0);
+  EXPECT_EQ(json["correct"], 17);
   EXPECT_EQ(json["tokens_per_s"], 128.0);
   EXPECT_EQ(json["lanes"], (std::vector<std::uint32_t>{5, 3}));
   EXPECT_FALSE(json.contains("val_loss"));

@@ -112,11 +112,11 @@ Error second_fails(AverageRound round, const BulkHead& first, const BulkHead& se
 TEST(AverageRound, MismatchesNameTheWorkerAndBothValues) {
   Error error = second_fails(vector_round(), vector_head(7, 5), vector_head(8, 5));
   EXPECT_EQ(error.code(), ErrorCode::kStepMismatch);
-  EXPECT_THAT(error.what(), HasSubstr("of step 8; step 7 is expected"));
+  EXPECT_THAT(error.what(), HasSubstr("of step 9; step 8 is expected"));
 
   error = second_fails(vector_round(), vector_head(7, 5), vector_head(7, 6));
   EXPECT_EQ(error.code(), ErrorCode::kSizeMismatch);
-  EXPECT_THAT(error.what(), HasSubstr("sent 6 elements for the gradient vector of step 7, but "
+  EXPECT_THAT(error.what(), HasSubstr("sent 6 elements for the gradient vector of step 8, but "
                                       "worker 0 (a) sent 5"));
 
   error = second_fails(vector_round(), vector_head(7, 5), block_head(0, 1, {5}, 5));
@@ -127,7 +127,7 @@ TEST(AverageRound, MismatchesNameTheWorkerAndBothValues) {
   const auto block = block_head(2, 3, {2, 3}, 5);
   error = second_fails(block_round(), block, block_head(1, 3, {2, 3}, 5));
   EXPECT_EQ(error.code(), ErrorCode::kBlockMismatch);
-  EXPECT_THAT(error.what(), HasSubstr("sent block 1 of step 7; block 2 is expected"));
+  EXPECT_THAT(error.what(), HasSubstr("sent block 1 of step 8; block 2 is expected"));
 
   error = second_fails(block_round(2), block, block_head(2, 4, {2, 3}, 5));
   EXPECT_EQ(error.code(), ErrorCode::kBlockMismatch);
@@ -151,7 +151,7 @@ TEST(AverageRound, ComponentsAreCompared) {
   const Error error = error_of([&] { round.begin(0, head); });
   EXPECT_EQ(error.code(), ErrorCode::kComponentMismatch);
   EXPECT_THAT(error.what(),
-              HasSubstr("component 1 (final_norm) of step 7; component 2 (embedding)"));
+              HasSubstr("component 1 (final_norm) of step 8; component 2 (embedding)"));
 }
 
 TEST(AverageRound, ANonFiniteElementIsNamedToTheLastDetail) {
@@ -163,7 +163,7 @@ TEST(AverageRound, ANonFiniteElementIsNamedToTheLastDetail) {
   const Error error = error_of([&] { advance(round, {{0, 0, 0}, {0, 0, -INFINITY}}); });
   EXPECT_EQ(error.code(), ErrorCode::kNonFinite);
   EXPECT_EQ(error.rank(), 1);
-  EXPECT_THAT(error.what(), HasSubstr("worker 1 (b) sent -inf for block 4 of step 7: element 4 "
+  EXPECT_THAT(error.what(), HasSubstr("worker 1 (b) sent -inf for block 4 of step 8: element 4 "
                                       "(component 1 of the block, element 2 of it)"));
 }
 

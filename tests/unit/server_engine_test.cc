@@ -285,7 +285,7 @@ TEST(ServerEngine, AWorkerOfTheSyntheticJobIsToldThatRanksAreServedHere) {
   options.coordinator = {server.address().host(), server.address().port()};
   options.timeout = kTimeout;
   EXPECT_THAT(error_of([&] { WorkerClient client(options); }).what(),
-              HasSubstr("serves ranks of 'lockstep train', not 'lockstep worker'"));
+              HasSubstr("serves ranks of 'lockstep train' (mode lanes)"));
 }
 
 TEST(ServerEngine, DifferentCallsNameBothRanksAndBothCalls) {

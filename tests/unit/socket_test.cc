@@ -105,6 +105,13 @@ TEST_P(Tcp, ClosingGentlyDeliversWhatWasSentDespiteUnreadBytes) {
   EXPECT_TRUE(sent == received);
 }
 
+TEST_P(Tcp, AnAddressThatIsTakenIsIo) {
+  const Socket first = listen_tcp(loopback());
+  const Error error = error_of([&] { listen_tcp(first.local_address()); });
+  EXPECT_EQ(error.code(), ErrorCode::kIo);
+  EXPECT_THAT(error.what(), HasSubstr("in use"));
+}
+
 TEST_P(Tcp, ARefusedConnectionIsNoConnection) {
   const SocketAddress nobody = listen_tcp(loopback()).local_address();
   EXPECT_EQ(error_of([&] { connect_tcp(nobody, soon()); }).code(), ErrorCode::kNoConnection);

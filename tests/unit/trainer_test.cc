@@ -137,6 +137,30 @@ TEST(Trainer, ValidatesWhenAsked) {
   EXPECT_EQ(solo.trainer.evaluate(), solo.trainer.evaluate());
 }
 
+TEST(Trainer, AccuracyIsTheShareOfTokensThanWhichNoneWasLikelier) {
+  TrainerOptions options = small_options();
+  options.eval_samples = 10;
+  const Samples samples = some_samples(10);
+  SoloTrainer solo(options, some_samples(50), samples, 1);
+  solo.trainer.run([] { return Requests{}; }, [](const StepReport&) {});
+  Transformer transformer(options.model, options.precision, solo.pool, 1, kContext);
+  const auto vocab = static_cast<std::size_t>(options.model.vocab);
+  std::vector<std::int32_t> tokens(kContext), targets(kContext);
+  std::vector<float> logits(kContext * vocab);
+  int correct = 0;
+  for (std::uint64_t sample = 0; sample < 10; ++sample) {
+    samples.read(sample, tokens, targets);
+    transformer.logits(solo.parameters(), {tokens, targets, 1, kContext}, logits);
+    for (std::size_t i = 0; i < kContext; ++i) {
+      const auto row = std::span(logits).subspan(i * vocab, vocab);
+      correct += row[static_cast<std::size_t>(targets[i])] == std::ranges::max(row) ? 1 : 0;
+    }
+  }
+  EXPECT_GT(correct, 0);
+  EXPECT_LT(correct, 10 * kContext);
+  EXPECT_EQ(solo.trainer.evaluate()->accuracy, correct / (10.0 * kContext));
+}
+
 // The steps of a run that has had these validations.
 std::vector<StepReport> reports_of(const TrainerOptions& options,
                                    const ValidationRecord& before = {}, std::int64_t stop_at = 0) {

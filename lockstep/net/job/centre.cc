@@ -162,7 +162,12 @@ void Centre::join(Peers::iterator peer, const Message& message, Time now) {
     return dismiss(link, Error(ErrorCode::kAuthentication,
                                "the card names another process than the handshake", card.rank));
   }
-  if (verdict_) return dismiss(link, *verdict_);
+  if (verdict_) {
+    if (!roster_) {
+      refusals_.push_back(fmt::format("turned {} away: {}", name_of(card), verdict_->message()));
+    }
+    return dismiss(link, *verdict_);
+  }
   silent_.erase({peer->second.limit, link});
   peer->second.join = *join;
   step_ = std::max(step_, join->step);

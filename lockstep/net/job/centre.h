@@ -105,6 +105,8 @@ class Centre {
   std::vector<MemberEvent> take_events() { return std::exchange(events_, {}); }
   // What rank 0 has told of the run, line by line.
   std::vector<std::string> take_lines() { return std::exchange(lines_, {}); }
+  // Who came to a job that will never form, and what it was told.
+  std::vector<std::string> take_refusals() { return std::exchange(refusals_, {}); }
 
   // Of the newest generation, once there is one.
   const std::optional<RosterMessage>& roster() const { return roster_; }
@@ -113,6 +115,8 @@ class Centre {
   // This process stood still for the timeout, and its members have gone to another centre. It is to
   // be destroyed; all its links are closed.
   bool resigned() const { return resigned_; }
+  // Whether a generation has formed, or somebody has joined and waits for the others.
+  bool has_members() const { return phase_ != Phase::kGathering || !gathering_.empty(); }
   // Whether a generation has formed and all its members have gone in good order.
   bool all_left() const;
   // The most steps that a member has done, as they told when they joined.
@@ -225,6 +229,7 @@ class Centre {
   std::vector<Sending> sendings_;
   std::vector<MemberEvent> events_;
   std::vector<std::string> lines_;
+  std::vector<std::string> refusals_;
 };
 
 }  // namespace lockstep

@@ -17,7 +17,7 @@ namespace {
 // What the poller tells apart; links of the centre have the keys that follow.
 enum Key : std::uint64_t { kWakeKey, kDoorKey, kMemberKey, kFirstLinkKey };
 
-// Lines of metrics that are kept until somebody takes them: a minute of fast steps.
+// Lines of metrics that are kept until somebody takes them: a second of the fastest steps.
 constexpr std::size_t kMostLines = 10'000;
 
 }  // namespace
@@ -394,7 +394,12 @@ void ControlLoop::publish() {
     }
     for (MemberEvent& event : centre_->take_events()) events_.push_back(std::move(event));
     for (std::string& line : centre_->take_lines()) lines_.push_back(std::move(line));
-    while (lines_.size() > kMostLines) lines_.pop_front();  // nobody takes them
+    // Nobody takes them. The first is kept: it tells where the run began.
+    while (lines_.size() > kMostLines) lines_.erase(lines_.begin() + 1);
+    for (const std::string& refusal : centre_->take_refusals()) {
+      log(LogLevel::kWarning, "{}", refusal);
+    }
+    if (centre_->has_members() && !std::exchange(had_members_, true)) members_.set();
     all_left_.store(centre_->all_left(), std::memory_order_release);
     centre_step_.store(centre_->step(), std::memory_order_relaxed);
     // A process that has the centre and is no rank learns from it what ranks learn as members.

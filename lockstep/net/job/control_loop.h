@@ -90,6 +90,7 @@ class ControlLoop {
   std::int64_t centre_step() const { return centre_step_.load(std::memory_order_relaxed); }
 
   // Of the job whose centre this process has.
+  int members_fd() const { return members_.fd(); }
   bool all_left() const { return all_left_.load(std::memory_order_acquire); }
   // Whether the centre that this process had has gone elsewhere: see Centre::resigned().
   bool gave_role_up() const { return gave_role_up_.load(std::memory_order_acquire); }
@@ -152,6 +153,7 @@ class ControlLoop {
 
   Arrivals& arrivals_;
   const Event wake_;
+  const Event members_;  // the centre has had one
 
   std::mutex mutex_;
   std::condition_variable changed_;
@@ -180,6 +182,7 @@ class ControlLoop {
   std::map<std::uint64_t, CentreLink> centre_links_;
   std::optional<Link> member_link_;
   bool member_sending_ = false;
+  bool had_members_ = false;  // members_ is set
   Thread thread_;
 };
 

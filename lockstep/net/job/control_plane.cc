@@ -215,6 +215,7 @@ void ControlPlane::process_ended(std::int32_t pid, std::string how, bool own_fau
   if (loop_) loop_->process_ended(pid, std::move(how), own_fault);
 }
 
+int ControlPlane::members_fd() const { return loop_->members_fd(); }
 bool ControlPlane::all_left() const { return loop_ && loop_->all_left(); }
 bool ControlPlane::gave_role_up() const { return loop_ && loop_->gave_role_up(); }
 

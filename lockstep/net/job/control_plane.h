@@ -96,6 +96,8 @@ class ControlPlane final : public Supervisor {
   // The newest generation's, as this member knows it.
   const std::optional<RosterMessage>& roster() const { return roster_; }
 
+  // Readable once somebody has joined the job whose centre this process has.
+  int members_fd() const;
   // Whether all members of the job that formed here have gone.
   bool all_left() const;
   // Whether this process had the centre and stood still, so that the members have another one.

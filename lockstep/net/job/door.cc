@@ -35,6 +35,11 @@ std::string address_group(const SocketAddress& address) {
   return std::string(reinterpret_cast<const char*>(v6.s6_addr), 8);
 }
 
+// A gradient server's visitors are few, and one of them may be looked for: all that go are told of.
+bool serves_workers(const Entrance& entrance) {
+  return std::ranges::find(entrance.purposes, Purpose::kServer) != entrance.purposes.end();
+}
+
 // Whether all of a JoinRequest of the original protocol is there.
 bool has_whole_frame(std::span<const std::byte> bytes) {
   if (bytes.size() < kFrameStartBytes) return false;
@@ -71,7 +76,7 @@ std::vector<Arrival> Door::serve(Time now) {
   }
   while (!visitors_.empty() && now >= visitors_.begin()->second.limit) {
     const Visitor& late = visitors_.begin()->second;
-    if (entrances_[late.entrance].original) {
+    if (serves_workers(entrances_[late.entrance])) {
       warn(fmt::format("let {} go: it did not say who it is in time", late.link.socket().peer()));
     }
     forget(visitors_.begin());
@@ -195,10 +200,9 @@ void Door::attend(Visitors::iterator visitor, std::vector<Arrival>& arrivals) {
       // It cannot read our messages, but its decoder finds our version in this one's header.
       v.link.socket().send_if_heard(frame(MessageKind::kRefusal, encode_wire_error(*failure)));
     }
-    // Whoever watches a port comes and goes; a coordinator's workers are few, and one of them may
-    // be looked for.
+    // Whoever watches a port comes and goes.
     const bool silent = failure->code() == ErrorCode::kChannelClosed && !v.handshake;
-    if (!silent || entrances_[v.entrance].original) {
+    if (!silent || serves_workers(entrances_[v.entrance])) {
       warn(fmt::format("let {} go: {}", v.link.socket().peer(), failure->message()));
     }
     return forget(visitor);
@@ -212,13 +216,18 @@ void Door::attend(Visitors::iterator visitor, std::vector<Arrival>& arrivals) {
 
 bool Door::is_original(const Visitor& visitor) const {
   const Entrance& entrance = entrances_[visitor.entrance];
-  if (!entrance.original) return false;
+  if (!serves_workers(entrance)) return false;
   switch (recognise_opening(visitor.link.rest())) {
     case Opening::kUndecided:
     case Opening::kHandshake: return false;
     case Opening::kStranger:
       throw Error(ErrorCode::kUnexpectedMessage, "it does not speak our protocol");
     case Opening::kJoinRequest: break;
+  }
+  if (!entrance.original) {
+    throw Error(ErrorCode::kUnexpectedMessage,
+                "it speaks the original protocol; ranks of 'lockstep train' are served here (mode "
+                "lanes)");
   }
   if (!identity_.token.empty() && !entrance.insecure) {
     throw Error(ErrorCode::kAuthentication,

@@ -25,6 +25,7 @@ class Gathering {
   // The member went away before the others came; another process may take its place.
   void forget(const Card& card);
 
+  bool empty() const { return present_.empty() && without_rank_.empty(); }
   bool complete() const {
     return static_cast<int>(present_.size() + without_rank_.size()) == world_size_;
   }

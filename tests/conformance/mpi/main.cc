@@ -65,6 +65,40 @@ std::unique_ptr<Engine> make_engine(const MpiOptions& options, bool native) {
                                       PlanOptions{GroupOptions{}.segment_bytes});
 }
 
+void expect(bool condition, const char* what) {
+  if (!condition) throw std::runtime_error(what);
+}
+
+// What the conformance tests of the other transports do with messages between two ranks.
+void run_messages(Transport& transport, std::chrono::nanoseconds timeout) {
+  if (transport.rank() > 1 || transport.world_size() == 1) return;
+  const int other = 1 - transport.rank();
+  const auto soon = [&] { return Deadline::after(timeout); };
+  std::vector<std::byte> message(kSentAhead), data(kSentAhead);
+  for (std::size_t i = 0; i < message.size(); ++i) message[i] = static_cast<std::byte>(i * 7);
+  const auto receive = [&] {
+    std::ranges::fill(data, std::byte{0});
+    transport.recv(other, data, soon());
+    expect(data == message, "other bytes came");
+  };
+  if (transport.rank() == 0) {
+    const auto in_vain = Deadline::after(std::chrono::milliseconds(20));
+    expect(!transport.recv_if_begun(other, data, in_vain, soon()), "a message that nobody sent");
+    transport.send(other, message, soon());
+  } else {
+    receive();
+  }
+  // Both before either reads.
+  transport.send(other, message, soon());
+  receive();
+  if (transport.rank() == 0) {
+    expect(transport.recv_if_begun(other, data, soon(), soon()), "a message did not begin");
+    expect(data == message, "other bytes came");
+  } else {
+    transport.send(other, message, soon());
+  }
+}
+
 void run_cases(const MpiOptions& options) {
   MpiOptions in_rounds = options;
   in_rounds.most_elements = 1000;
@@ -72,6 +106,7 @@ void run_cases(const MpiOptions& options) {
   Communicator native(make_engine(options, true), options.timeout, /*group=*/1);
   Communicator native_in_rounds(make_engine(in_rounds, true), options.timeout, /*group=*/2);
   const int n = planned.world_size();
+  run_messages(*make_mpi_transport(options), options.timeout);
   run_all(planned, some_cases(n));
   run_all(native, native_cases(n));
   run_all(native_in_rounds, native_cases(n));

@@ -1,5 +1,6 @@
-"""Programs of the original gradient protocol, played from its own documents alone: both of its servers, its worker and
-its trainer. Nothing here is shared with Lockstep or with the clients that are written from its pages.
+"""Programs of the original gradient protocol: both of its servers, its worker and its trainer. What they do is in its own
+documents; the bytes of their messages are those of the frames in tests/vectors, and the mean is what the original was seen to
+compute. Nothing here is shared with Lockstep or with the clients that are written from its pages.
 
 The documents have a GradientServer with two flows. Fine-tuning deals out samples and ends with Shutdown:
     send_shard_assignments, collect_and_reduce, broadcast_averaged, ..., shutdown_workers.
@@ -126,12 +127,11 @@ class Stream:
 
 
 def average_gradients(vectors):
-    """The mean: one after the other, then times f32(1/n); the same as dividing for 1, 2 and 4."""
+    """The mean: one after the other, then divided by n."""
     total = array("f", vectors[0])
     for vector in vectors[1:]:
         total = array("f", (f32(a + b) for a, b in zip(total, vector)))
-    factor = f32(1 / len(vectors))
-    return array("f", (f32(factor * value) for value in total))
+    return array("f", (f32(value / len(vectors)) for value in total))
 
 
 class GradientServer:
@@ -195,7 +195,7 @@ class GradientServer:
             worker.send(AVERAGED, struct.pack("<Q", step) + floats(gradients) + struct.pack("<f", loss))
 
     def collect_and_reduce_block(self, step, block_idx):
-        """The average, the component sizes and the number of blocks."""
+        """The block's number, the average, the component sizes, and all that came."""
         sent, of_all = [], []
         for i, worker in enumerate(self.workers):
             reader = worker.expect(BLOCK, f"worker {i}")
@@ -205,16 +205,17 @@ class GradientServer:
                 block_idx = num_blocks - 1
             if block != block_idx:
                 raise Unexpected(f"block_idx mismatch: expected {block_idx}, got {block}")
-            of_all.append((num_blocks, reader.sizes()))
+            of_all.append(reader.sizes())
             sent.append(reader.floats())
             reader.end()
-        return block_idx, average_gradients(sent), of_all[0][1], of_all[0][0]
+        return block_idx, average_gradients(sent), of_all[0], sent
 
     def broadcast_averaged_block(self, step, block_idx, gradients, component_sizes):
         for worker in self.workers:
             worker.send(AVERAGED_BLOCK, struct.pack("<QI", step, block_idx) + sizes(component_sizes) + floats(gradients))
 
     def collect_and_reduce_non_block(self, step, component):
+        """The average, and all that came."""
         sent = []
         for i, worker in enumerate(self.workers):
             reader = worker.expect(NON_BLOCK, f"worker {i}")
@@ -224,7 +225,7 @@ class GradientServer:
                 raise Unexpected(f"component mismatch: expected {component}, got {got}")
             sent.append(reader.floats())
             reader.end()
-        return average_gradients(sent)
+        return average_gradients(sent), sent
 
     def broadcast_averaged_non_block(self, step, component, gradients):
         for worker in self.workers:
@@ -274,7 +275,7 @@ class Served(threading.Thread):
 
 
 class VectorCoordinator(Served):
-    """Fine-tuning: a shard, a vector, its average; after the last step Shutdown. `steps` has the rounds' numbers."""
+    """Fine-tuning: a shard, a vector, its average; after the last step Shutdown. `rounds` has what all workers have sent."""
 
     def __init__(self, workers, steps, total_samples):
         super().__init__(GradientServer(workers))
@@ -294,26 +295,30 @@ class VectorCoordinator(Served):
 
 
 class DdpCoordinator(Served):
-    """Pre-training: blocks and components; no shards, no Shutdown. The trainers leave when they have made their steps."""
+    """Pre-training: blocks and components; no shards, no Shutdown. The trainers leave when they have made their steps. `sent`
+    has, by step and part in the order in which they travel, what every worker has sent; `sizes` the component sizes or lengths."""
 
     def __init__(self, workers, steps):
         super().__init__(GradientServer(workers))
-        self.count, self.sizes = steps, []
+        self.count, self.sizes, self.sent = steps, [], []
 
     def serve(self):
         server = self.server
         server.wait_for_workers()
         for step in range(self.count):
-            block, parts = None, []
+            block, parts, all_sent = None, [], []
             while block != 0:
-                block, mean, component_sizes, _ = server.collect_and_reduce_block(step, None if block is None else block - 1)
+                block, mean, component_sizes, sent = server.collect_and_reduce_block(step, None if block is None else block - 1)
                 server.broadcast_averaged_block(step, block, mean, component_sizes)
                 parts.append(component_sizes)
+                all_sent.append(sent)
             for component in range(3):
-                mean = server.collect_and_reduce_non_block(step, component)
+                mean, sent = server.collect_and_reduce_non_block(step, component)
                 server.broadcast_averaged_non_block(step, component, mean)
                 parts.append(len(mean))
+                all_sent.append(sent)
             self.sizes.append(parts)
+            self.sent.append(all_sent)
         if not all(worker.closed() for worker in server.workers):
             raise Unexpected("a worker sent more than its steps")
 
@@ -321,8 +326,8 @@ class DdpCoordinator(Served):
 class WorkerClient:
     """The original's end of a connection to a server."""
 
-    def __init__(self, address, node_id, gpu_count=1, backend="cuda"):
-        self.stream = Stream(socket.create_connection(address, timeout=PATIENCE))
+    def __init__(self, address, node_id, gpu_count=1, backend="cuda", connect=socket.create_connection):
+        self.stream = Stream(connect(address, timeout=PATIENCE))
         self.stream.send(JOIN_REQUEST, text(node_id) + struct.pack("<I", gpu_count) + text(backend))
         reader = self.stream.expect(JOIN_ACCEPTED, "the coordinator")
         self.worker_id, self.total_workers = reader.number("I"), reader.number("I")
