@@ -65,7 +65,9 @@ int telling_saved(const TrainOptions& options, FlightWatch& watch, bool tells, W
     }
   };
   try {
-    return work();
+    const int code = work();
+    if (code == kHaltCode) tell();
+    return code;
   } catch (const Error& error) {
     if (error.code() != ErrorCode::kInvalidArgument) tell();
     throw;
@@ -219,9 +221,14 @@ int start_workers(const TrainOptions& options, int workers,
                                            .tokenizer = {}});
     if (!launch.secret.empty()) secret.emplace(where.port, launch.secret);
   }
+  const auto launch_all = [&] {
+    const int code = launch_ranks(launch);
+    if (page) page->see_out();
+    return code;
+  };
   if (options.job.transport != TransportKind::kServer) {
     launch.job = job;
-    return launch_ranks(launch);
+    return launch_all();
   }
 
   ServerRun run(listen_tcp(SocketAddress::loopback_v4()), job);
@@ -231,7 +238,7 @@ int start_workers(const TrainOptions& options, int workers,
     return run.finish(
         Deadline::after(succeeded ? options.job.timeout : std::chrono::nanoseconds(0)));
   };
-  return launch_ranks(launch);
+  return launch_all();
 }
 
 // A run that goes on may have sizes of its own, which are known later.

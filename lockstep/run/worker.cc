@@ -45,8 +45,6 @@ namespace {
 
 using Clock = std::chrono::steady_clock;
 
-constexpr int kHaltCode = 3;  // of a run that halts at a lane
-
 double seconds_since(Clock::time_point begin) {
   return std::chrono::duration<double>(Clock::now() - begin).count();
 }
@@ -182,6 +180,7 @@ class Worker {
   std::optional<HaltReport> agree_on_killing_lanes();
   void become_narrator(bool takes_over);
   void open_page(bool takes_over);
+  void see_out_page();
   void tell_saved();
   void save_and_wait();
 
@@ -401,7 +400,9 @@ int Worker::run() {
         write_halt(*report);
         if (narrator_) tell_halted(to_string(*report));
         log(LogLevel::kError, "{}", to_string(*report));
+        watch_.write(job_.flight(), to_string(*report));
         job_.leave();
+        see_out_page();
         return kHaltCode;
       }
       if (job_.too_few()) {
@@ -413,6 +414,7 @@ int Worker::run() {
       if (error.code() == ErrorCode::kNonFinite) save_halted();
       if (narrator_ && is_halt(error.code())) tell_halted(error.message());
       if (trainer_->halt_report()) part_after_halt(error);
+      if (is_halt(error.code())) see_out_page();
       if (!survives(error)) throw;
       if (!job_.stood_still()) watch_.write_loss(job_.flight(), error.what());
       why_ended_ = error.message();
@@ -487,6 +489,7 @@ int Worker::finish() {
   }
   // Nobody goes while rank 0 still writes.
   communicator.barrier({.deadline = Deadline::after(kDiskPatience)});
+  see_out_page();
   return stopped_ == 0 ? 0 : 128 + stopped_;
 }
 
@@ -502,6 +505,7 @@ bool Worker::leaves() const {
 
 int Worker::leave() {
   checkpoints_->wait();
+  page_.reset();  // the next rank 0 opens it again
   job_.leave();
   log(LogLevel::kInfo, "this worker leaves after step {}; the others go on",
       trainer_->steps_done());
@@ -632,6 +636,10 @@ void Worker::open_page(bool takes_over) {
     if (!takes_over) throw;  // later nothing is worth the end of a run
     log(LogLevel::kWarning, "the page is not there any more: {}", error.message());
   }
+}
+
+void Worker::see_out_page() {
+  if (page_) page_->see_out();
 }
 
 // Checkpoints are written behind training, by a thread of their own.
