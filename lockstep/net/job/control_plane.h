@@ -69,7 +69,8 @@ class ControlPlane final : public Supervisor {
   void ready_to_go();
   // Whether the newest generation has ended with this error, and regroup() may form another one.
   bool survives(const Error& error) const;
-  // Whether this process has stood still for the timeout and is no member until it has joined again.
+  // Whether this process has stood still for the timeout and is no member until it has joined
+  // again.
   bool stood_still() const;
   // What newcomers are told; the same on all members.
   void describe(Description description);
@@ -80,6 +81,11 @@ class ControlPlane final : public Supervisor {
   Wish wanted() const;
   // To all ranks of the job whose centre this process has.
   void wish(const Wish& wish);
+  // Has them write what they did last, but for these processes of this host. False: another process
+  // has the centre.
+  bool ask_flight(std::vector<std::int32_t> but = {});
+  // What this rank does when the centre asks for it: on the control thread, so it must not wait.
+  void on_flight_asked(std::function<void()> write);
   // Of the process that has the centre: the newest roster, what has become of members since the
   // last call, and the most steps that any has done.
   std::optional<RosterMessage> centre_roster() const;
