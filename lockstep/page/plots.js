@@ -146,16 +146,22 @@ const Plots = (() => {
       make(svg, "text", {x: x(step), y: box.bottom + 16, "text-anchor": "middle"}, short(step));
     }
     make(svg, "rect", {class: "frame", x: box.left, y: box.top, width: box.right - box.left, height: box.bottom - box.top});
-    // Names stand above the large plot only, as far as there is room.
-    let free = 0;
+    const labels = [];  // above the large plot only; lines that are close share one
     for (const {step, name} of view.events || []) {
       if (step < range[0] || step > range[1]) continue;
       const line = make(svg, "line", {class: "event", x1: x(step), x2: x(step), y1: box.top, y2: box.bottom});
       make(line, "title", {}, `${name}, step ${step}`);
-      const half = name.length * 3;
-      if (!plot.large || x(step) - half < free) continue;
-      make(svg, "text", {class: "event", x: Math.min(x(step), box.right - half), y: box.top - 5, "text-anchor": "middle"}, name);
-      free = x(step) + half + 8;
+      const last = labels[labels.length - 1];
+      if (last && x(step) - last.x < 50) last.names.add(name);
+      else labels.push({x: x(step), names: new Set([name])});
+    }
+    let free = 0;
+    for (const label of plot.large ? labels : []) {
+      const text = [...label.names].join(", ");
+      const half = text.length * 3;
+      if (label.x - half < free) continue;
+      make(svg, "text", {class: "event", x: Math.min(label.x, box.right - half), y: box.top - 5, "text-anchor": "middle"}, text);
+      free = label.x + half + 8;
     }
     for (const curve of shown) {
       if (curve.points.length === 0) continue;
@@ -278,7 +284,7 @@ const Plots = (() => {
     const longest = Math.max(1e-9, ...told.map(total));
     const used = phases.filter(phase => told.some(rank => rank.phases[phase] > longest / 1000));
     const hidden = told.some(rank => rank.phases.hidden > 0);
-    const left = 64, right = width - 76, row = 34;
+    const left = 64, right = width - (straggler ? 112 : 76), row = 34;
     const keys = [...used, ...(hidden ? ["hidden"] : [])];
     const across = Math.max(1, Math.floor((width - left) / 128));
     const top = 8 + Math.ceil(keys.length / across) * 18 + 6;
