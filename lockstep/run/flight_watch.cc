@@ -156,7 +156,7 @@ void FlightWatch::write_apart(const std::shared_ptr<FlightRecorder>& recorder,
     pending_.push_back({recorder, folder, flight_file_of(recorder->snapshot(), why)});
     bell_.set();
   }
-  log(LogLevel::kInfo, "what this rank did last is in {}", folder);
+  log(LogLevel::kInfo, "what this rank did last goes to {}", folder);
 }
 
 void FlightWatch::ask() {
