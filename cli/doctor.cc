@@ -198,25 +198,46 @@ std::string label_of(int rank, int world_size) {
   return world_size == 1 ? host : fmt::format("{} (rank {})", host, rank);
 }
 
-// The address by which the others reach this host.
-std::string own_address(const DoctorFlags& flags) {
+// "b" of "me@b".
+std::string host_name_of(const std::string& destination) {
+  return destination.substr(destination.find('@') + 1);
+}
+
+// The address by which the others reach this host: that of its name, or, where the name leads to
+// loopback as on a fresh Debian, the one from which this host reaches the first of them.
+std::string own_address(const DoctorFlags& flags, const std::string& first) {
   if (!flags.address.empty()) return flags.address;
   if (!flags.host.interface.empty()) {
     return interface_address(flags.host.interface, AF_INET).host();
   }
-  const auto found = resolve({this_host().hostname, 1}, Deadline::after(std::chrono::seconds(3)));
-  const auto outside =
-      std::ranges::find_if(found, [](const SocketAddress& each) { return !each.is_loopback(); });
-  if (outside != found.end()) return outside->host();
+  const auto addresses_of = [](const std::string& name) -> std::vector<SocketAddress> {
+    try {
+      return resolve({name, 1}, Deadline::after(std::chrono::seconds(3)));
+    } catch (const Error&) {  // it has none
+      return {};
+    }
+  };
+  for (const SocketAddress& each : addresses_of(this_host().hostname)) {
+    if (!each.is_loopback()) return each.host();
+  }
+  for (const SocketAddress& each : addresses_of(host_name_of(first))) {
+    try {
+      const SocketAddress own = local_address_toward(each);
+      if (!own.is_loopback()) return own.host();
+    } catch (const Error&) {  // no route
+    }
+  }
   throw Error(ErrorCode::kInvalidArgument,
-              "this host's name leads to loopback only: --address says how others reach it");
+              fmt::format("this host's name leads to loopback only, and no route to {} is known: "
+                          "--address says how others reach it",
+                          first));
 }
 
 LinkCheckOptions place_of(DoctorFlags& flags, int rank, int world_size) {
   LinkCheckOptions place;
   place.rank = rank;
   place.world_size = world_size;
-  place.secret = flags.host.token;
+  place.port = flags.host.port;
   place.timeout = duration_of(flags.timeout);
   place.label = flags.host.host = label_of(rank, world_size);
   flags.host.several_hosts = world_size > 1;
@@ -233,6 +254,7 @@ int run_here(DoctorFlags& flags) {
 // Under a launcher.
 int run_as_rank(DoctorFlags& flags, const RankEnvironment& environment) {
   LinkCheckOptions place = place_of(flags, environment.rank, environment.world_size);
+  place.secret = flags.host.token;  // so all that come have the same
   place.hub = {environment.master_host, environment.master_port};
   if (environment.listener) place.listener = Socket(Descriptor(*environment.listener), "the hub");
   place.findings = check_host(flags.host);
@@ -249,10 +271,20 @@ int run_as_member(DoctorFlags& flags) {
   std::istringstream text(flags.member);
   const bool read = static_cast<bool>(text >> rank >> slash >> world_size >> slash >> where);
   const auto hub = read ? parse_host_port(where) : std::nullopt;
-  if (!hub || rank < 1 || rank >= world_size || !std::getline(std::cin, flags.host.token)) {
+  // The doctor's own: that of the job need not be right, or there.
+  std::string secret;
+  if (!hub || rank < 1 || rank >= world_size || !std::getline(std::cin, secret)) {
     throw Error(ErrorCode::kInvalidArgument, "--member is for processes that the doctor starts");
   }
+  try {
+    flags.host.token = token_from(flags.host.token_file);
+  } catch (const Error& error) {
+    flags.host.no_token = error.message();
+  }
+  flags.host.over_ssh = true;
   LinkCheckOptions place = place_of(flags, rank, world_size);
+  place.secret = secret;
+  place.token = flags.host.token;
   place.hub = *hub;
   place.findings = check_host(flags.host);
   check_links(std::move(place));
@@ -261,12 +293,15 @@ int run_as_member(DoctorFlags& flags) {
 
 int run_on_hosts(DoctorFlags& flags) {
   const std::vector<std::string> hosts = words_of(flags.hosts, ',');
+  if (hosts.empty()) throw Error(ErrorCode::kInvalidArgument, "--hosts: there is no name in it");
   const int world_size = static_cast<int>(hosts.size()) + 1;
   LinkCheckOptions place = place_of(flags, 0, world_size);
-  const HostCheckOptions here = flags.host;
   place.secret = random_secret();
-  Socket listener = listen_tcp(SocketAddress::any(AF_INET));
-  place.hub = {own_address(flags), listener.local_address().port()};
+  place.token = flags.host.token;
+  const std::string address = own_address(flags, hosts.front());
+  const bool v6 = address.find(':') != std::string::npos;
+  Socket listener = listen_tcp(SocketAddress::any(v6 ? AF_INET6 : AF_INET));
+  place.hub = {address, listener.local_address().port()};
   place.listener = std::move(listener);
   std::vector<std::unique_ptr<RemoteDoctor>> remote;
   for (int rank = 1; rank < world_size; ++rank) {
@@ -277,19 +312,22 @@ int run_on_hosts(DoctorFlags& flags) {
     command.insert(command.end(), {"doctor", "--member",
                                    fmt::format("{}/{}/{}", rank, world_size, to_string(place.hub)),
                                    "--workers", std::to_string(flags.host.workers)});
-    if (!flags.host.folder.empty()) {
-      command.insert(command.end(), {"--out", flags.host.folder});
+    // Not --port: only this host listens there, and the others try whether they reach it.
+    for (const auto& [option, value] :
+         {std::pair("--out", flags.host.folder), std::pair("--interface", flags.host.interface),
+          std::pair("--token-file", flags.host.token_file)}) {
+      if (!value.empty()) command.insert(command.end(), {option, value});
     }
     remote.push_back(std::make_unique<RemoteDoctor>(host, std::move(command), place.secret));
   }
   place.gone = [&](int rank) { return remote[index_of(rank - 1)]->gone(); };
-  place.findings = check_host(here);
+  place.findings = check_host(flags.host);
   return report(check_links(std::move(place)), flags.json);
 }
 
 int run_doctor(DoctorFlags& flags) {
-  flags.host.token = token_from(flags.host.token_file);
   if (!flags.member.empty()) return run_as_member(flags);
+  flags.host.token = token_from(flags.host.token_file);
   if (!flags.hosts.empty()) return run_on_hosts(flags);
   const auto environment = rank_environment();
   if (environment && environment->world_size > 1) return run_as_rank(flags, *environment);

@@ -164,6 +164,11 @@ class Job {
   // also while another one is blocked in a collective. Throws Error{kIo}.
   std::string write_flight(const std::string& folder, const std::string& why) const;
   const std::shared_ptr<FlightRecorder>& flight() const;
+  // Has every worker of the job do the same. False: this process does not have the job's centre;
+  // rank 0 has it, where no launcher of ours has started it. Never waits. Callable from any thread.
+  bool ask_flight();
+  // What this worker does when it is asked so: called on a thread of the library, must not wait.
+  void on_flight_asked(std::function<void()> write);
 
  private:
   friend class LaneSum;

@@ -109,7 +109,10 @@ class HostChecks {
 
   void memory() {
     const auto available = available_memory();
-    if (!available) return add("memory", Verdict::kWarning, "the system does not tell");
+    if (!available) {
+      return add("memory", Verdict::kWarning, "the system does not tell",
+                 "mount /proc; lockstep train --dry-run says what a model needs");
+    }
     const bool enough = *available >= kMemoryPerWorker * static_cast<std::size_t>(options_.workers);
     add("memory", enough ? Verdict::kGood : Verdict::kWarning,
         size_text(static_cast<double>(*available)) + " available",
@@ -301,6 +304,14 @@ class HostChecks {
   }
 
   void token() {
+    if (!options_.no_token.empty()) {
+      return add("token", Verdict::kBad, options_.no_token,
+                 "the same file on all hosts, readable by its owner only");
+    }
+    if (options_.token.empty() && options_.over_ssh) {
+      return add("token", Verdict::kWarning, "there is none where ssh starts commands",
+                 "a run needs the same one on all hosts: --token-file, or LOCKSTEP_TOKEN there");
+    }
     if (options_.token.empty()) {
       const bool needed = options_.several_hosts;
       return add("token", needed ? Verdict::kBad : Verdict::kGood,
@@ -316,9 +327,10 @@ class HostChecks {
                  "chmod 600 " + options_.token_file);
     }
     const bool enough = options_.token.size() >= kShortToken;
-    add("token", enough ? Verdict::kGood : Verdict::kWarning,
+    const Verdict verdict = options_.several_hosts ? Verdict::kBad : Verdict::kWarning;
+    add("token", enough ? Verdict::kGood : verdict,
         fmt::format("{} characters", options_.token.size()),
-        enough ? "" : "a short one can be guessed: openssl rand -hex 16 makes a better one");
+        enough ? "" : "between hosts it needs 16: openssl rand -hex 16 makes one");
   }
 
   const HostCheckOptions& options_;

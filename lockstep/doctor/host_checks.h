@@ -14,9 +14,11 @@ struct HostCheckOptions {
   std::string interface;   // that a run would use; empty: any
   std::string token;       // of the job
   std::string token_file;  // where it comes from; empty: from elsewhere
+  std::string no_token;    // why it could not be read; empty: it could
   std::uint16_t port = 0;  // that a run would listen on; 0: any
   int workers = 1;         // that this host would run
   bool several_hosts = false;
+  bool over_ssh = false;  // we were started so: a run may have another environment
 };
 
 // Looks at this host: version, processor, cores, memory, shared memory, open files, disk, GPUs,

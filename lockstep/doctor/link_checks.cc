@@ -249,6 +249,17 @@ LinkReport probe(int from, int to, const SocketAddress& where, const std::string
   return report;
 }
 
+// Why nobody who knows the secret answers there; empty: somebody does.
+std::string try_port(const SocketAddress& where, const std::string& secret) {
+  try {
+    const Socket socket = connect_tcp(where, Deadline::after(kConnectPatience));
+    prove_as_client(socket, secret);
+    return {};
+  } catch (const Error& error) {
+    return error.what();
+  }
+}
+
 Json to_json(const LinkReport& report) {
   return {{"from", report.from},
           {"to", report.to},
@@ -256,7 +267,8 @@ Json to_json(const LinkReport& report) {
           {"error", report.error},
           {"round_trip", report.round_trip},
           {"bytes_per_second", report.bytes_per_second},
-          {"clock_ahead", report.clock_ahead}};
+          {"clock_ahead", report.clock_ahead},
+          {"port_error", report.port_error}};
 }
 
 std::optional<LinkReport> parse_link(const Json& json) {
@@ -269,6 +281,7 @@ std::optional<LinkReport> parse_link(const Json& json) {
   report.round_trip = reader.number("round_trip");
   report.bytes_per_second = reader.number("bytes_per_second");
   report.clock_ahead = reader.number("clock_ahead");
+  report.port_error = reader.text("port_error");
   return reader.problem() ? std::nullopt : std::optional(report);
 }
 
@@ -279,12 +292,18 @@ struct Introduction {
   std::string version;
   std::string processor;
   std::uint16_t port = 0;  // of its probe server
+  std::string token;       // keyed by the secret: only equality can be seen
   std::vector<Finding> findings;
 };
 
 Introduction introduction(const LinkCheckOptions& options, std::uint16_t port) {
-  return {options.rank,       options.label, std::string(version()),
-          host_fingerprint(), port,          options.findings};
+  return {.rank = options.rank,
+          .label = options.label,
+          .version = std::string(version()),
+          .processor = host_fingerprint(),
+          .port = port,
+          .token = options.token.empty() ? "" : proof(options.secret, "token", options.token, ""),
+          .findings = options.findings};
 }
 
 Json to_json(const Introduction& own) {
@@ -296,8 +315,13 @@ Json to_json(const Introduction& own) {
                         {"found", each.found},
                         {"advice", each.advice}});
   }
-  return {{"rank", own.rank},           {"label", own.label}, {"version", own.version},
-          {"processor", own.processor}, {"port", own.port},   {"findings", std::move(findings)}};
+  return {{"rank", own.rank},
+          {"label", own.label},
+          {"version", own.version},
+          {"processor", own.processor},
+          {"port", own.port},
+          {"token", own.token},
+          {"findings", std::move(findings)}};
 }
 
 std::optional<Introduction> parse_introduction(const Json& json) {
@@ -308,6 +332,7 @@ std::optional<Introduction> parse_introduction(const Json& json) {
   came.version = reader.text("version");
   came.processor = reader.text("processor");
   came.port = static_cast<std::uint16_t>(reader.whole("port", UINT16_MAX));
+  came.token = reader.text("token");
   for (const Json& each : reader.list("findings")) {
     JsonReader finding(each);
     came.findings.push_back(
@@ -319,16 +344,24 @@ std::optional<Introduction> parse_introduction(const Json& json) {
   return reader.problem() ? std::nullopt : std::optional(came);
 }
 
-SocketAddress probe_address(const std::string& secret) {
-  return secret.empty() ? SocketAddress::loopback_v4() : SocketAddress::any(AF_INET6);
+std::unique_ptr<ProbeServer> make_probe_server(const std::string& secret, std::uint16_t port = 0) {
+  if (secret.empty()) {
+    return std::make_unique<ProbeServer>(SocketAddress::loopback_v4(port), secret);
+  }
+  try {
+    return std::make_unique<ProbeServer>(SocketAddress::any(AF_INET6, port), secret);
+  } catch (const Error&) {  // a host without IPv6
+    return std::make_unique<ProbeServer>(SocketAddress::any(AF_INET, port), secret);
+  }
 }
 
-std::unique_ptr<ProbeServer> make_probe_server(const std::string& secret) {
+// Null: the port is 0, or somebody else has it, which is a finding of the host.
+std::unique_ptr<ProbeServer> make_port_server(const LinkCheckOptions& options) {
+  if (options.port == 0) return nullptr;
   try {
-    return std::make_unique<ProbeServer>(probe_address(secret), secret);
-  } catch (const Error&) {  // a host without IPv6
-    return std::make_unique<ProbeServer>(
-        secret.empty() ? SocketAddress::loopback_v4() : SocketAddress::any(AF_INET), secret);
+    return make_probe_server(options.secret, options.port);
+  } catch (const Error&) {
+    return nullptr;
   }
 }
 
@@ -347,13 +380,15 @@ void take_part(const LinkCheckOptions& options) {
     const int to = static_cast<int>(reader.whole("to", INT32_MAX));
     const std::string host = reader.text("host");
     const auto port = static_cast<std::uint16_t>(reader.whole("port", UINT16_MAX));
+    const auto run_port = static_cast<std::uint16_t>(reader.whole("run_port", UINT16_MAX));
     if (reader.problem()) throw unexpected(hub, *reader.problem());
     // No host: where this process has reached the hub.
     const SocketAddress where =
         host.empty() ? hub.peer_address().with_port(port)
                      : resolve({host, port}, Deadline::after(kConnectPatience)).front();
-    send_message(hub, to_json(probe(options.rank, to, where, options.secret)),
-                 Deadline::after(kProofPatience));
+    LinkReport report = probe(options.rank, to, where, options.secret);
+    if (run_port != 0) report.port_error = try_port(where.with_port(run_port), options.secret);
+    send_message(hub, to_json(report), Deadline::after(kProofPatience));
   }
 }
 
@@ -363,7 +398,8 @@ class Hub {
   explicit Hub(LinkCheckOptions options)
       : options_(std::move(options)),
         listener_(options_.listener ? std::move(*options_.listener) : open_listener()),
-        server_(make_probe_server(options_.secret)) {}
+        server_(make_probe_server(options_.secret)),
+        port_server_(make_port_server(options_)) {}
 
   LinkChecks run() {
     members_.resize(index_of(options_.world_size));
@@ -460,7 +496,8 @@ class Hub {
                      {{"end", false},
                       {"to", to},
                       {"host", by_hub ? "" : other.address.host()},
-                      {"port", other.came->port}},
+                      {"port", other.came->port},
+                      {"run_port", to == 0 && port_server_ ? port_server_->port() : 0}},
                      Deadline::after(kProofPatience));
       });
     }
@@ -474,7 +511,7 @@ class Hub {
       if (!member.socket || !members_[index_of((from + round) % n)].came) continue;
       lose_if_fails(member, [&] {
         const Deadline deadline =
-            Deadline::after(kConnectPatience + 2 * kProofPatience + kProbePatience);
+            Deadline::after(2 * (kConnectPatience + 2 * kProofPatience) + kProbePatience);
         if (const auto link = parse_link(receive_message(*member.socket, deadline))) {
           links_.push_back(*link);
         }
@@ -510,6 +547,12 @@ class Hub {
              fmt::format("{}, but {} has {}", came.version, own.label, own.version),
              "install the same version everywhere: others are refused"});
       }
+      // Where somebody has none, that is a finding already.
+      if (!came.token.empty() && !own.token.empty() && !same_proof(came.token, own.token)) {
+        checks.findings.push_back({came.label, "token", Verdict::kBad,
+                                   fmt::format("another than that of {}", own.label),
+                                   "the same one on all hosts: LOCKSTEP_TOKEN, or --token-file"});
+      }
       if (came.processor != own.processor) {
         checks.findings.push_back({came.label, "processor", Verdict::kWarning,
                                    fmt::format("another than that of {}", own.label),
@@ -520,6 +563,7 @@ class Hub {
                       [](const LinkReport& each) { return std::pair(each.from, each.to); });
     for (const LinkReport& link : links_) {
       checks.findings.push_back(finding_of(link));
+      if (link.to == 0 && port_server_) checks.findings.push_back(port_finding_of(link));
       if (link.from == 0 && link.error.empty() && std::abs(link.clock_ahead) > kClocksDiffer) {
         checks.findings.push_back(
             {members_[index_of(link.to)].came->label, "clock", Verdict::kWarning,
@@ -572,9 +616,23 @@ class Hub {
     return finding;
   }
 
+  Finding port_finding_of(const LinkReport& link) const {
+    const std::string& from = members_[index_of(link.from)].came->label;
+    const std::string& to = members_[0].came->label;
+    Finding finding{from, fmt::format("port {} of {}", port_server_->port(), to), Verdict::kGood,
+                    "can be reached", ""};
+    if (link.port_error.empty()) return finding;
+    finding.verdict = Verdict::kBad;
+    finding.found = link.port_error;
+    finding.advice = fmt::format("let TCP through from {} to port {} of {}, or take another --port",
+                                 from, port_server_->port(), to);
+    return finding;
+  }
+
   LinkCheckOptions options_;
   const Socket listener_;
   const std::unique_ptr<ProbeServer> server_;
+  const std::unique_ptr<ProbeServer> port_server_;  // where a run would listen; may be null
   std::vector<Member> members_;
   std::vector<LinkReport> links_;
   std::vector<std::string> strangers_;

@@ -22,6 +22,7 @@ struct LinkReport {
   double round_trip = 0;        // seconds
   double bytes_per_second = 0;  // from `from` to `to`
   double clock_ahead = 0;       // seconds that the clock of `to` is ahead
+  std::string port_error = {};  // why the port of a run there cannot be reached; empty: it can
 };
 
 struct LinkCheckOptions {
@@ -31,6 +32,10 @@ struct LinkCheckOptions {
   std::optional<Socket> listener = std::nullopt;  // of rank 0, where it is open already
   // All must know it. Empty: the hub must be on loopback.
   std::string secret;
+  // The job's, where it is not the secret: those of all hosts are compared. It is never sent.
+  std::string token = {};
+  // On rank 0: where a run would listen, which the others try as well; 0: anywhere.
+  std::uint16_t port = 0;
   std::string label;                                            // how tables call this host
   std::vector<Finding> findings;                                // of this host
   std::chrono::nanoseconds timeout = std::chrono::seconds(20);  // for all to come
@@ -47,9 +52,9 @@ struct LinkChecks {
 
 // One process per host. All of them meet at rank 0, tell what they have found there, and then each
 // opens a connection to every other one, in both directions, and measures it: with n processes in
-// n - 1 rounds, in which every one is called by one and calls one. Rank 0 returns all of it, the
-// others nothing. A process that does not come, and a way that does not work, are findings. Throws
-// what keeps this process from taking part at all.
+// n - 1 rounds, in which every one is called by one and calls one. Who calls rank 0 calls its
+// `port`, too. Rank 0 returns all of it, the others nothing. A process that does not come, and a
+// way that does not work, are findings. Throws what keeps this process from taking part at all.
 LinkChecks check_links(LinkCheckOptions options);
 
 }  // namespace lockstep

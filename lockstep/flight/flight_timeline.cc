@@ -21,33 +21,35 @@ constexpr double kRankHeight = 2 * kRow + 14;
 constexpr double kTop = 30;
 constexpr double kNarrowest = 0.6;
 constexpr int kAxisSteps = 8;
-constexpr double kLegendHeight = 60;
+constexpr double kLegendRow = 20;
 constexpr std::int64_t kShortestWindow = 50'000'000;  // nanoseconds
 constexpr std::int64_t kStepsShown = 4;
 
+// Phases differ by colour and by hatching, for those who do not see the one.
 struct Style {
   std::string_view name;
   std::string_view colour;
+  std::string_view hatching;  // a path in a square of 8; empty: plain
 };
 constexpr Style kPhaseStyles[] = {
-    {"data", "#8c6d31"},
-    {"forward and backward", "#3b6fb6"},
-    {"finishing lanes", "#7fa6d6"},
-    {"communication", "#c9c9c9"},
-    {"optimizer", "#5a9367"},
-    {"validation", "#8a63a6"},
-    {"verify", "#a68a63"},
-    {"save", "#b8577c"},
-    {"regroup", "#d08a2e"},
-    {"levelling", "#d0b02e"},
+    {"data", "#8c6d31", "M0 4h8"},
+    {"forward and backward", "#3b6fb6", ""},
+    {"finishing lanes", "#7fa6d6", "M0 8L8 0"},
+    {"communication", "#8a8a8a", "M0 0L8 8"},
+    {"optimizer", "#5a9367", "M4 0v8"},
+    {"validation", "#8a63a6", "M0 2h8M0 6h8"},
+    {"verify", "#a68a63", "M0 4h8M4 0v8"},
+    {"save", "#b8577c", "M0 0L8 8M0 8L8 0"},
+    {"regroup", "#d08a2e", "M2 0v8M6 0v8"},
+    {"levelling", "#d0b02e", "M2 2h2v2h-2z"},
+    {"", "#777777", "M0 4L4 0L8 4L4 8z"},  // any other
 };
-constexpr std::string_view kOtherColour = "#777777";
 constexpr std::string_view kCollectiveColour = "#2a9d8f";
-constexpr std::string_view kOpenColour = "#d1495b";
 
-std::string_view colour_of(std::string_view phase) {
-  const auto found = std::ranges::find(kPhaseStyles, phase, &Style::name);
-  return found == std::end(kPhaseStyles) ? kOtherColour : found->colour;
+std::string fill_of(std::string_view phase) {
+  const auto* found = std::ranges::find(kPhaseStyles, phase, &Style::name);
+  if (found == std::end(kPhaseStyles)) --found;
+  return fmt::format("url(#phase{})", found - std::begin(kPhaseStyles));
 }
 
 std::string escaped(std::string_view text) {
@@ -135,8 +137,20 @@ std::string title_of(const FlightFile::Collective& call, std::int64_t until) {
 }
 
 // Open things are hatched, for those who do not see red.
-constexpr std::string_view kDefinitions =
-    R"svg(<defs><pattern id="open" width="6" height="6" patternUnits="userSpaceOnUse" patternTransform="rotate(45)"><rect width="6" height="6" fill="#d1495b"/><rect width="2" height="6" fill="#fff8"/></pattern></defs>)svg";
+constexpr std::string_view kOpenPattern =
+    R"svg(<pattern id="open" width="6" height="6" patternUnits="userSpaceOnUse" patternTransform="rotate(45)"><rect width="6" height="6" fill="#d1495b"/><rect width="2" height="6" fill="#fff8"/></pattern>)svg";
+
+std::string definitions() {
+  std::string text = fmt::format("<defs>\n{}\n", kOpenPattern);
+  for (const Style& style : kPhaseStyles) {
+    text += fmt::format(
+        "<pattern id=\"phase{}\" width=\"8\" height=\"8\" patternUnits=\"userSpaceOnUse\"><rect "
+        "width=\"8\" height=\"8\" fill=\"{}\"/><path d=\"{}\" stroke=\"#fffb\" fill=\"none\"/>"
+        "</pattern>\n",
+        &style - kPhaseStyles, style.colour, style.hatching);
+  }
+  return text + "</defs>";
+}
 
 }  // namespace
 
@@ -166,7 +180,7 @@ std::string flight_svg(const std::vector<FlightFile>& files, std::int64_t window
     for (const auto& each : file.phases) {
       const std::int64_t until = each.end == 0 ? file.taken : each.end;
       used.insert(each.name);
-      drawing.bar(each.begin, until, y, colour_of(each.name), title_of(each, until));
+      drawing.bar(each.begin, until, y, fill_of(each.name), title_of(each, until));
     }
     for (const auto& each : file.collectives) {
       const std::int64_t until = each.end == 0 ? file.taken : each.end;
@@ -176,18 +190,24 @@ std::string flight_svg(const std::vector<FlightFile>& files, std::int64_t window
     y += kRankHeight;
   }
   double x = kLeft;
+  double row = bottom + kLegendRow;
   const auto key = [&](std::string_view fill, std::string_view text) {
-    drawing.key(x, bottom + (x < kLeft + kWidth ? 20 : 40), fill, text);
-    x += 30 + 7.0 * static_cast<double>(text.size());
+    const double wide = 30 + 7.0 * static_cast<double>(text.size());
+    if (x > kLeft && x + wide > kLeft + kWidth) {
+      x = kLeft;
+      row += kLegendRow;
+    }
+    drawing.key(x, row, fill, text);
+    x += wide;
   };
   key(kCollectiveColour, "collective");
   key("url(#open)", "collective that has not ended or has failed");
-  for (const std::string_view name : used) key(colour_of(name), name);
+  for (const std::string_view name : used) key(fill_of(name), name);
   return fmt::format(
       "<svg xmlns=\"http://www.w3.org/2000/svg\" viewBox=\"0 0 {0} {1}\" width=\"{0}\" "
       "height=\"{1}\" font-family=\"sans-serif\" font-size=\"11\" fill=\"#888\" role=\"img\" "
       "aria-label=\"What every rank did last\">\n{2}\n{3}</svg>\n",
-      kLeft + kWidth + 60, bottom + kLegendHeight, kDefinitions, drawing.text());
+      kLeft + kWidth + 60, row + kLegendRow, definitions(), drawing.text());
 }
 
 std::string flight_html(const std::vector<FlightFile>& files, const FlightStory& story,

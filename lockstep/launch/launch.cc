@@ -216,6 +216,7 @@ class Launcher {
 
   int run() {
     serve_job();
+    lend_board();
     for (int place = 0; place < options_.ranks; ++place) start(place, options_.joins.has_value());
     while (running() > 0 || (others_work() && stopped_by_ == 0)) {
       wait();
@@ -266,6 +267,16 @@ class Launcher {
     job.job = job_name(job.job, attempt_);
     control_ = host_job(job, {std::move(listener), {Purpose::kRendezvous}});
     centre_ = control_;
+  }
+
+  // Who looks at the board may want to know of ranks on other hosts, too. Those of this one that
+  // are asked as well write the same once more.
+  void lend_board() {
+    if (!options_.flight_board) return;
+    options_.flight_board->set_ask([centre = centre_] {
+      const auto job = centre.lock();
+      return job && job->ask_flight();
+    });
   }
 
   void start(int place, bool newcomer) {
@@ -592,8 +603,9 @@ class Launcher {
     }
   }
 
-  // Also of ranks that are stopped.
+  // Also of ranks that are stopped; those that others have started write for themselves.
   void write_flight_of_all() {
+    ask_others_for_flight();
     if (options_.flight_folder.empty()) return;
     bool written = false;
     for (const Child& child : children_) {
@@ -606,6 +618,14 @@ class Launcher {
       log(LogLevel::kInfo, "what the ranks did last is in {0}; lockstep explain {0}",
           options_.flight_folder);
     }
+  }
+
+  void ask_others_for_flight() {
+    const auto centre = centre_.lock();
+    if (!centre) return;
+    std::vector<std::int32_t> own;
+    for (const Child& child : children_) own.push_back(child.pid);
+    centre->ask_flight(std::move(own));
   }
 
   // Ahead of the last line of a run that has failed.

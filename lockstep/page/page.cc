@@ -7,6 +7,7 @@
 #include <filesystem>
 #include <optional>
 #include <span>
+#include <thread>
 #include <utility>
 
 #include "lockstep/base/check.h"
@@ -27,6 +28,9 @@ constexpr std::size_t kMostRuns = 50;        // that are listed beside this one
 // Of another run's file, at a time: about a tenth of a second.
 constexpr std::size_t kBytesAtOnce = std::size_t{8} << 20;
 constexpr auto kResolvePatience = std::chrono::seconds(10);
+// The page asks once a second.
+constexpr auto kReaderIsThere = std::chrono::seconds(3);
+constexpr auto kFarewell = std::chrono::seconds(2);
 
 // Not the token itself, and nothing that it could be found from.
 constexpr std::string_view kSecretContext = "lockstep page secret, version 1";
@@ -135,6 +139,13 @@ void Page::tell(std::string line) {
   if (lines_.size() < kMostLines) lines_.push_back(std::move(line));
 }
 
+void Page::see_out() {
+  using Clock = std::chrono::steady_clock;
+  const Clock::time_point asked = asked_;
+  if (asked == Clock::time_point{} || Clock::now() - asked > kReaderIsThere) return;
+  std::this_thread::sleep_for(kFarewell);
+}
+
 void Page::offer(std::string path, std::function<std::string()> json) {
   const std::lock_guard lock(mutex_);
   offered_[std::move(path)] = std::move(json);
@@ -197,6 +208,7 @@ HttpResponse Page::answer_known(const HttpRequest& request) {
     return response;
   }
   if (request.path == "/api/run") {
+    asked_ = std::chrono::steady_clock::now();
     Json json = run_json(record_);
     json["name"] = name_;
     json["out"] = options_.out;

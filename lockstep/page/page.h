@@ -1,5 +1,7 @@
 #pragma once
 
+#include <atomic>
+#include <chrono>
 #include <cstddef>
 #include <cstdint>
 #include <functional>
@@ -48,6 +50,9 @@ class Page {
 
   // A line of metrics.jsonl. Any thread.
   void tell(std::string line);
+  // The run has ended. Where somebody has asked lately, serves a little longer: a reader who asks
+  // once a second sees how it ended.
+  void see_out();
   // Another endpoint, such as "/api/flight": what it returns is sent as JSON. It is called on the
   // server's thread and must not take long; what it throws is answered with 500. Any thread.
   void offer(std::string path, std::function<std::string()> json);
@@ -66,6 +71,8 @@ class Page {
   const std::string name_;    // of the run
   SocketAddress bound_;       // constant once the server is there, as the next
   std::string cookie_;        // its name, which tells the port: all ports of a host share cookies
+  // When somebody asked for the run; the clock's beginning: nobody yet.
+  std::atomic<std::chrono::steady_clock::time_point> asked_{};
   std::mutex mutex_;
   std::vector<std::string> lines_;  // guarded by mutex_, as the next
   std::map<std::string, std::function<std::string()>> offered_;

@@ -6,7 +6,8 @@
   const find = id => document.getElementById(id);
   const view = {log: false, range: null};
   let runs = [];         // {name, look, shown, series, ...}; the first is the page's own
-  let plotHosts = [];
+  let plotHosts = [];    // {legend, host} by plot
+  let phaseHosts = [];   // {bars, slow, members} by run
 
   function element(tag, attributes = {}, ...children) {
     const made = document.createElement(tag);
@@ -17,6 +18,17 @@
 
   // --- drawing
 
+  // Puts new content there if it differs from what is there, but not while somebody selects text in it.
+  const contents = new WeakMap();
+  function update(host, key, children) {
+    const text = JSON.stringify(key);
+    if (contents.get(host) === text) return;
+    const selection = getSelection();
+    if (!selection.isCollapsed && host.contains(selection.anchorNode)) return;
+    contents.set(host, text);
+    host.replaceChildren(...children());
+  }
+
   function pairs(series, key) {
     if (!series) return [];
     if (key === "val_loss") return series.val_loss;
@@ -25,16 +37,18 @@
 
   function eventSteps() {
     const own = runs[0];
-    return (own && own.events || []).filter(event => !["started", "saved", "ended"].includes(event.event)).map(event => event.step);
+    return (own && own.events || []).filter(event => !["started", "saved", "ended"].includes(event.event))
+      .map(event => ({step: event.step, name: event.event}));
   }
 
   function drawPlots() {
     if (plotHosts.length === 0) {
       plotHosts = given.plots.map(plot => {
         const host = element("div");
+        const legend = element("span", {class: "legend"});
         find("plots").append(element("figure", {class: plot.large ? "large" : ""},
-          element("figcaption", {}, plot.title + " ", element("small", {}, plot.unit)), host));
-        return host;
+          element("figcaption", {}, element("span", {}, plot.title + " ", element("small", {}, plot.unit)), legend), host));
+        return {host, legend};
       });
     }
     const shown = runs.filter(run => run.shown && run.series);
@@ -48,7 +62,12 @@
           curves.push({label, points: pairs(run.series, series.key), look: run.look, marked: series.marked});
         }
       }
-      Plots.curves(plotHosts[i], plot, curves, {...view, events: eventSteps()}, choose);
+      const {host, legend} = plotHosts[i];
+      const look = shown.length > 0 ? shown[0].look : 0;
+      // What each run looks like stands beside its name.
+      update(legend, look, () => plot.series.length < 2 ? [] : plot.series.map(series =>
+        element("span", {}, Plots.sample(look, series.marked), series.label)));
+      Plots.curves(host, plot, curves, {...view, events: eventSteps()}, choose);
     });
   }
 
@@ -62,7 +81,7 @@
     list.push(["workers", String(run.ranks.length)], ["tokens", Plots.short(run.tokens)], ["passes over the data", run.epoch.toPrecision(2)]);
     const hidden = share(run);
     if (hidden !== null) list.push(["communication hidden", `${Math.round(hidden * 100)} %`]);
-    find("figures").replaceChildren(...list.map(([name, value]) => element("div", {}, element("dt", {}, name), element("dd", {}, value))));
+    update(find("figures"), list, () => list.map(([name, value]) => element("div", {}, element("dt", {}, name), element("dd", {}, value))));
     const bar = find("progress");
     bar.hidden = !run.steps;
     if (run.steps) bar.value = run.step / run.steps;
@@ -95,11 +114,14 @@
     }
   }
 
+  // Cells are texts, or {code: text}.
   function table(host, headings, rows, none) {
-    const body = rows.map(row => element("tr", {}, ...row.map(cell => element("td", {}, cell))));
-    if (body.length === 0) body.push(element("tr", {}, element("td", {colspan: headings.length}, none)));
-    host.replaceChildren(element("thead", {}, element("tr", {}, ...headings.map(name => element("th", {scope: "col"}, name)))),
-      element("tbody", {}, ...body));
+    update(host, [headings, rows], () => {
+      const body = rows.map(row => element("tr", {}, ...row.map(cell =>
+        element("td", {}, cell.code === undefined ? cell : element("code", {}, cell.code)))));
+      if (body.length === 0) body.push(element("tr", {}, element("td", {colspan: headings.length}, none)));
+      return [element("thead", {}, element("tr", {}, ...headings.map(name => element("th", {scope: "col"}, name)))), element("tbody", {}, ...body)];
+    });
   }
 
   // Newest first; of several runs, one after the other.
@@ -110,25 +132,24 @@
     const headings = [...(several ? ["run"] : []), "time", "step"];
     table(find("events"), [...headings, "event", ""], rows(event => event.event !== "saved", 200, event => [event.event, words(event)]), "none");
     table(find("checkpoints"), [...headings, "name", "hash of the weights"],
-      rows(event => event.event === "saved", 50, event => [event.name, element("code", {}, event.hash)]), "none yet");
+      rows(event => event.event === "saved", 50, event => [event.name, {code: event.hash}]), "none yet");
   }
 
   // Members and bars of all runs that are shown; a report may have several.
-  function drawPhases(shown) {
-    const host = find("phases");
-    const parts = [];
-    for (const run of shown) {
-      const bars = element("div");
-      const members = element("table");
-      parts.push([run, bars, members]);
-    }
-    host.replaceChildren(...parts.flatMap(([run, bars, members]) =>
-      [shown.length > 1 ? element("h3", {}, run.name) : null, bars, element("div", {class: "wide"}, members)].filter(Boolean)));
-    for (const [run, bars, members] of parts) {
-      Plots.bars(bars, run.ranks, run.straggler);
-      if (run.straggler) {
-        bars.append(element("p", {}, `rank ${run.straggler.rank} takes ${Math.round(run.straggler.slower * 100)} % longer to compute than the median of the others`));
-      }
+  function drawPhases(shown, resized) {
+    update(find("phases"), shown.map(run => run.name), () => {
+      phaseHosts = shown.map(() => ({bars: element("div"), slow: element("p"), members: element("table")}));
+      return phaseHosts.flatMap(({bars, slow, members}, i) =>
+        [shown.length > 1 ? element("h3", {}, shown[i].name) : null, bars, slow, element("div", {class: "wide"}, members)].filter(Boolean));
+    });
+    for (const [i, run] of shown.entries()) {
+      const {bars, slow, members} = phaseHosts[i];
+      // Who points at a bar reads what it is; a finger that has touched one points there for ever.
+      const read = bars.matches(":hover") && matchMedia("(hover: hover)").matches;
+      if (resized || !read || !bars.hasChildNodes()) Plots.bars(bars, run.ranks, run.straggler);
+      slow.textContent = run.straggler
+        ? `rank ${run.straggler.rank} takes ${Math.round(run.straggler.slower * 100)} % longer to compute than the median of the others` : "";
+      slow.hidden = !run.straggler;
       table(members, ["rank", "member", "lanes"], run.ranks.map(rank => [String(rank.rank), rank.name || "", rank.lanes === undefined ? "" : String(rank.lanes)]), "none yet");
     }
   }
@@ -151,7 +172,7 @@
       return [[`${of}machine`, {...start.machine, version: start.version}], [`${of}options as given`, settings.options],
         [`${of}run`, {...settings, options: undefined, run: undefined}], [`${of}all settings`, settings.run]];
     });
-    find("settings").replaceChildren(...groups.filter(([, value]) => value).map(([name, value]) => {
+    update(find("settings"), groups, () => groups.filter(([, value]) => value).map(([name, value]) => {
       const rows = flat(value, "", []).filter(([, text]) => text !== "undefined");
       return element("table", {}, element("thead", {}, element("tr", {}, element("th", {colspan: 2}, name))),
         element("tbody", {}, ...rows.map(([key, text]) => element("tr", {}, element("th", {scope: "row"}, key), element("td", {}, text)))));
@@ -168,7 +189,7 @@
       ["validation loss", run => Plots.short(run.val_loss)], ["time in steps", run => Plots.duration(seconds(run))],
       ["tokens/s, mean", run => Plots.short(run.tokens / seconds(run))], ["workers", run => String(run.ranks.length)],
       ["workers lost", run => String(run.events.filter(event => ["lost", "expelled"].includes(event.event)).length)],
-      ["weights", run => end(run) ? element("code", {}, end(run).hash.slice(0, 23)) : "–"],
+      ["weights", run => end(run) ? {code: end(run).hash.slice(0, 23)} : "–"],
       ["host", run => run.start && run.start.machine ? run.start.machine.host : "–"]];
     const settings = all.map(run => new Map(flat(run.start && run.start.settings, "", [])));
     const keys = [...new Set(settings.flatMap(each => [...each.keys()]))];
@@ -184,7 +205,9 @@
     return !given.live && run.state === "running" ? "not ended" : run.state;
   }
 
-  function draw() {
+  const hasEnded = run => Boolean(run) && ["done", "stopped", "halted"].includes(run.state);
+
+  function draw(resized = false) {
     const own = runs[0];
     if (!own || !own.ranks) return;
     document.title = `${own.name} ${own.steps ? `${own.step}/${own.steps}` : own.step} – Lockstep`;
@@ -195,7 +218,7 @@
     find("figures").hidden = shown.length > 1;
     if (shown.length === 1) figures(own);
     drawPlots();
-    drawPhases(shown);
+    drawPhases(shown, resized);
     drawEvents(shown);
     drawSettings(shown);
     document.documentElement.dataset.step = own.step;  // for those who drive the page
@@ -258,7 +281,7 @@
         if (given.live) await askOthers().catch(() => {});
         drawPlots();
       });
-      host.append(element("label", {}, box, ` ${run.name}`));
+      host.append(element("label", {}, box, Plots.sample(run.look, true), run.name));
     }
   }
 
@@ -273,8 +296,10 @@
       }
     } catch (problem) {
       const gone = problem instanceof TypeError;  // nobody answers
-      find("note").textContent = gone ? "The run does not answer: it has ended, or the way to it is cut. What is shown is the last that was known." : problem.message;
+      const cut = "The run does not answer: it has ended, or the way to it is cut. What is shown is the last that was known.";
+      find("note").textContent = !gone ? problem.message : hasEnded(runs[0]) ? "The run has ended, and its page with it." : cut;
       find("note").hidden = false;
+      if (gone && !hasEnded(runs[0])) find("state").textContent = "no answer";
     }
     setTimeout(() => turn(count + 1), period);
   }
@@ -289,7 +314,7 @@
     window.addEventListener("resize", () => {
       if (window.innerWidth === width) return;
       width = window.innerWidth;
-      draw();
+      draw(true);
     });
     if (given.live) {
       turn(0);

@@ -86,13 +86,30 @@ const Plots = (() => {
   }
 
   const colour = index => `var(--c${index % colours})`;
+  const dashesOf = look => dashes[look % dashes.length];
+
+  function mark(parent, look, x, y) {
+    const hollow = look % (2 * marks.length) >= marks.length;
+    make(parent, "path", {class: "mark", d: marks[look % marks.length](x, y, 3.2), fill: hollow ? "var(--paper)" : colour(look), stroke: colour(look)});
+  }
+
+  // How a curve looks, to stand beside its name.
+  function sample(look, marked) {
+    const svg = document.createElementNS(names, "svg");
+    svg.setAttribute("class", "sample");
+    svg.setAttribute("viewBox", "0 0 36 12");
+    svg.setAttribute("aria-hidden", "true");
+    make(svg, "path", {class: "curve", d: "M1 6h34", stroke: colour(look), "stroke-dasharray": dashesOf(look)});
+    if (marked) mark(svg, look, 18, 6);
+    return svg;
+  }
 
   // Draws `plot` into `host`. curves: [{label, points: [[step, value]], look, marked}], `look` the number of the run.
-  // view: {log, range: [first, last] or null, events: [step]}. choose(range) is called when somebody drags over it.
+  // view: {log, range: [first, last] or null, events: [{step, name}]}. choose(range) is called when somebody drags over it.
   function curves(host, plot, curvesOfPlot, view, choose) {
     const width = Math.max(240, Math.round(host.clientWidth || 640));
     const height = plot.large && width > 500 ? 300 : 190;
-    const box = {left: 52, right: width - 10, top: 8, bottom: height - 24};
+    const box = {left: 52, right: width - 10, top: plot.large ? 18 : 8, bottom: height - 24};
     const svg = document.createElementNS(names, "svg");
     svg.setAttribute("viewBox", `0 0 ${width} ${height}`);
     svg.setAttribute("role", "img");
@@ -129,95 +146,117 @@ const Plots = (() => {
       make(svg, "text", {x: x(step), y: box.bottom + 16, "text-anchor": "middle"}, short(step));
     }
     make(svg, "rect", {class: "frame", x: box.left, y: box.top, width: box.right - box.left, height: box.bottom - box.top});
-    for (const step of view.events || []) {
-      if (step >= range[0] && step <= range[1]) make(svg, "line", {class: "event", x1: x(step), x2: x(step), y1: box.top, y2: box.bottom});
+    const labels = [];  // above the large plot only; lines that are close share one
+    for (const {step, name} of view.events || []) {
+      if (step < range[0] || step > range[1]) continue;
+      const line = make(svg, "line", {class: "event", x1: x(step), x2: x(step), y1: box.top, y2: box.bottom});
+      make(line, "title", {}, `${name}, step ${step}`);
+      const last = labels[labels.length - 1];
+      if (last && x(step) - last.x < 50) last.names.add(name);
+      else labels.push({x: x(step), names: new Set([name])});
+    }
+    let free = 0;
+    for (const label of plot.large ? labels : []) {
+      const text = [...label.names].join(", ");
+      const half = text.length * 3;
+      if (label.x - half < free) continue;
+      make(svg, "text", {class: "event", x: Math.min(label.x, box.right - half), y: box.top - 5, "text-anchor": "middle"}, text);
+      free = label.x + half + 8;
     }
     for (const curve of shown) {
       if (curve.points.length === 0) continue;
       const points = thinned(curve.points, x);
       const path = points.map(([step, value], i) => `${i === 0 ? "M" : "L"}${x(step).toFixed(1)} ${y(value).toFixed(1)}`).join("");
-      make(svg, "path", {class: "curve", d: path, stroke: colour(curve.look), "stroke-dasharray": dashes[curve.look % dashes.length],
+      make(svg, "path", {class: "curve", d: path, stroke: colour(curve.look), "stroke-dasharray": dashesOf(curve.look),
         "stroke-opacity": curve.marked ? 0.5 : 1, "data-points": curve.points.length});
       if (!curve.marked && points.length > 1) continue;
-      const mark = marks[curve.look % marks.length];
-      const hollow = curve.look >= marks.length;
-      for (const [step, value] of points.slice(-200)) {
-        make(svg, "path", {d: mark(x(step), y(value), 3.2), fill: hollow ? "var(--paper)" : colour(curve.look), stroke: colour(curve.look)});
-      }
+      for (const [step, value] of points.slice(-200)) mark(svg, curve.look, x(step), y(value));
     }
     if (empty) make(svg, "text", {x: width / 2, y: height / 2, "text-anchor": "middle"}, "nothing yet");
 
-    // Which curve is which.
-    let at = box.right - 8;
     const entries = shown.filter(curve => curve.points.length > 0);
-    if (entries.length > 1 && entries.length <= 6) {
-      entries.forEach((curve, i) => {
-        const row = box.top + 16 + i * 15;
-        make(svg, "text", {x: at, y: row, "text-anchor": "end", class: "strong"}, curve.label);
-        const begin = at - 10 - curve.label.length * 6.4 - 30;
-        make(svg, "path", {class: "curve", d: `M${begin} ${row - 4}h28`, stroke: colour(curve.look),
-          "stroke-dasharray": dashes[curve.look % dashes.length]});
-        if (curve.marked) make(svg, "path", {d: marks[curve.look % marks.length](begin + 14, row - 4, 3.2), fill: colour(curve.look)});
-      });
-    }
-
     const last = entries.map(curve => `${curve.label} ${short(curve.points[curve.points.length - 1][1])}`).join(", ");
     svg.setAttribute("aria-label", `${plot.title} from step ${short(range[0])} to ${short(range[1])}: ${last || "nothing yet"}`);
-    pointer(svg, {box, x, y, range, shown, width, choose});
+    const pointer = pointers.get(host) || watchPointer(host);
+    pointer.drawn = {svg, layer: make(svg, "g"), box, x, y, range, shown, width, choose};
     host.replaceChildren(svg);
+    drawPointer(pointer);
   }
 
-  // What is under the pointer, and zooming by dragging.
-  function pointer(svg, {box, x, y, range, shown, width, choose}) {
-    const layer = make(svg, "g");
-    let begin = null;
-    const stepAt = event => {
-      const bounds = svg.getBoundingClientRect();
-      const place = (event.clientX - bounds.left) * width / bounds.width;
-      return range[0] + (Math.min(box.right, Math.max(box.left, place)) - box.left) / (box.right - box.left) * (range[1] - range[0]);
+  // What the pointer does over a plot outlives the drawing, which is replaced with every news: {begin: the step where a drag
+  // began, at: where the pointer is, drawn: the drawing}.
+  const pointers = new WeakMap();
+
+  function stepAt({svg, box, range, width}, clientX) {
+    const bounds = svg.getBoundingClientRect();
+    const place = (clientX - bounds.left) * width / bounds.width;
+    return range[0] + (Math.min(box.right, Math.max(box.left, place)) - box.left) / (box.right - box.left) * (range[1] - range[0]);
+  }
+
+  function watchPointer(host) {
+    const pointer = {begin: null, at: null, drawn: null};
+    pointers.set(host, pointer);
+    const leave = () => {
+      pointer.begin = pointer.at = null;
+      drawPointer(pointer);
     };
-    const nearest = (points, step) => {
-      let from = 0, to = points.length - 1;
-      while (to - from > 1) {
-        const middle = (from + to) >> 1;
-        if (points[middle][0] < step) from = middle; else to = middle;
-      }
-      return points[Math.abs(points[from][0] - step) < Math.abs(points[to][0] - step) ? from : to];
-    };
-    svg.addEventListener("pointerdown", event => { begin = stepAt(event); });
-    svg.addEventListener("pointermove", event => {
-      layer.replaceChildren();
-      const step = stepAt(event);
-      if (begin !== null) {
-        make(layer, "rect", {class: "chosen", x: Math.min(x(begin), x(step)), width: Math.abs(x(step) - x(begin)), y: box.top, height: box.bottom - box.top});
-        return;
-      }
-      const lines = [];
-      let found = null;
-      for (const curve of shown) {
-        if (curve.points.length === 0) continue;
-        const point = nearest(curve.points, step);
-        if (found === null) found = point[0];
-        lines.push(`${curve.label} ${short(point[1])}`);
-        make(layer, "circle", {cx: x(point[0]), cy: y(point[1]), r: 3, fill: colour(curve.look)});
-      }
-      if (found === null) return;
-      lines.unshift(`step ${found}`);
-      make(layer, "line", {class: "hair", x1: x(found), x2: x(found), y1: box.top, y2: box.bottom});
-      const wide = Math.max(...lines.map(line => line.length)) * 6.4 + 14;
-      const left = x(found) + 8 + wide > box.right ? x(found) - 8 - wide : x(found) + 8;
-      make(layer, "rect", {class: "tip", x: left, y: box.top + 4, width: wide, height: lines.length * 15 + 6, rx: 3});
-      lines.forEach((line, i) => make(layer, "text", {x: left + 7, y: box.top + 18 + i * 15, class: "strong"}, line));
+    host.addEventListener("pointerdown", event => {
+      if (event.button !== 0) return;
+      host.setPointerCapture(event.pointerId);  // a drag may end beyond the plot
+      pointer.begin = stepAt(pointer.drawn, event.clientX);
     });
-    svg.addEventListener("pointerup", event => {
-      const end = stepAt(event);
-      const from = begin;
-      begin = null;
-      layer.replaceChildren();
-      if (from !== null && Math.abs(x(end) - x(from)) > 6 && choose) choose([Math.floor(Math.min(from, end)), Math.ceil(Math.max(from, end))]);
+    host.addEventListener("pointermove", event => {
+      pointer.at = event.clientX;
+      drawPointer(pointer);
     });
-    svg.addEventListener("pointerleave", () => { begin = null; layer.replaceChildren(); });
-    svg.addEventListener("dblclick", () => choose && choose(null));
+    host.addEventListener("pointerup", event => {
+      const {begin, drawn: {x, choose}} = pointer;
+      const end = stepAt(pointer.drawn, event.clientX);
+      leave();
+      if (begin !== null && Math.abs(x(end) - x(begin)) > 6 && choose) choose([Math.floor(Math.min(begin, end)), Math.ceil(Math.max(begin, end))]);
+    });
+    host.addEventListener("pointerleave", leave);
+    host.addEventListener("pointercancel", leave);
+    host.addEventListener("dblclick", () => pointer.drawn.choose && pointer.drawn.choose(null));
+    return pointer;
+  }
+
+  // Of points in order, the one nearest to a step.
+  function nearest(points, step) {
+    let from = 0, to = points.length - 1;
+    while (to - from > 1) {
+      const middle = (from + to) >> 1;
+      if (points[middle][0] < step) from = middle; else to = middle;
+    }
+    return points[Math.abs(points[from][0] - step) < Math.abs(points[to][0] - step) ? from : to];
+  }
+
+  // What is under the pointer, or the part that is being chosen.
+  function drawPointer({begin, at, drawn}) {
+    const {layer, box, x, y, shown} = drawn;
+    layer.replaceChildren();
+    if (at === null) return;
+    const step = stepAt(drawn, at);
+    if (begin !== null) {
+      make(layer, "rect", {class: "chosen", x: Math.min(x(begin), x(step)), width: Math.abs(x(step) - x(begin)), y: box.top, height: box.bottom - box.top});
+      return;
+    }
+    const lines = [];
+    let found = null;
+    for (const curve of shown) {
+      if (curve.points.length === 0) continue;
+      const point = nearest(curve.points, step);
+      if (found === null) found = point[0];
+      lines.push(`${curve.label} ${short(point[1])}`);
+      make(layer, "circle", {cx: x(point[0]), cy: y(point[1]), r: 3, fill: colour(curve.look)});
+    }
+    if (found === null) return;
+    lines.unshift(`step ${found}`);
+    make(layer, "line", {class: "hair", x1: x(found), x2: x(found), y1: box.top, y2: box.bottom});
+    const wide = Math.max(...lines.map(line => line.length)) * 6.4 + 14;
+    const left = x(found) + 8 + wide > box.right ? x(found) - 8 - wide : x(found) + 8;
+    make(layer, "rect", {class: "tip", x: left, y: box.top + 4, width: wide, height: lines.length * 15 + 6, rx: 3});
+    lines.forEach((line, i) => make(layer, "text", {x: left + 7, y: box.top + 18 + i * 15, class: "strong"}, line));
   }
 
   // The phases of a step in the order in which they are stacked, and how each is hatched.
@@ -245,7 +284,7 @@ const Plots = (() => {
     const longest = Math.max(1e-9, ...told.map(total));
     const used = phases.filter(phase => told.some(rank => rank.phases[phase] > longest / 1000));
     const hidden = told.some(rank => rank.phases.hidden > 0);
-    const left = 64, right = width - 76, row = 34;
+    const left = 64, right = width - (straggler ? 112 : 76), row = 34;
     const keys = [...used, ...(hidden ? ["hidden"] : [])];
     const across = Math.max(1, Math.floor((width - left) / 128));
     const top = 8 + Math.ceil(keys.length / across) * 18 + 6;
@@ -287,5 +326,5 @@ const Plots = (() => {
     host.replaceChildren(svg);
   }
 
-  return {curves, bars, phases, short, duration};
+  return {curves, bars, sample, phases, short, duration};
 })();

@@ -6,6 +6,7 @@
 #include <cstddef>
 #include <cstdint>
 #include <filesystem>
+#include <iterator>
 #include <system_error>
 
 #include "lockstep/base/error.h"
@@ -17,17 +18,31 @@
 namespace lockstep {
 namespace {
 
+// The last `count` parts of a path.
+std::filesystem::path end_of_path(const std::filesystem::path& path, std::ptrdiff_t count) {
+  const std::ptrdiff_t all = std::distance(path.begin(), path.end());
+  std::filesystem::path end;
+  for (auto part = std::next(path.begin(), std::max<std::ptrdiff_t>(0, all - count));
+       part != path.end(); ++part) {
+    end /= *part;
+  }
+  return end;
+}
+
 // The shortest ends of the paths by which they differ: "a", or "tries/a" and "others/a".
 std::vector<std::string> short_names(const std::vector<std::string>& folders) {
-  std::vector<std::string> names(folders.size());
-  for (std::size_t i = 0; i < folders.size(); ++i) {
-    auto path = (std::filesystem::absolute(folders[i]).lexically_normal() / "").parent_path();
-    names[i] = path.filename();
-    const auto same = [&](const std::string& other) {
-      return (std::filesystem::absolute(other).lexically_normal() / "").parent_path().filename() ==
-             path.filename();
+  std::vector<std::filesystem::path> paths;
+  for (const std::string& folder : folders) {
+    paths.push_back((std::filesystem::absolute(folder).lexically_normal() / "").parent_path());
+  }
+  std::vector<std::string> names;
+  for (const auto& path : paths) {
+    std::ptrdiff_t count = 1;
+    const auto another_has = [&](const auto& other) {
+      return other != path && end_of_path(other, count) == end_of_path(path, count);
     };
-    if (std::ranges::count_if(folders, same) > 1) names[i] = path;
+    while (std::ranges::any_of(paths, another_has)) ++count;
+    names.push_back(end_of_path(path, count));
   }
   return names;
 }

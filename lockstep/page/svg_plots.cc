@@ -22,9 +22,10 @@ constexpr double kHeight = 360;
 constexpr double kLeft = 70;
 constexpr double kRight = kWidth - 20;
 constexpr double kTop = 40;
-constexpr double kBottom = kHeight - 44;
+constexpr double kLegendRow = 16;
 constexpr double kRowHeight = 34;
 constexpr double kBarHeight = 20;
+constexpr double kBarsWide = kRight - kLeft - 100;  // beside it is room for the time
 constexpr double kMostTicks = 6;
 
 constexpr std::array<std::string_view, 6> kColours = {"#0b62b8", "#b3470a", "#1a7f4b",
@@ -121,19 +122,25 @@ std::string svg_curves(const std::string& title, const std::vector<Curve>& curve
   if (from_zero) y.cover(0);
   if (x.low == x.high) x.high += 1;
   if (y.low == y.high) y.high += std::abs(y.high) > 0 ? std::abs(y.high) : 1;
+  // Names stand above the curves, two in a row, and hide none.
+  const auto named = static_cast<double>(
+      std::ranges::count_if(curves, [](const Curve& curve) { return !curve.points.empty(); }));
+  const double top = kTop + (named > 1 ? std::ceil(named / 2) * kLegendRow : 0);
+  const double height = kHeight + top - kTop;
+  const double bottom = height - 44;
   const auto at_x = [&](double step) { return kLeft + x.share(step) * (kRight - kLeft); };
-  const auto at_y = [&](double value) { return kBottom - y.share(value) * (kBottom - kTop); };
-  std::string svg = svg_begin(kHeight, title);
+  const auto at_y = [&](double value) { return bottom - y.share(value) * (bottom - top); };
+  std::string svg = svg_begin(height, title);
   for (const double value : round_ticks(y.low, y.high)) {
     svg +=
         fmt::format("<path d=\"M{} {:.1f}H{}\" stroke=\"#d5dae0\"/>\n", kLeft, at_y(value), kRight);
     svg += svg_text(kLeft - 8, at_y(value) + 4, "end", tick_label(value));
   }
   for (const double step : round_ticks(x.low, x.high)) {
-    svg += svg_text(at_x(step), kBottom + 18, "middle", tick_label(step));
+    svg += svg_text(at_x(step), bottom + 18, "middle", tick_label(step));
   }
-  svg += svg_text((kLeft + kRight) / 2, kHeight - 8, "middle", "step");
-  double row = kTop + 14;
+  svg += svg_text((kLeft + kRight) / 2, height - 8, "middle", "step");
+  int place = 0;
   for (const Curve& curve : curves) {
     if (curve.points.empty()) continue;
     const std::string_view colour = kColours[curve.look % kColours.size()];
@@ -152,13 +159,16 @@ std::string svg_curves(const std::string& title, const std::vector<Curve>& curve
           d, colour, dashes);
     };
     svg += line(path);
-    svg += svg_text(kRight - 46, row, "end", curve.label);
-    svg += line(fmt::format("M{} {:.1f}h36", kRight - 40, row - 4));
+    if (named < 2) continue;
+    const double begin = kLeft + (place % 2 == 0 ? 0 : (kRight - kLeft) / 2);
+    const double row = kTop + kLegendRow * (place / 2) - 2;
+    svg += svg_text(begin + 44, row + 4, "start", curve.label);
+    svg += line(fmt::format("M{} {:.1f}h36", begin, row));
     if (curve.marked) {
-      svg += fmt::format("<circle cx=\"{}\" cy=\"{:.1f}\" r=\"3\" fill=\"{}\"/>\n", kRight - 22,
-                         row - 4, colour);
+      svg += fmt::format("<circle cx=\"{}\" cy=\"{:.1f}\" r=\"3\" fill=\"{}\"/>\n", begin + 18, row,
+                         colour);
     }
-    row += 16;
+    ++place;
   }
   return svg + "</svg>\n";
 }
@@ -167,8 +177,17 @@ std::string svg_curves(const std::string& title, const std::vector<Curve>& curve
 constexpr std::array<std::string_view, kPhases> kHatching = {
     "M0 4h8", "", "M0 8L8 0", "M0 0L8 8", "M4 0v8", "M0 4h8M4 0v8", "M0 0L8 8M0 8L8 0", ""};
 
+// Communication that the backward pass hides takes no time of its own: a line below a bar.
+std::string svg_hidden(double x, double y, double wide) {
+  return fmt::format(
+      "<path d=\"M{:.2f} {:.1f}h{:.2f}\" stroke=\"#1b1f24\" stroke-width=\"2\" "
+      "stroke-dasharray=\"3 2\"/>\n",
+      x, y, wide);
+}
+
 std::string svg_bars(const ReportedRun& run) {
   const std::vector<RankPhases> ranks = run.record->ranks();
+  const auto& straggler = run.record->straggler();
   double longest = 1e-9;
   std::vector<double> totals;
   for (const RankPhases& rank : ranks) {
@@ -193,7 +212,12 @@ std::string svg_bars(const ReportedRun& run) {
         fmt::format("<rect x=\"{:.0f}\" y=\"{}\" width=\"14\" height=\"12\" fill=\"url(#p{})\"/>\n",
                     x, kTop - 4, i);
     key += svg_text(x + 18, kTop + 6, "start", to_string(static_cast<Phase>(i)));
-    x += 92;
+    x += 86;
+  }
+  const bool hides = std::ranges::any_of(
+      ranks, [](const RankPhases& rank) { return rank.mean[Phase::kHidden] > 0; });
+  if (hides) {
+    key += svg_hidden(x - 18, kTop + 2, 14) + svg_text(x, kTop + 6, "start", "hidden");
   }
   svg += "</defs>\n" + key;
   for (std::size_t rank = 0; rank < ranks.size(); ++rank) {
@@ -201,13 +225,17 @@ std::string svg_bars(const ReportedRun& run) {
     svg += svg_text(kLeft - 8, y + 14, "end", fmt::format("rank {}", rank));
     double begin = kLeft;
     for (std::size_t i = 0; i < index_of(Phase::kHidden); ++i) {
-      const double wide = ranks[rank].mean.all()[i] / longest * (kRight - kLeft - 70);
+      const double wide = ranks[rank].mean.all()[i] / longest * kBarsWide;
       svg += fmt::format(
           "<rect x=\"{:.2f}\" y=\"{:.0f}\" width=\"{:.2f}\" height=\"{}\" fill=\"url(#p{})\"/>\n",
           begin, y, wide, kBarHeight, i);
       begin += wide;
     }
-    svg += svg_text(begin + 6, y + 14, "start", fmt::format("{:.3g} ms", totals[rank] * 1e3));
+    const bool slow = straggler && straggler->rank == static_cast<int>(rank);
+    svg += svg_text(begin + 6, y + 14, "start",
+                    fmt::format("{:.3g} ms{}", totals[rank] * 1e3, slow ? " \u25c0 slow" : ""));
+    const double hidden = std::min(1.0, ranks[rank].mean[Phase::kHidden] / longest);
+    if (hidden > 0) svg += svg_hidden(kLeft, y + kBarHeight + 5, hidden * kBarsWide);
   }
   return svg + "</svg>\n";
 }

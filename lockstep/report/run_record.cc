@@ -57,6 +57,14 @@ void fold(RunPoint& mean, double steps, const RunPoint& later, double later_step
 
 }  // namespace
 
+namespace {
+
+std::size_t place_in(decltype(RunRecord::kCounted)::const_iterator counted) {
+  return static_cast<std::size_t>(counted - RunRecord::kCounted.begin());
+}
+
+}  // namespace
+
 void RunRecord::add(std::string_view text) {
   const Json line = parse_json(text);
   if (!line.is_object()) return;
@@ -69,7 +77,7 @@ void RunRecord::add(std::string_view text) {
 
 void RunRecord::add_step(const Json& line) {
   const std::int64_t step = whole_at(line, "step", 0);
-  if (step <= step_) return;
+  if (step <= 0) return;
   step_ = step;
   RunPoint point;
   point.step = step;
@@ -79,7 +87,7 @@ void RunRecord::add_step(const Json& line) {
   point.tokens_per_second = number_at(line, "tokens_per_s").value_or(NAN);
   point.seconds = number_at(line, "seconds").value_or(0);
   point.validation_loss = number_at(line, "val_loss");
-  point.tokens = tokens() + whole_at(line, "tokens", 0);
+  point.tokens = tokens() + (step > furthest_ ? whole_at(line, "tokens", 0) : 0);
   epoch_ = number_at(line, "epoch").value_or(epoch_);
   seconds_per_step_ = seconds_per_step_ == 0
                           ? point.seconds
@@ -87,13 +95,17 @@ void RunRecord::add_step(const Json& line) {
   if (point.validation_loss) validation_loss_ = point.validation_loss;
   if (const auto bits = number_at(line, "val_bits_per_byte")) validation_bits_ = bits;
   if (const auto share = number_at(line, "val_accuracy")) validation_accuracy_ = share;
-  straggler_.reset();
+  // Nobody looks for one in the steps between.
+  if (step % kStragglerWindow == 0) straggler_.reset();
   if (const auto found = line.find("straggler"); found != line.end() && found->is_object()) {
     straggler_ = {static_cast<int>(whole_at(*found, "rank", 0)),
                   number_at(*found, "slower").value_or(0)};
   }
   if (state_ == "unknown" && !start_.is_null()) state_ = "running";
   add_phases(line);
+  last_ = point;
+  if (step <= furthest_) return;
+  furthest_ = step;
   add_point(point);
 }
 
@@ -115,7 +127,10 @@ void RunRecord::add_phases(const Json& line) {
     }
     ranks.push_back(rank);
   }
-  if (!recent_.empty() && recent_.back().size() != ranks.size()) recent_.clear();
+  if (!recent_.empty() && recent_.back().size() != ranks.size()) {
+    recent_.clear();
+    if (straggler_ && !line.contains("straggler")) straggler_.reset();
+  }
   recent_.push_back(std::move(ranks));
   if (recent_.size() > kRecentSteps) recent_.pop_front();
 }
@@ -146,7 +161,13 @@ void RunRecord::add_event(const Json& line) {
   if (kind == "started") begin(line);
   if (kind == "halted") state_ = "halted";
   if (kind == "ended") state_ = text_at(line, "how") == "stopped" ? "stopped" : "done";
-  if (auto members = texts_at(line, "members"); !members.empty()) members_ = std::move(members);
+  if (kind == "went back") step_ = std::min(step_, whole_at(line, "back_to", step_));
+  if (auto members = texts_at(line, "members"); !members.empty()) {
+    if (members != members_) straggler_.reset();
+    members_ = std::move(members);
+  }
+  const auto counted = std::ranges::find(kCounted, kind);
+  if (counted != kCounted.end()) ++counts_[place_in(counted)];
   if (events_.size() == kMostEvents) events_.erase(events_.begin() + kMostEvents / 2);
   events_.push_back(line);
 }
@@ -158,8 +179,15 @@ void RunRecord::begin(const Json& line) {
   const std::int64_t done = whole_at(line, "step", 1) - 1;
   while (!points_.empty() && points_.back().step > done) points_.pop_back();
   in_last_ = stride_;
-  std::erase_if(events_, [&](const Json& event) { return whole_at(event, "step", 0) > done; });
+  std::erase_if(events_, [&](const Json& event) {
+    if (whole_at(event, "step", 0) <= done) return false;
+    const auto counted = std::ranges::find(kCounted, text_at(event, "event"));
+    if (counted != kCounted.end()) --counts_[place_in(counted)];
+    return true;
+  });
   step_ = std::min(step_, done);
+  furthest_ = std::min(furthest_, done);
+  last_ = points_.empty() ? std::nullopt : std::optional(points_.back());
   recent_.clear();
   straggler_.reset();
 }
@@ -188,8 +216,8 @@ std::vector<RankPhases> RunRecord::ranks() const {
 }
 
 std::int64_t RunRecord::count(std::string_view event) const {
-  return std::ranges::count_if(events_,
-                               [&](const Json& line) { return text_at(line, "event") == event; });
+  const auto counted = std::ranges::find(kCounted, event);
+  return counted == kCounted.end() ? 0 : counts_[place_in(counted)];
 }
 
 namespace {
@@ -222,10 +250,9 @@ Json run_json(const RunRecord& record) {
                {"val_loss", value_or_null(record.validation_loss())},
                {"val_accuracy", value_or_null(record.validation_accuracy())},
                {"val_bits_per_byte", value_or_null(record.validation_bits())}};
-  const bool any = !record.points().empty();
-  json["loss"] = any ? number_or_null(record.points().back().loss) : Json(nullptr);
-  json["tokens_per_s"] =
-      any ? number_or_null(record.points().back().tokens_per_second) : Json(nullptr);
+  const auto& last = record.last();
+  json["loss"] = last ? number_or_null(last->loss) : Json(nullptr);
+  json["tokens_per_s"] = last ? number_or_null(last->tokens_per_second) : Json(nullptr);
   json["stride"] = record.stride();
   json["straggler"] = nullptr;
   if (record.straggler()) {
@@ -309,12 +336,12 @@ std::string prometheus_text(const RunRecord& record, const std::string& run) {
                        std::optional<double> value) {
     if (value && std::isfinite(*value)) Metric(text, name, kind, help).add(own, *value);
   };
-  const RunPoint* last = record.points().empty() ? nullptr : &record.points().back();
   const auto of_last = [&](double RunPoint::*member) -> std::optional<double> {
-    return last != nullptr ? std::optional(last->*member) : std::nullopt;
+    return record.last() ? std::optional((*record.last()).*member) : std::nullopt;
   };
+  // A counter must not fall when the run goes back.
   one("lockstep_steps_total", "counter", "Steps that are done.",
-      static_cast<double>(record.step()));
+      static_cast<double>(record.furthest()));
   one("lockstep_tokens_total", "counter", "Tokens that were trained on.",
       static_cast<double>(record.tokens()));
   if (record.steps()) {
@@ -340,18 +367,25 @@ std::string prometheus_text(const RunRecord& record, const std::string& run) {
   const std::vector<RankPhases> ranks = record.ranks();
   one("lockstep_workers", "gauge", "Workers in the last step.", static_cast<double>(ranks.size()));
   Metric events(text, "lockstep_events_total", "counter", "Events of the run, by kind.");
-  for (const char* kind : {"lost", "expelled", "joined", "left", "went back", "saved", "halted"}) {
+  for (const std::string_view kind : RunRecord::kCounted) {
     events.add(fmt::format("{},kind=\"{}\"", own, kind), static_cast<double>(record.count(kind)));
   }
   if (ranks.empty()) return text;
   Metric phases(text, "lockstep_phase_duration_seconds", "gauge",
                 "Time of a phase of the step by rank, a mean over the last steps.");
   for (std::size_t rank = 0; rank < ranks.size(); ++rank) {
-    for (std::size_t i = 0; i < kPhases; ++i) {
+    for (std::size_t i = 0; i < index_of(Phase::kHidden); ++i) {
       phases.add(
           fmt::format("{},rank=\"{}\",phase=\"{}\"", own, rank, to_string(static_cast<Phase>(i))),
           ranks[rank].mean.all()[i]);
     }
+  }
+  // Not among the phases: it takes no time of the step's own, and phases can be added up.
+  Metric hidden(
+      text, "lockstep_hidden_communication_seconds", "gauge",
+      "Communication of the step that the backward pass hid, a mean over the last steps.");
+  for (std::size_t rank = 0; rank < ranks.size(); ++rank) {
+    hidden.add(fmt::format("{},rank=\"{}\"", own, rank), ranks[rank].mean[Phase::kHidden]);
   }
   Metric lanes(text, "lockstep_lanes", "gauge", "Lanes of the step by rank.");
   for (std::size_t rank = 0; rank < ranks.size(); ++rank) {

@@ -1,5 +1,6 @@
 #pragma once
 
+#include <array>
 #include <cstdint>
 #include <deque>
 #include <optional>
@@ -39,9 +40,12 @@ class RunRecord {
   static constexpr std::size_t kMostEvents = 1000;
   // The steps whose phases are averaged.
   static constexpr std::size_t kRecentSteps = 50;
+  // The events that are counted.
+  static constexpr std::array<std::string_view, 7> kCounted = {
+      "lost", "expelled", "joined", "left", "went back", "saved", "halted"};
 
   // A line of metrics.jsonl (docs/metrics.md). What is none is ignored. Of a step that comes twice,
-  // because the run went back, the first counts.
+  // because the run went back, the first is a point; what the run does now is what the last says.
   void add(std::string_view line);
 
   // How many steps a point stands for.
@@ -55,7 +59,10 @@ class RunRecord {
   // "running", "done", "stopped", "halted"; "unknown" where there was no line of a start.
   std::string_view state() const { return state_; }
 
-  std::int64_t step() const { return step_; }
+  std::int64_t step() const { return step_; }  // that the run has done; falls if it goes back
+  std::int64_t furthest() const { return furthest_; }  // that it has ever done
+  // The last line of a step.
+  const std::optional<RunPoint>& last() const { return last_; }
   std::optional<std::int64_t> steps() const;  // that the run is to make
   std::int64_t tokens() const { return points_.empty() ? 0 : points_.back().tokens; }
   double epoch() const { return epoch_; }
@@ -63,12 +70,14 @@ class RunRecord {
   std::optional<double> validation_loss() const { return validation_loss_; }
   std::optional<double> validation_bits() const { return validation_bits_; }  // per byte
   std::optional<double> validation_accuracy() const { return validation_accuracy_; }
+  // As it was found last, while ranks are the same.
   const std::optional<Straggler>& straggler() const { return straggler_; }
   // By rank, means over the last steps that were made by as many ranks.
   std::vector<RankPhases> ranks() const;
   // By rank: the names of the members, where they were told.
   const std::vector<std::string>& members() const { return members_; }
-  std::int64_t count(std::string_view event) const;  // of events of this kind
+  // Of events of this kind, one of kCounted; never falls but for a new start.
+  std::int64_t count(std::string_view event) const;
 
  private:
   void add_step(const Json& line);
@@ -82,9 +91,12 @@ class RunRecord {
   std::int64_t stride_ = 1;
   std::int64_t in_last_ = 0;  // steps that the last point stands for
   std::vector<Json> events_;
+  std::array<std::int64_t, kCounted.size()> counts_{};
   Json start_;
   std::string_view state_ = "unknown";
   std::int64_t step_ = 0;
+  std::int64_t furthest_ = 0;
+  std::optional<RunPoint> last_;
   double epoch_ = 0;
   double seconds_per_step_ = 0;  // a moving average
   std::optional<double> validation_loss_;

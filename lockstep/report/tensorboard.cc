@@ -147,7 +147,7 @@ std::string text_event(double time, std::int64_t step, std::string_view tag,
 }
 
 TensorBoardFile::TensorBoardFile(const std::string& out, std::int64_t steps_done, WriteGuard guard)
-    : guard_(std::move(guard)) {
+    : guard_(std::move(guard)), last_step_(steps_done) {
   const std::string folder = out + "/" + kTensorBoardFolder;
   guard_.require(folder);
   make_folder(folder);
@@ -168,6 +168,7 @@ TensorBoardFile::TensorBoardFile(const std::string& out, std::int64_t steps_done
 }
 
 void TensorBoardFile::add(const StepReport& report) {
+  if (report.step <= last_step_) return;
   std::vector<ScalarValue> values = {
       {"loss/train", report.loss},
       {"optimizer/gradient_norm", report.gradient_norm},
@@ -193,6 +194,7 @@ void TensorBoardFile::add(const StepReport& report) {
     }
   }
   write(scalars_event(unix_time(), report.step, values));
+  last_step_ = report.step;
 }
 
 void TensorBoardFile::add_text(std::string_view tag, std::string_view text, std::int64_t step) {

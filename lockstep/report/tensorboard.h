@@ -33,7 +33,8 @@ class TensorBoardFile {
   // In OUT/tensorboard. What earlier files tell of steps after `steps_done` does not count.
   TensorBoardFile(const std::string& out, std::int64_t steps_done, WriteGuard guard = {});
 
-  // Scalars of a step; the phases of the ranks at most once a second.
+  // Scalars of a step; the phases of the ranks at most once a second. Of a step that comes twice,
+  // because the run went back, the first counts.
   void add(const StepReport& report);
   void add_text(std::string_view tag, std::string_view text, std::int64_t step);
 
@@ -45,6 +46,7 @@ class TensorBoardFile {
 
   const WriteGuard guard_;
   std::string path_;
+  std::int64_t last_step_;
   std::unique_ptr<std::FILE, Close> file_;
   std::optional<std::chrono::steady_clock::time_point> told_phases_;
 };

@@ -144,14 +144,28 @@ void FlightWatch::write(const std::shared_ptr<FlightRecorder>& recorder, const s
   bell_.set();
 }
 
-void FlightWatch::write_loss(const std::shared_ptr<FlightRecorder>& recorder,
-                             const std::string& why) {
+void FlightWatch::write_loss(const std::shared_ptr<FlightRecorder>& recorder, FlightFile file) {
+  const std::lock_guard lock(mutex_);
+  const FlightPlace* place = place_of(*recorder);
+  if (place == nullptr || !place->keeps || closing_) return;
+  pending_.push_back({recorder, place->folder, std::move(file)});
+  bell_.set();
+}
+
+void FlightWatch::write_apart(const std::shared_ptr<FlightRecorder>& recorder,
+                              const std::string& why) {
+  const std::string folder = FlightPlace::of("").folder;
   {
     const std::lock_guard lock(mutex_);
-    const FlightPlace* place = place_of(*recorder);
-    if (place == nullptr || !place->keeps) return;
+    pending_.push_back({recorder, folder, flight_file_of(recorder->snapshot(), why)});
+    bell_.set();
   }
-  write(recorder, why);
+  log(LogLevel::kInfo, "what this rank did last goes to {}", folder);
+}
+
+void FlightWatch::ask() {
+  asked_ = true;
+  bell_.set();
 }
 
 void FlightWatch::write_all(const std::string& why) {
@@ -189,6 +203,7 @@ void FlightWatch::serve() {
     const int crash = flight_crash;
     const bool crashed = crash != 0 && !flight_crash_written;
     const bool asked = flight_asked.exchange(false);
+    const bool asked_by_job = asked_.exchange(false);
     if (crashed) {
       const std::string why = fmt::format("the process crashed with signal {}", crash);
       {
@@ -199,6 +214,9 @@ void FlightWatch::serve() {
       write_all(why);
     } else if (asked) {
       write_all("SIGUSR2 asked for it");
+      board_->ask_others();
+    } else if (asked_by_job) {
+      write_all("the job's centre asked for it");
     }
     while (write_next()) {
     }

@@ -1,5 +1,6 @@
 #pragma once
 
+#include <atomic>
 #include <csignal>
 #include <deque>
 #include <memory>
@@ -47,10 +48,15 @@ class FlightWatch {
 
   // What the rank did until now; written soon. Errors of writing are told on stderr.
   void write(const std::shared_ptr<FlightRecorder>& recorder, const std::string& why);
-  // The generation is over, and the rank survives it.
-  void write_loss(const std::shared_ptr<FlightRecorder>& recorder, const std::string& why);
+  // The generation is over, and the rank survives it: what it did in `file`, or until now.
+  void write_loss(const std::shared_ptr<FlightRecorder>& recorder, FlightFile file);
+  // Of a rank that stood still, and that the job may have ended without: not to the job's outputs,
+  // but as if there were none. Says where.
+  void write_apart(const std::shared_ptr<FlightRecorder>& recorder, const std::string& why);
+  // All that are watched, soon; the job asks for it. Any thread; never waits.
+  void ask();
 
-  // All that are watched.
+  // All that are watched. SIGUSR2 has it ask others, too.
   const std::shared_ptr<FlightBoard>& board() const { return board_; }
 
   // Waits, for some seconds at most, until all is written. The folder if anything ever was.
@@ -75,13 +81,14 @@ class FlightWatch {
   Event bell_;
   const std::shared_ptr<FlightBoard> board_ = std::make_shared<FlightBoard>();
   mutable std::mutex mutex_;
-  std::vector<Watched> watched_;  // guarded by mutex_
-  std::string out_;               // guarded by mutex_: that of the last rank
-  FlightPlace place_;             // guarded by mutex_: for it
-  std::deque<Pending> pending_;   // guarded by mutex_
-  bool writing_ = false;          // guarded by mutex_
-  bool closing_ = false;          // guarded by mutex_
-  std::string written_;           // guarded by mutex_: the last folder
+  std::vector<Watched> watched_;    // guarded by mutex_
+  std::string out_;                 // guarded by mutex_: that of the last rank
+  FlightPlace place_;               // guarded by mutex_: for it
+  std::deque<Pending> pending_;     // guarded by mutex_
+  std::atomic<bool> asked_{false};  // by the job
+  bool writing_ = false;            // guarded by mutex_
+  bool closing_ = false;            // guarded by mutex_
+  std::string written_;             // guarded by mutex_: the last folder
   std::vector<std::pair<int, struct sigaction>> before_;
   Thread thread_;
 };

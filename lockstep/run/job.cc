@@ -122,6 +122,10 @@ struct MemberState : Job::State {
   }
 
   void tell(std::string line) override { job.control->tell(std::move(line)); }
+  bool ask_flight() override { return job.control->ask_flight(); }
+  void on_flight_asked(std::function<void()> write) override {
+    job.control->on_flight_asked(std::move(write));
+  }
 
  private:
   void enter() {
@@ -318,6 +322,10 @@ void Job::describe(std::vector<std::byte> description, int most_workers) {
 }
 JobWishes Job::wishes() const { return state_->wishes(); }
 void Job::tell(std::string line) { state_->tell(std::move(line)); }
+bool Job::ask_flight() { return state_->ask_flight(); }
+void Job::on_flight_asked(std::function<void()> write) {
+  state_->on_flight_asked(std::move(write));
+}
 const std::shared_ptr<FlightRecorder>& Job::flight() const { return state_->flight; }
 std::string Job::write_flight(const std::string& folder, const std::string& why) const {
   return write_flight_file(folder, flight_file_of(state_->flight->snapshot(), why));

@@ -30,6 +30,8 @@ struct Job::State {
   virtual void describe(std::vector<std::byte> contents, int) { description = std::move(contents); }
   virtual JobWishes wishes() const { return {}; }
   virtual void tell(std::string) {}
+  virtual bool ask_flight() { return false; }
+  virtual void on_flight_asked(std::function<void()>) {}
 
   std::shared_ptr<FlightRecorder> flight = std::make_shared<FlightRecorder>();
   std::unique_ptr<Communicator> communicator;  // null: a newcomer, or between two generations

@@ -65,7 +65,9 @@ int telling_saved(const TrainOptions& options, FlightWatch& watch, bool tells, W
     }
   };
   try {
-    return work();
+    const int code = work();
+    if (code == kHaltCode) tell();
+    return code;
   } catch (const Error& error) {
     if (error.code() != ErrorCode::kInvalidArgument) tell();
     throw;
@@ -229,9 +231,14 @@ int start_workers(const TrainOptions& options, int workers,
                                            .run = {},
                                            .tokenizer = {}});
   }
+  const auto launch_all = [&] {
+    const int code = launch_ranks(launch);
+    if (page) page->see_out();
+    return code;
+  };
   if (options.job.transport != TransportKind::kServer) {
     launch.job = job;
-    return launch_ranks(launch);
+    return launch_all();
   }
 
   ServerRun run(listen_tcp(SocketAddress::loopback_v4()), job);
@@ -241,7 +248,7 @@ int start_workers(const TrainOptions& options, int workers,
     return run.finish(
         Deadline::after(succeeded ? options.job.timeout : std::chrono::nanoseconds(0)));
   };
-  return launch_ranks(launch);
+  return launch_all();
 }
 
 // A run that goes on may have sizes of its own, which are known later.

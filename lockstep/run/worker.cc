@@ -45,8 +45,6 @@ namespace {
 
 using Clock = std::chrono::steady_clock;
 
-constexpr int kHaltCode = 3;  // of a run that halts at a lane
-
 double seconds_since(Clock::time_point begin) {
   return std::chrono::duration<double>(Clock::now() - begin).count();
 }
@@ -174,6 +172,7 @@ class Worker {
   int leave();
 
   // Into the next generation, with the same state as all others.
+  void keep_flight(const std::string& why);
   void regroup();
   void level_with_others(Regroup how, Clock::time_point since);
   void start_from_checkpoint();
@@ -182,6 +181,7 @@ class Worker {
   std::optional<HaltReport> agree_on_killing_lanes();
   void become_narrator(bool takes_over);
   void open_page(bool takes_over);
+  void see_out_page();
   void tell_saved();
   void save_and_wait();
 
@@ -216,8 +216,9 @@ class Worker {
   std::optional<Regroup> next_;
   std::string why_ended_;
   Clock::time_point ended_{};
-  bool level_ = true;    // all ranks of the generation stood at the same step
-  bool enters_ = false;  // this worker comes to a job that runs already
+  std::optional<FlightFile> late_flight_;  // not written yet
+  bool level_ = true;                      // all ranks of the generation stood at the same step
+  bool enters_ = false;                    // this worker comes to a job that runs already
   // Who went and who came, until people are told: a generation may end before it has begun.
   struct Gone {
     Job::Departure departure;
@@ -407,7 +408,9 @@ int Worker::run() {
         write_halt(*report);
         if (narrator_) tell_halted(to_string(*report));
         log(LogLevel::kError, "{}", to_string(*report));
+        watch_.write(job_.flight(), to_string(*report));
         job_.leave();
+        see_out_page();
         return kHaltCode;
       }
       if (job_.too_few()) {
@@ -419,8 +422,9 @@ int Worker::run() {
       if (error.code() == ErrorCode::kNonFinite) save_halted();
       if (narrator_ && is_halt(error.code())) tell_halted(error.message());
       if (trainer_->halt_report()) part_after_halt(error);
+      if (is_halt(error.code())) see_out_page();
       if (!survives(error)) throw;
-      if (!job_.stood_still()) watch_.write_loss(job_.flight(), error.what());
+      keep_flight(error.what());
       why_ended_ = error.message();
       next_ = Regroup::kAfterLoss;
       if (level_) ended_ = Clock::now();  // otherwise it has ended before, and nobody went on since
@@ -493,6 +497,7 @@ int Worker::finish() {
   }
   // Nobody goes while rank 0 still writes.
   communicator.barrier({.deadline = Deadline::after(kDiskPatience)});
+  see_out_page();
   return stopped_ == 0 ? 0 : 128 + stopped_;
 }
 
@@ -508,6 +513,7 @@ bool Worker::leaves() const {
 
 int Worker::leave() {
   checkpoints_->wait();
+  page_.reset();  // the next rank 0 opens it again
   job_.leave();
   log(LogLevel::kInfo, "this worker leaves after step {}; the others go on",
       trainer_->steps_done());
@@ -537,6 +543,7 @@ void Worker::regroup() {
     const PhaseRecord record(*job_.flight(), "regroup", lost_at_);
     job_.regroup(lost_at_, how);
   }
+  if (late_flight_) watch_.write_loss(job_.flight(), *std::exchange(late_flight_, std::nullopt));
   for (const Job::Departure& departure : job_.departed()) {
     gone_.push_back({departure, generation, lanes_of(owners, departure.rank)});
   }
@@ -547,6 +554,17 @@ void Worker::regroup() {
   level_with_others(how, since);
   level_ = true;
   next_.reset();
+}
+
+// What this worker did in the generation that has ended. Who stood still writes it when the next
+// one has let it in: until then the job may be over, and the outputs somebody else's.
+void Worker::keep_flight(const std::string& why) {
+  FlightFile file = flight_file_of(job_.flight()->snapshot(), why);
+  if (!job_.stood_still()) {
+    watch_.write_loss(job_.flight(), std::move(file));
+  } else if (!late_flight_) {
+    late_flight_ = std::move(file);
+  }
 }
 
 void Worker::level_with_others(Regroup how, Clock::time_point since) {
@@ -638,6 +656,10 @@ void Worker::open_page(bool takes_over) {
     if (!takes_over) throw;  // later nothing is worth the end of a run
     log(LogLevel::kWarning, "the page is not there any more: {}", error.message());
   }
+}
+
+void Worker::see_out_page() {
+  if (page_) page_->see_out();
 }
 
 // Checkpoints are written behind training, by a thread of their own.
@@ -808,6 +830,11 @@ void Worker::part_after_halt(const Error& cause) {
 int train_worker(const TrainOptions& options, Job& job, FlightWatch& watch) {
   const std::shared_ptr<FlightRecorder> flight = job.flight();
   watch.add(flight, options.dry_run ? "" : options.out);
+  // Others may be asked, and may ask, for as long as the job is there.
+  job.on_flight_asked([&watch] { watch.ask(); });
+  watch.board()->set_ask([&job] { return job.ask_flight(); });
+  const std::unique_ptr<FlightBoard, void (*)(FlightBoard*)> asking(
+      watch.board().get(), [](FlightBoard* board) { board->set_ask({}); });
   // While the job still stands as it did, before others learn of the failure from us.
   const auto write_flight = [&](const std::string& why, bool own) {
     if (own) flight->set_last_words(why);
@@ -827,7 +854,9 @@ int train_worker(const TrainOptions& options, Job& job, FlightWatch& watch) {
       flight->set_written();  // by the launcher neither
       watch.remove(flight);
     } else if (job.stood_still()) {
-      watch.remove(flight);  // the outputs are not its own any more
+      // The outputs are not its own any more. A launcher of ours has seen what it did.
+      if (!is_launched()) watch.write_apart(flight, error.what());
+      watch.remove(flight);
     } else {
       write_flight(error.what(), own);
     }

@@ -43,6 +43,9 @@ class PhaseTimes {
   std::array<double, kPhases> seconds_{};
 };
 
+// A straggler is looked for after every so many steps.
+inline constexpr std::int64_t kStragglerWindow = 10;
+
 // Adds its own lifetime to a phase.
 class PhaseTimer {
  public:

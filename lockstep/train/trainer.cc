@@ -36,7 +36,6 @@ std::size_t rank_place(int rank) { return kFirstRank + index_of(rank) * kRankPla
 // A rank is reported when it takes this share longer than the others, over a window of steps that
 // take this time at least: less is noise.
 constexpr double kStragglerShare = 0.25;
-constexpr std::int64_t kStragglerWindow = 10;  // steps
 constexpr double kStragglerSeconds = 0.2;
 // No phase of a step takes a thousand years.
 constexpr double kMostSeconds = 3e10;

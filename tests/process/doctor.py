@@ -90,6 +90,48 @@ class SeveralHosts(unittest.TestCase):
             self.assertEqual(len(bad), 2)
             self.assertRegex(bad[0]["advice"], r"let TCP through from .*\(rank 2\) to .*\(rank 3\)")
 
+    def over_ssh(self, hosts, *arguments, token=TOKEN, tokens=None):
+        """This is host 0, whose name leads to loopback; `tokens` are those of the others, where a command that ssh starts sees one."""
+        with tempfile.TemporaryDirectory() as folder:
+            ssh = Path(folder) / "ssh"
+            cases = [f"{hosts.network.address(rank)}) export LOCKSTEP_TOKEN={other}; pid={hosts[rank].holder.pid};;"
+                     for rank, other in (tokens or {1: token}).items()]
+            ssh.write_text("\n".join(["case ${1#me@} in", *cases, "esac", "shift", 'exec nsenter --net --target $pid "$@"']))
+            names = ",".join(f"me@{hosts.network.address(rank)}" for rank in (tokens or {1: token}))
+            rename = "import os, socket, sys; socket.sethostname('localhost'); os.execv(sys.argv[1], sys.argv[1:])"
+            run = subprocess.run([*hosts[0].enter, "unshare", "--uts", sys.executable, "-c", rename, LOCKSTEP, "doctor", "--json", "--hosts", names,
+                                  "--ssh", f"sh {ssh}", "--remote", LOCKSTEP, *map(str, arguments)], env={**os.environ, "LOCKSTEP_TOKEN": token},
+                                 capture_output=True, text=True, timeout=PATIENCE, preexec_fn=die_with_parent)
+            report = json.loads(run.stdout or self.fail(run.stderr))
+            self.assertEqual([link["works"] for link in report["links"]], [True, True], run.stdout)
+            return [(each["host"].rsplit("(")[1][:-1], each["check"].split(" of ")[0], each["verdict"], each["found"])
+                    for each in report["findings"]]
+
+    def tokens_of(self, findings):
+        return [(host, verdict, found) for host, check, verdict, found in findings if check == "token"]
+
+    def test_each_hosts_own_token_is_looked_at(self):
+        with Hosts(2) as hosts:
+            good = [("rank 0", "good", "32 characters"), ("rank 1", "good", "32 characters")]
+            self.assertEqual(self.tokens_of(self.over_ssh(hosts)), good)
+            other = TOKEN[::-1]
+            self.assertEqual(self.tokens_of(self.over_ssh(hosts, tokens={1: other})),
+                             [*good, ("rank 1", "bad", "another than that of localhost (rank 0)")])
+            self.assertEqual(self.tokens_of(self.over_ssh(hosts, tokens={1: ""})),
+                             [good[0], ("rank 1", "warning", "there is none where ssh starts commands")])
+            with tempfile.NamedTemporaryFile("w") as file:  # all see it here, and it counts more than the variable
+                file.write(TOKEN)
+                file.flush()
+                self.assertEqual(self.tokens_of(self.over_ssh(hosts, "--token-file", file.name, tokens={1: other})), good)
+
+    def test_a_port_that_only_some_can_reach(self):
+        with Hosts(2) as hosts:
+            for blocked in (False, True):
+                if blocked:
+                    hosts[1].run("ip", "rule", "add", "ipproto", "tcp", "dport", 7001, "prohibit")
+                found = {check: (host, verdict) for host, check, verdict, _ in self.over_ssh(hosts, "--port", 7001, "--interface", "eth0")}
+                self.assertEqual(found["port 7001"], ("rank 1", "bad" if blocked else "good"))
+
     def under_a_launcher(self, hosts, tokens, world_size):
         """Rank i on host i, started as torchrun would."""
         started = []

@@ -7,7 +7,7 @@ from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).parent / "support"))
 import pypi  # noqa: E402
-from training import TINY, TextCase, lockstep, steps_of  # noqa: E402
+from training import TINY, TextCase, events_of, lockstep, steps_of  # noqa: E402
 
 
 class EventFiles(TextCase):
@@ -63,6 +63,15 @@ class EventFiles(TextCase):
         self.weights_of(lockstep("train", "--resume", out, "--steps", 9))
         events = self.read(out)
         self.expect_steps(events, out, 9)
+
+    def test_a_run_that_went_back(self):
+        """Steps that are computed again are there once, and those after them, too."""
+        out = self.folder / "run"
+        run = lockstep(*self.arguments(out, "--steps", 9, "--workers", 2, "--save-every", 3, "--save-wait", "--shard-optimizer", "--no-buddy"),
+                       env={**os.environ, "LOCKSTEP_FAULT": "rank=1 step=6 at=backward do=kill"})
+        self.weights_of(run)
+        self.assertIn("went back", [row["event"] for row in events_of(out)])
+        self.expect_steps(self.read(out), out, 9)
 
     def test_without_a_folder(self):
         self.assertIn("--tensorboard needs --out", self.fails(2, "train", "--data", self.text, "--tensorboard"))

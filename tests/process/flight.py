@@ -2,6 +2,7 @@
 """Workers are killed, stopped and made to fail: the flight recorder keeps what each did last, and `lockstep explain` names the one to look at."""
 # ctest: TIMEOUT 300
 
+import contextlib
 import json
 import os
 import re
@@ -16,7 +17,7 @@ from pathlib import Path
 from xml.etree import ElementTree
 
 sys.path.insert(0, str(Path(__file__).parent / "support"))
-from ranks import SANITIZED, die_with_parent  # noqa: E402
+from ranks import SANITIZED, die_with_parent, reserved_port  # noqa: E402
 from training import LOCKSTEP, TextCase, lockstep  # noqa: E402
 
 SHAPE = ["--hidden", "32", "--layers", "1", "--heads", "2", "--intermediate", "48", "--context", "32", "--global-batch", "6",
@@ -43,6 +44,13 @@ class Case(TextCase):
         told = lockstep("explain", *arguments)
         self.assertEqual(told.returncode, 0, told.stderr)
         return told.stdout
+
+    def wait_for(self, what):
+        deadline = time.monotonic() + PATIENCE
+        while not (found := what()):
+            self.assertLess(time.monotonic(), deadline)
+            time.sleep(0.02)
+        return found
 
     def files(self, folder):
         return {path.name: json.loads(path.read_text()) for path in sorted(Path(folder).glob("generation-*/*.json"))}
@@ -118,6 +126,18 @@ class Failures(Case):
                 self.assertRegex(told, rf"The last words of rank 1: .*{words}")
                 self.assertIn("Look at rank 1 first.", told)
 
+    def test_a_halt(self):
+        """Steps so large that the weights overflow."""
+        out = self.folder / "out"
+        run = self.run_with("", "--steps", 50, "--workers", 2, "--lr", "1e38", "--warmup", 0, "--out", out, LOCKSTEP_FAULT="rank=9 step=1 at=step do=fail")
+        self.assertEqual(run.returncode, 3, run.stderr)
+        files = self.files(out / "flight")
+        self.assertEqual(list(files), ["rank-0.json", "rank-1.json"])
+        for rank, file in enumerate(files.values()):
+            self.assertEqual(file["written_by"], f"rank {rank}")
+            self.assertIn("finite", file["why"])
+        self.assertIn("rank 1", self.explain(out))
+
     def test_nothing_is_left_by_a_run_that_ends_well_or_is_called_wrongly(self):
         out = self.folder / "out"
         with tempfile.TemporaryDirectory() as temporary:
@@ -191,6 +211,81 @@ class Hangs(Case):
             self.assertTrue(file["collectives"])
             self.assertEqual(file["why"], "SIGUSR2 asked for it")
         self.assertIsNone(run.poll())
+
+
+class SeenByNobodyElse(Case):
+    """Ranks that no launcher of ours has started, or another one than that of the job."""
+
+    def test_a_worker_that_has_joined_writes_for_itself(self):
+        out, slow = self.folder / "out", {**os.environ, "LOCKSTEP_FAULT": "rank=any step=1 at=lane do=slow ms=20"}
+        with reserved_port() as port, contextlib.ExitStack() as processes:
+            def run(*command):
+                process = subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True, env=slow, preexec_fn=die_with_parent)
+                processes.callback(process.communicate)
+                processes.callback(process.kill)
+                return process
+
+            launcher = run(*self.command("--steps", 10**8, "--workers", 2, "--listen", f"127.0.0.1:{port}", "--out", out, "--page", 0, "--log", "json"))
+            page = next(line for line in launcher.stderr if line.startswith("page: ")).split()[1]
+            run(LOCKSTEP, "train", "--join", f"127.0.0.1:{port}", "--data", str(self.text))
+            flight = self.wait_for(lambda: (told := json.load(urllib.request.urlopen(page + "api/flight", timeout=PATIENCE)))["asked"] and told)
+            self.assertEqual((sorted(each["rank"] for each in flight["ranks"]), flight["asked"]), ([0, 1], [2]))
+            self.wait_for(lambda: "rank-2.json" in self.files(out / "flight"))
+            for path in (out / "flight").glob("generation-*/*.json"):
+                path.unlink()
+            launcher.send_signal(signal.SIGUSR2)
+            self.wait_for(lambda: len(self.files(out / "flight")) == 3)
+            self.assertEqual([file["written_by"] for file in self.files(out / "flight").values()], ["the launcher", "the launcher", "rank 2"])
+
+    def start(self, out, *arguments, fault, **environment):
+        place = self.enterContext(reserved_port())
+        ranks = []
+        for rank in range(2):
+            world = {"RANK": str(rank), "WORLD_SIZE": "2", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(place), "LOCKSTEP_FAULT": fault}
+            ranks.append(subprocess.Popen(self.command("--out", out, "--transport", "tcp", *arguments), stdout=subprocess.DEVNULL, text=True,
+                                          stderr=subprocess.PIPE, env={**os.environ, **world, **environment}, preexec_fn=die_with_parent))
+            self.addCleanup(ranks[-1].communicate)
+            self.addCleanup(ranks[-1].kill)
+        return ranks
+
+    def test_rank_0_has_all_others_write_theirs(self):
+        out, port = self.folder / "out", self.enterContext(reserved_port())
+        slow = "rank=any step=1 at=lane do=slow ms=20"
+        ranks = self.start(out, "--steps", 100000, "--page", port, fault=slow)
+
+        def seen():
+            with contextlib.suppress(OSError), urllib.request.urlopen(f"http://127.0.0.1:{port}/api/flight", timeout=PATIENCE) as answer:
+                return json.load(answer)
+
+        told = self.wait_for(seen)
+        self.assertEqual(([each["rank"] for each in told["ranks"]], told["asked"]), ([0], [1]))
+        written = self.wait_for(lambda: self.files(out / "flight"))
+        self.assertEqual({name: file["why"] for name, file in written.items() if name == "rank-1.json"},
+                         {"rank-1.json": "the job's centre asked for it"})
+        for path in (out / "flight").glob("generation-*/*.json"):
+            path.unlink()
+        ranks[0].send_signal(signal.SIGUSR2)
+        self.wait_for(lambda: len(self.files(out / "flight")) == 2)
+        self.assertIn("rank 1", self.explain(out))
+        self.assertEqual([rank.poll() for rank in ranks], [None, None])
+
+    def test_a_rank_that_stood_still_tells_when_it_is_back(self):
+        out = self.folder / "out"
+        ranks = self.start(out, "--steps", 100000, "--timeout", 2, fault="rank=1 step=3 at=forward do=stop; rank=any step=1 at=lane do=slow ms=20")
+        self.wait_for(lambda: "rank-0.json" in self.files(out / "flight"))
+        self.assertNotIn("rank-1.json", self.files(out / "flight"))
+        ranks[1].send_signal(signal.SIGCONT)
+        self.wait_for(lambda: "rank-1.json" in self.files(out / "flight"))
+        told = self.explain(out, "--generation", 1)
+        self.assertRegex(told, r"rank 1 \(.*\) was in forward and backward of lane \d+, step 3|rank 1 \(.*\) .*step 3")
+
+    def test_a_rank_that_comes_too_late_leaves_the_outputs_alone(self):
+        out, apart = self.folder / "out", self.folder / "apart"
+        ranks = self.start(out, "--steps", 4, "--timeout", 2, fault="rank=1 step=3 at=forward do=stop", LOCKSTEP_FLIGHT_DIR=str(apart))
+        self.assertEqual(ranks[0].wait(PATIENCE), 0)
+        ranks[1].send_signal(signal.SIGCONT)
+        self.assertNotEqual(ranks[1].wait(PATIENCE), 0)
+        self.assertEqual((list(self.files(out / "flight")), list(self.files(apart))), (["rank-0.json"], ["rank-1.json"]))
 
 
 if __name__ == "__main__":

@@ -334,6 +334,10 @@ class KillingLanes(Case):
         lanes = [halt["lane"], *(lane["lane"] for lane in halt["more"])]
         self.assertIn(5, lanes)
         self.assertLess(len(lanes), 11)
+        # Those who came to that end tell what they did, as after any other failure.
+        self.assertIn(f"lockstep explain {out}/flight says what every rank did last", run.stderr)
+        told = [json.loads(path.read_text())["why"] for path in (out / "flight").glob("generation-*/rank-*.json")]
+        self.assertTrue(any("lane 5" in why or "lanes" in why for why in told), told)
         again = subprocess.run(self.command("--steps", STEPS, "--workers", 2, "--skip-lanes", out / "halt.json"),
                                capture_output=True, text=True, timeout=PATIENCE,
                                env={**os.environ, "LOCKSTEP_FAULT": "rank=any step=3 at=lane5 do=crash"})

@@ -274,6 +274,27 @@ TEST(Centre, ANewcomerIsWishedForAndComesAtABoundary) {
   EXPECT_TRUE(job.said.empty());  // nothing was lost
 }
 
+TEST(Centre, EveryRankIsAskedForItsFlightRecorderAndNoWishIsLost) {
+  Formed job(3);
+  job.centre().wish({.stop = 15});
+  job.turn();
+  EXPECT_EQ(job.wishes[0].stop, 15U);
+  job.open(7);
+  job.join(7, Standing::kNew);  // has done nothing yet
+  job.wishes.clear();
+  job.centre().ask_flight({}, {job.card(1).pid});  // of another host: only its number is the same
+  job.turn();
+  ASSERT_EQ(job.wishes.size(), 3U);
+  for (const int process : {0, 1, 2}) {
+    EXPECT_EQ(job.wishes[process], Wish{.stop = kWriteFlight}) << process;
+  }
+  job.wishes.clear();
+  job.centre().ask_flight(job.card(1).host, {job.card(1).pid});
+  job.turn();
+  EXPECT_EQ(job.wishes.size(), 2U);
+  EXPECT_FALSE(job.wishes.contains(1));
+}
+
 TEST(Centre, ANewcomerThatFallsSilentIsNotWaitedFor) {
   Formed job(2);
   job.say(0, MessageKind::kDescription, encode(Description{0, {std::byte{1}}}));

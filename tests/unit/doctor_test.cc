@@ -92,6 +92,28 @@ TEST(Doctor, NamesWhoHasAnotherTokenAndWhoWillNotCome) {
   EXPECT_THAT(told, HasSubstr("has another token, or none"));
 }
 
+TEST(Doctor, ComparesTheTokensOfHostsThatShareAnotherSecret) {
+  Meeting meeting;
+  std::vector<std::thread> others;
+  for (int rank = 1; rank < 4; ++rank) {
+    others.emplace_back([&, rank] {
+      LinkCheckOptions options = place(meeting, rank, 4, "of the doctor");
+      options.token = rank == 1 ? "the same" : rank == 2 ? "another" : "";
+      check_links(std::move(options));
+    });
+  }
+  LinkCheckOptions hub = place(meeting, 0, 4, "of the doctor");
+  hub.listener = std::move(meeting.listener);
+  hub.token = "the same";
+  const LinkChecks checks = check_links(std::move(hub));
+  for (std::thread& each : others) each.join();
+  std::vector<std::string> bad;
+  for (const Finding& each : checks.findings) {
+    if (each.verdict == Verdict::kBad) bad.push_back(each.host + " " + each.check);
+  }
+  EXPECT_EQ(bad, (std::vector<std::string>{"host 2 token"}));
+}
+
 TEST(Doctor, ListensToOthersOnlyWithASecret) {
   LinkCheckOptions hub;
   hub.world_size = 2;
@@ -109,10 +131,12 @@ TEST(Doctor, BetweenHostsATokenIsNeeded) {
     return Verdict::kGood;
   };
   EXPECT_EQ(verdict_of("token"), Verdict::kGood);
-  options.several_hosts = true;
-  EXPECT_EQ(verdict_of("token"), Verdict::kBad);
   options.token = "short";
   EXPECT_EQ(verdict_of("token"), Verdict::kWarning);
+  options.several_hosts = true;
+  EXPECT_EQ(verdict_of("token"), Verdict::kBad);  // a run would be refused
+  options.token.clear();
+  EXPECT_EQ(verdict_of("token"), Verdict::kBad);
   options.token = "0123456789abcdef";
   EXPECT_EQ(verdict_of("token"), Verdict::kGood);
 }

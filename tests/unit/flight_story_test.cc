@@ -179,6 +179,25 @@ TEST(FlightTimeline, TheTraceIsWhatPerfettoReads) {
   EXPECT_THAT(flight_trace(files), HasSubstr(R"("waited_for":2)"));
 }
 
+TEST(FlightTimeline, PhasesDifferWithoutColour) {
+  std::vector<FlightFile> files = three_ranks();
+  for (const char* phase : {"data", "forward and backward", "finishing lanes", "communication",
+                            "optimizer", "validation", "verify", "save", "regroup", "levelling"}) {
+    files[0].phases.push_back({phase, 5, -1, 1, 9'990 * kMs, 9'991 * kMs});
+  }
+  const std::string svg = flight_svg(files, fitting_window(files));
+  std::set<std::string> hatchings;
+  std::size_t phases = 0;
+  for (std::size_t at = 0; (at = svg.find("<pattern id=\"phase", at)) != std::string::npos; ++at) {
+    const std::size_t path = svg.find(" d=\"", at);
+    hatchings.insert(svg.substr(path, svg.find('"', path + 4) - path));
+    ++phases;
+  }
+  EXPECT_EQ(phases, 11U);
+  EXPECT_EQ(hatchings.size(), phases);
+  EXPECT_THAT(svg, HasSubstr("fill=\"url(#phase9)\"><title>levelling, step 5"));
+}
+
 TEST(FlightTimeline, DrawsEveryRankAndEscapesWhatItSays) {
   std::vector<FlightFile> files = three_ranks();
   files[1].phases.push_back({"<b>&", 5, -1, 1, 9'990 * kMs, 0});

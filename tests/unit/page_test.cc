@@ -208,6 +208,8 @@ TEST(SvgPlots, HaveEveryCurveAndEveryRank) {
     report.seconds = 1;
     report.phases.resize(2);
     report.phases[1][Phase::kForward] = 0.25;
+    report.phases[1][Phase::kHidden] = 0.125;
+    report.straggler = Straggler{1, 0.5};
     if (step == 2) report.validation_loss = 2.5;
     record.add(metrics_line(report, 0));
   }
@@ -217,11 +219,12 @@ TEST(SvgPlots, HaveEveryCurveAndEveryRank) {
   ASSERT_EQ(by_name.size(), 6U);
   const std::string& loss = by_name.at("loss");
   EXPECT_THAT(loss, HasSubstr("a &lt;b> training"));
-  EXPECT_THAT(loss, HasSubstr("M70.0 40.0L385.0"));  // from the corner, where the loss is highest
+  EXPECT_THAT(loss, HasSubstr("M70.0 56.0L385.0"));  // from the corner, where the loss is highest
   EXPECT_THAT(loss, HasSubstr("<circle cx=\"385.0\""));  // the validation after step 2
   EXPECT_THAT(loss, Not(HasSubstr("empty training")));
   EXPECT_THAT(by_name.at("phases-1"), HasSubstr("rank 1"));
-  EXPECT_THAT(by_name.at("phases-1"), HasSubstr("250 ms"));
+  EXPECT_THAT(by_name.at("phases-1"), HasSubstr("250 ms \u25c0 slow"));
+  EXPECT_THAT(by_name.at("phases-1"), HasSubstr("<path d=\"M70.00 123.0h265.00\""));  // half a bar
 }
 
 TEST(Report, FindsRunsInFoldersAndNamesThemApart) {
@@ -236,8 +239,7 @@ TEST(Report, FindsRunsInFoldersAndNamesThemApart) {
   const std::string path = write_report(runs, folder.path() + "/report");
   std::ifstream file(path);
   const std::string html(std::istreambuf_iterator<char>(file), {});
-  for (const std::string& name :
-       {folder.path() + "/x/one", std::string("two"), folder.path() + "/y/one"}) {
+  for (const std::string& name : {std::string("x/one"), std::string("two"), std::string("y/one")}) {
     EXPECT_THAT(html, HasSubstr("\"name\":\"" + name + "\""));
   }
 }

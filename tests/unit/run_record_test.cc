@@ -12,6 +12,7 @@ namespace {
 
 using ::testing::ElementsAre;
 using ::testing::HasSubstr;
+using ::testing::Not;
 
 StepReport report(std::int64_t step, int ranks = 2) {
   StepReport report;
@@ -43,8 +44,6 @@ TEST(RunRecord, TakesTheLinesOfMetrics) {
   second.straggler = Straggler{1, 0.5};
   record.add(line(1));
   record.add(metrics_line(second, 2));
-  record.add(line(2));  // the run went back: the first counts
-  record.add(line(1));
   for (const char* noise :
        {"", "{", "[]", "3", R"({"step":"x"})", R"({"event":7})", R"({"a":1})"}) {
     record.add(noise);
@@ -70,6 +69,60 @@ TEST(RunRecord, TakesTheLinesOfMetrics) {
   EXPECT_EQ(record.ranks().size(), 1U);
   EXPECT_DOUBLE_EQ(record.ranks()[0].mean[Phase::kCommunication], 3);
   EXPECT_FALSE(record.straggler());
+}
+
+std::string straggling_line(std::int64_t step) {
+  StepReport slow = report(step);
+  slow.straggler = Straggler{1, 0.5};
+  return metrics_line(slow, 0);
+}
+
+TEST(RunRecord, AStragglerStaysUntilItIsLookedForAgain) {
+  RunRecord record;
+  record.add(R"({"event":"started","step":1,"members":["rank 0 of a","rank 1 of b"]
+})");
+  const auto run_to = [&](std::int64_t last) {
+    for (std::int64_t step = record.step() + 1; step <= last; ++step) record.add(line(step));
+  };
+  run_to(9);
+  EXPECT_FALSE(record.straggler());
+  record.add(straggling_line(10));
+  run_to(19);
+  ASSERT_TRUE(record.straggler());
+  EXPECT_EQ(record.straggler()->rank, 1);
+  run_to(20);
+  EXPECT_FALSE(record.straggler());
+  // Ranks are others now.
+  record.add(straggling_line(30));
+  record.add(R"({"event":"saved","step":30})");
+  EXPECT_TRUE(record.straggler());
+  record.add(R"({"event":"joined","step":31,"members":["rank 0 of a","rank 1 of c"]
+  })");
+  EXPECT_FALSE(record.straggler());
+}
+
+TEST(RunRecord, ARunThatWentBackIsSeenToComputeStepsAgain) {
+  RunRecord record;
+  record.add(R"({"event":"started","step":1,"steps":9})");
+  for (int step = 1; step <= 5; ++step) record.add(line(step));
+  record.add(R"({"event":"went back","step":6,"back_to":2})");
+  EXPECT_EQ(record.step(), 2);
+  EXPECT_DOUBLE_EQ(*record.seconds_left(), 7 * 0.25);
+  StepReport again = report(3, 1);
+  again.loss = 30;
+  again.seconds = 0.5;
+  record.add(metrics_line(again, 0));
+  EXPECT_EQ(record.step(), 3);
+  EXPECT_EQ(record.ranks().size(), 1U);
+  EXPECT_EQ(run_json(record)["tokens_per_s"], 200);
+  // A point stays as it was, and counters do not fall.
+  ASSERT_EQ(record.points().size(), 5U);
+  EXPECT_EQ(record.points()[2].loss, 3);
+  EXPECT_EQ(record.tokens(), 500);
+  EXPECT_THAT(prometheus_text(record, "a"), HasSubstr("lockstep_steps_total{run=\"a\"} 5\n"));
+  for (int step = 4; step <= 6; ++step) record.add(line(step));
+  EXPECT_EQ(record.points().size(), 6U);
+  EXPECT_EQ(record.tokens(), 600);
 }
 
 TEST(RunRecord, KnowsHowARunEnded) {
@@ -124,6 +177,8 @@ TEST(RunRecord, ManyEventsKeepTheFirstAndTheLast) {
   EXPECT_EQ(record.events().size(), RunRecord::kMostEvents);
   EXPECT_EQ(record.events().front()["step"], 0);
   EXPECT_EQ(record.events().back()["step"], 2999);
+  EXPECT_EQ(record.count("saved"), 3000);
+  EXPECT_THAT(prometheus_text(record, "a"), HasSubstr("kind=\"saved\"} 3000\n"));
 }
 
 TEST(RunRecord, AsJson) {
@@ -156,6 +211,11 @@ TEST(RunRecord, ForPrometheus) {
   EXPECT_THAT(text, HasSubstr("kind=\"saved\"} 1\n"));
   EXPECT_THAT(text, HasSubstr("rank=\"1\",phase=\"forward\"} 0.2\n"));
   EXPECT_THAT(text, HasSubstr("# TYPE lockstep_phase_duration_seconds gauge\n"));
+  // The phases add up to a step, so what is hidden is none of them.
+  EXPECT_THAT(text, Not(HasSubstr("phase=\"hidden\"")));
+  EXPECT_THAT(
+      text,
+      HasSubstr("lockstep_hidden_communication_seconds{run=\"a \\\"b\\\"\\\\ \",rank=\"1\"} 0\n"));
 }
 
 }  // namespace

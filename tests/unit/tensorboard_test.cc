@@ -60,6 +60,9 @@ TEST(TensorBoard, AFileOfTheRun) {
   const std::string path = only_file_in(folder.path() + "/" + kTensorBoardFolder);
   EXPECT_THAT(std::filesystem::path(path).filename().string(), StartsWith("events.out.tfevents."));
   const auto size = std::filesystem::file_size(path);
+  board.add(report);  // the run went back: the first counts
+  EXPECT_EQ(std::filesystem::file_size(path), size);
+  report.step = 9;
   board.add(report);  // within the second: no phases
   std::ifstream file(path, std::ios::binary);
   const std::string bytes(std::istreambuf_iterator<char>(file), {});

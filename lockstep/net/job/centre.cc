@@ -648,6 +648,14 @@ void Centre::send_wish(Time now) {
   told_ = wish;
 }
 
+void Centre::ask_flight(const HostIdentity& host, const std::vector<std::int32_t>& but) {
+  const SharedBytes bytes = shared_frame(MessageKind::kWish, encode(Wish{.stop = kWriteFlight}));
+  for (const Place& at : places_) {
+    const bool known = at.card.host == host && std::ranges::count(but, at.card.pid) > 0;
+    if (at.link && !at.gone && !known) sendings_.push_back({*at.link, bytes});
+  }
+}
+
 void Centre::send(LinkId link, MessageKind kind, std::span<const std::byte> body, bool last) {
   sendings_.push_back({link, shared_frame(kind, body), last});
 }

@@ -12,6 +12,7 @@
 #include <vector>
 
 #include "lockstep/base/deadline.h"
+#include "lockstep/base/host.h"
 #include "lockstep/base/index.h"
 #include "lockstep/net/job/gathering.h"
 #include "lockstep/net/job/handshake.h"
@@ -87,6 +88,8 @@ class Centre {
   void process_ended(std::int32_t pid, const std::string& how, bool own_fault);
   // Wants something of all ranks, for as long as the job lives: rank 0 passes it on.
   void wish(const Wish& wish) { wish_ = wish; }
+  // Has all ranks write what they did last, but for these processes of a host.
+  void ask_flight(const HostIdentity& host, const std::vector<std::int32_t>& but);
   // To be called at wake_at() at the latest, after all events that happened before.
   void tick(Time now);
   // Says goodbye to all; a verdict that is still open is decided first. `progress` is that of this

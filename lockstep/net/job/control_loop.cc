@@ -7,6 +7,7 @@
 #include <set>
 #include <utility>
 
+#include "lockstep/base/host.h"
 #include "lockstep/base/log.h"
 #include "lockstep/net/job/roster.h"
 #include "lockstep/net/socket/unix_socket.h"
@@ -86,6 +87,15 @@ void ControlLoop::describe(Description description) {
 
 void ControlLoop::wish(const Wish& wish) {
   order([&](Orders& orders) { orders.wish = wish; });
+}
+
+void ControlLoop::ask_flight(std::vector<std::int32_t> but) {
+  order([&](Orders& orders) { orders.ask_flight = std::move(but); });
+}
+
+void ControlLoop::on_flight_asked(std::function<void()> write) {
+  const std::lock_guard lock(mutex_);
+  write_flight_ = std::move(write);
 }
 
 void ControlLoop::process_ended(std::int32_t pid, std::string how, bool own_fault) {
@@ -257,6 +267,7 @@ bool ControlLoop::take_orders(Time now) {
     if (member_) member_->tell(line);
   }
   if (orders.wish && centre_) centre_->wish(*orders.wish);
+  if (orders.ask_flight && centre_) centre_->ask_flight(this_host(), *orders.ask_flight);
   for (const ProcessEnded& end : orders.ended) {
     if (centre_) centre_->process_ended(end.pid, end.how, end.own_fault);
   }
@@ -421,6 +432,8 @@ void ControlLoop::publish() {
     news_.paused = member_->paused();
     if (member_->welcomed() && !news_.welcome) news_.welcome = member_->description();
     wanted_ = member_->wish();
+    // Who stood still may be asked after the job's end: the outputs are not its own any more.
+    if (member_->take_flight_asked() && !member_->paused() && write_flight_) write_flight_();
     centre_left_.store(member_->centre_left(), std::memory_order_release);
     connected_.store(member_->connected() && !member_->centre_left(), std::memory_order_release);
     if (member_->ended() && !member_->waiting()) watch_->latch.trip(*member_->ended());

@@ -65,6 +65,10 @@ class ControlLoop {
   void describe(Description description);
   // To all ranks of the job whose centre this process has.
   void wish(const Wish& wish);
+  // As Centre::ask_flight; nothing where another process has the centre.
+  void ask_flight(std::vector<std::int32_t> but);
+  // Called on the control thread when the centre asks for it; must not wait.
+  void on_flight_asked(std::function<void()> write);
   // As Centre::process_ended.
   void process_ended(std::int32_t pid, std::string how, bool own_fault);
 
@@ -125,6 +129,7 @@ class ControlLoop {
     bool ready = false;
     std::optional<Description> description;
     std::optional<Wish> wish;
+    std::optional<std::vector<std::int32_t>> ask_flight;  // but for these
     std::vector<ProcessEnded> ended;
     std::vector<std::string> lines;
     std::vector<Error> reports;
@@ -163,6 +168,7 @@ class ControlLoop {
   std::vector<MemberEvent> events_;             // guarded by mutex_
   std::deque<std::string> lines_;               // guarded by mutex_; told by rank 0
   Wish wanted_;                                 // guarded by mutex_
+  std::function<void()> write_flight_;          // guarded by mutex_
   std::uint64_t turns_ = 0;                     // guarded by mutex_; that are done
   bool ended_ = false;                          // guarded by mutex_; the thread has
 

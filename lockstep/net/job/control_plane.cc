@@ -206,6 +206,16 @@ void ControlPlane::wish(const Wish& wish) {
   if (loop_) loop_->wish(wish);
 }
 
+bool ControlPlane::ask_flight(std::vector<std::int32_t> but) {
+  if (!loop_ || !loop_->centre_roster() || loop_->gave_role_up()) return false;
+  loop_->ask_flight(std::move(but));
+  return true;
+}
+
+void ControlPlane::on_flight_asked(std::function<void()> write) {
+  if (loop_) loop_->on_flight_asked(std::move(write));
+}
+
 std::optional<RosterMessage> ControlPlane::centre_roster() const { return loop_->centre_roster(); }
 std::vector<MemberEvent> ControlPlane::take_events() { return loop_->take_events(); }
 std::vector<std::string> ControlPlane::take_lines() { return loop_->take_lines(); }

@@ -84,6 +84,11 @@ class ControlPlane final : public Supervisor {
   Wish wanted() const;
   // To all ranks of the job whose centre this process has.
   void wish(const Wish& wish);
+  // Has them write what they did last, but for these processes of this host. False: another process
+  // has the centre.
+  bool ask_flight(std::vector<std::int32_t> but = {});
+  // What this rank does when the centre asks for it: on the control thread, so it must not wait.
+  void on_flight_asked(std::function<void()> write);
   // Of the process that has the centre: the newest roster, what has become of members since the
   // last call, and the most steps that any has done.
   std::optional<RosterMessage> centre_roster() const;

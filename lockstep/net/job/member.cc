@@ -186,7 +186,11 @@ void Member::hear(const Message& message, Time now) {
       break;
     case MessageKind::kWish:
       if (const auto wish = decode_wish(message.body)) {
-        wish_ = *wish;
+        if (wish->stop == kWriteFlight) {
+          flight_asked_ = true;
+        } else {
+          wish_ = *wish;
+        }
         return;
       }
       break;

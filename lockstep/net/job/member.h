@@ -81,6 +81,8 @@ class Member {
   const std::optional<Description>& description() const { return description_; }
   bool welcomed() const { return welcomed_; }
   const Wish& wish() const { return wish_; }
+  // Whether the centre has asked, since the last call, for what this rank did last.
+  bool take_flight_asked() { return std::exchange(flight_asked_, false); }
 
   // Why the newest generation has ended, if it has; the job goes on. join_again() clears it.
   const std::optional<Error>& ended() const { return ended_; }
@@ -136,6 +138,7 @@ class Member {
   bool described_ = false;  // over this link
   std::optional<std::string> redirect_;
   Wish wish_;
+  bool flight_asked_ = false;
   std::optional<std::vector<Progress>> centre_progress_;  // its last, once it has left
   std::optional<Error> ended_;
   std::optional<Error> failure_;

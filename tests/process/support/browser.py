@@ -129,6 +129,11 @@ class Browser:
     def colour_scheme(self, name):
         self._call("Emulation.setEmulatedMedia", features=[{"name": "prefers-color-scheme", "value": name}])
 
+    def mouse(self, kind, x, y):
+        """A real one: kind is Moved, Pressed or Released; of the left button."""
+        pressed = {"button": "left", "clickCount": 1} if kind != "Moved" else {}
+        self._call("Input.dispatchMouseEvent", type=f"mouse{kind}", x=x, y=y, **pressed)
+
     def screenshot(self, path):
         picture = base64.b64decode(self._call("Page.captureScreenshot", format="png")["data"])
         path.write_bytes(picture)
