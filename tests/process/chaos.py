@@ -26,6 +26,7 @@ SEED = int(os.environ.get("LOCKSTEP_CHAOS_SEED") or random.SystemRandom().randra
 TIMEOUT = 2.0  # of silence; who is stopped for longer is lost
 JOIN_TIMEOUT = 30.0  # who comes after the end looks for the job for so long
 LIMIT = 90.0  # for a run, and more than it takes
+CALM = 40.0  # after which nothing more happens to a run: a slow machine is no hang
 STEPS = 120
 # A lane takes a while, so that a run takes some seconds and its workers are mostly asleep.
 PACE = "rank={} step=1 at=lane do=slow ms=3"
@@ -203,7 +204,7 @@ class Run:
             if now > self.began + LIMIT:
                 self.fail(f"no end within {LIMIT:g} s")
             self.look()
-            if now >= max(next_event, self.quiet_until):
+            if max(next_event, self.quiet_until) <= now < self.began + CALM:
                 next_event += self.rng.uniform(0.05, 1.2)
                 if "step 1/" in self.launcher.text():
                     if self.first is None:
