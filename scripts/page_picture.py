@@ -2,7 +2,7 @@
 """Takes docs/page.png: the live page of a real run of three workers on this repository's own texts. One of them is made slow, and
 another one is killed on the way.
 
-usage: scripts/page_picture.py [--lockstep build/release/lockstep] [--steps 900] [--at 800] [--dark] [--phone] [FILE]"""
+usage: scripts/page_picture.py [--lockstep build/release/lockstep] [--steps 600] [--at 450] [--dark] [--phone] [FILE]"""
 
 import argparse
 import json
@@ -32,8 +32,8 @@ def reached(step):
 def main():
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--lockstep", type=pathlib.Path, default=ROOT / "build" / "release" / "lockstep")
-    parser.add_argument("--steps", type=int, default=900)
-    parser.add_argument("--at", type=int, default=800, help="the step at which the picture is taken")
+    parser.add_argument("--steps", type=int, default=600)
+    parser.add_argument("--at", type=int, default=450, help="the step at which the picture is taken")
     parser.add_argument("--dark", action="store_true")
     parser.add_argument("--phone", action="store_true")
     parser.add_argument("file", nargs="?", type=pathlib.Path, default=ROOT / "docs" / "page.png")
@@ -44,7 +44,7 @@ def main():
         text.write_text("".join(path.read_text() for path in sorted(ROOT.glob("**/*.md")) if "build" not in path.parts))
         run = subprocess.Popen([str(word) for word in (options.lockstep, "train", "--data", text, "--out", folder / "documentation", "--workers", 3,
                                                        "--steps", options.steps, "--page", 0, *SHAPE)],
-                               env={**os.environ, "LOCKSTEP_FAULT": "rank=1 step=1 at=backward do=slow ms=8"},
+                               env={**os.environ, "LOCKSTEP_FAULT": "rank=1 step=1 at=backward do=slow ms=2"},
                                stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True)
         browser = Browser(limit=600)
         try:

@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <chrono>
+#include <cstddef>
 #include <functional>
 #include <memory>
 #include <mutex>
@@ -45,17 +46,23 @@ class FlightBoard {
   std::string json() {
     std::string ranks;
     std::vector<bool> seen;
+    std::ptrdiff_t starting =
+        0;  // they have no rank yet, but will be one of those that are missing
     for (const auto& each : all()) {
       const FlightFile file = flight_file_of(each->snapshot(), "/api/flight asked for it");
       if (!ranks.empty()) ranks += ',';
       ranks += encode(file);
-      if (file.rank < 0) continue;
+      if (file.rank < 0) {
+        ++starting;
+        continue;
+      }
       const auto size = static_cast<std::size_t>(std::max(file.world_size, file.rank + 1));
       if (seen.size() < size) seen.resize(size);
       seen[static_cast<std::size_t>(file.rank)] = true;
     }
     std::string others;
-    for (std::size_t rank = 0; rank < seen.size(); ++rank) {
+    const bool elsewhere = std::ranges::count(seen, false) > starting;
+    for (std::size_t rank = 0; elsewhere && rank < seen.size(); ++rank) {
       if (!seen[rank]) others += (others.empty() ? "" : ",") + std::to_string(rank);
     }
     const std::lock_guard lock(mutex_);

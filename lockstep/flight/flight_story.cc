@@ -185,8 +185,8 @@ class Chase {
     return found == by_rank_.end() ? nullptr : found->second;
   }
 
-  // The rank that held `file` up in `open`: one that had not entered the collective, or the one
-  // that it says it waited for.
+  // The rank that held `file` up in `open`: one that had not entered the collective, first of all
+  // one that never could, or the one that it says it waited for.
   std::optional<int> holder(const FlightFile& file, const FlightFile::Collective& open) const {
     const auto has_entered = [&](const FlightFile& other) {
       return std::ranges::any_of(other.collectives, [&](const auto& each) {
@@ -199,9 +199,13 @@ class Chase {
       if (awaited == nullptr || !has_entered(*awaited)) return open.waited_for;
     }
     if (open.group == 0) {  // all ranks are in it
+      std::optional<int> late;
       for (const FlightFile& other : files_) {
-        if (other.rank != file.rank && other.rank >= 0 && !has_entered(other)) return other.rank;
+        if (other.rank == file.rank || other.rank < 0 || has_entered(other)) continue;
+        if (failed_by_itself(other)) return other.rank;
+        if (!late) late = other.rank;
       }
+      if (late) return late;
     }
     if (open.waited_for >= 0) return open.waited_for;
     return std::nullopt;

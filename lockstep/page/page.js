@@ -101,7 +101,7 @@
 
   function words(event) {
     const who = (event.who || []).join(", ");
-    const how = event.how ? ` (${event.how})` : "";
+    const how = event.how ? `: ${event.how}` : "";
     const workers = event.workers === undefined ? "" : `; ${event.workers} worker${event.workers === 1 ? "" : "s"}`;
     const took = event.seconds === undefined ? "" : `, after ${Plots.duration(event.seconds)}`;
     switch (event.event) {

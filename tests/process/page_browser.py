@@ -32,7 +32,7 @@ class InABrowser(PageCase):
     def wait_beyond(self, step):
         self.browser.wait_for(f"Number(document.documentElement.dataset.step) > {step}")
 
-    def text(self, selector):
+    def words(self, selector):
         return self.browser.value(f"document.querySelector({json.dumps(selector)}).textContent")
 
     def wait_for_news(self):
@@ -103,10 +103,10 @@ class InABrowser(PageCase):
         self.assertRegex(tiles["communication hidden"], r"^\d+ %$")
         self.assertRegex(tiles["step"], r"^\d+ of 2000$")
         saved = next(row for row in rows_of(out) if row.get("event") == "saved")
-        self.assertIn(saved["name"] + saved["hash"], self.text("#checkpoints"))
-        self.assertRegex(self.text("#phases table"), r"rank 2 \(.*pid \d+\)")
-        self.assertIn("save-every25", self.text("#settings"))
-        self.assertIn("hidden", self.text("svg[data-plot=phases]"))
+        self.assertIn(saved["name"] + saved["hash"], self.words("#checkpoints"))
+        self.assertRegex(self.words("#phases table"), r"rank 2 \(.*pid \d+\)")
+        self.assertIn("save-every25", self.words("#settings"))
+        self.assertIn("hidden", self.words("svg[data-plot=phases]"))
 
     def test_a_slow_rank_and_a_run_that_is_cut_off(self):
         browser = self.browser
@@ -115,10 +115,10 @@ class InABrowser(PageCase):
         marked = "document.querySelector('svg[data-plot=phases]').textContent.includes('slow')"
         # Ranks look for one in every tenth step; the mark stays in those between.
         browser.wait_for(f"Number(document.documentElement.dataset.step) > 15 && Number(document.documentElement.dataset.step) % 10 > 0 && {marked}")
-        self.assertIn("rank 1 takes", self.text("#phases p"))
+        self.assertIn("rank 1 takes", self.words("#phases p"))
         run.kill()
         browser.wait_for("document.querySelector('#state').textContent === 'no answer'")
-        self.assertIn("does not answer", self.text("#note"))
+        self.assertIn("does not answer", self.words("#note"))
 
     def test_many_runs_can_be_told_apart(self):
         runs = self.folder / "runs"
@@ -140,7 +140,7 @@ class InABrowser(PageCase):
         # The curves have the looks of the samples.
         dashes = self.browser.value("[...document.querySelectorAll('svg[data-plot=loss] path[data-points]')].map(path => path.getAttribute('stroke-dasharray'))")
         self.assertEqual(set(dashes), {dash for dash, _ in looks})
-        self.assertIn("training", self.text("#plots .legend"))
+        self.assertIn("training", self.words("#plots .legend"))
         self.end(run)
 
     def test_through_a_run(self):
@@ -156,7 +156,7 @@ class InABrowser(PageCase):
         drawn = "document.querySelector('svg[data-plot=loss] path.curve').dataset.points"
         points = int(browser.value(drawn))
         self.assertGreater(points, 5)
-        self.assertEqual(browser.value("document.querySelectorAll('#plots svg').length"), 4)
+        self.assertEqual(browser.value("document.querySelectorAll('#plots svg[data-plot]').length"), 4)
         self.assertEqual(browser.value("document.querySelector('#state').textContent"), "running")
         self.assertIn("rank 2", browser.value("document.querySelector('svg[data-plot=phases]').textContent"))
         # It goes on, by itself.
@@ -197,7 +197,7 @@ class InABrowser(PageCase):
         code, _, errors = self.end(run, signal.SIGINT)
         self.assertEqual(code, 128 + signal.SIGINT, errors)
         browser.wait_for("!document.querySelector('#note').hidden")
-        self.assertEqual(self.text("#state"), "stopped")
+        self.assertEqual(self.words("#state"), "stopped")
         self.check_report(out.parent)
 
     def check_report(self, runs):

@@ -72,6 +72,16 @@ std::string all_of(const FlightStory& story) {
   return text;
 }
 
+TEST(FlightStory, WhoWasKilledIsToBlameAndNotWhoWasStillAtWork) {
+  std::vector<FlightFile> files = three_ranks();
+  files[0].phases.push_back({"forward and backward", 5, 0, 1, 9'999 * kMs, 0});
+  files[1].ended = "was killed by signal 9 (Killed)";
+  stands_in(files[2], 5, -1);
+  const FlightStory story = tell_flight(files);
+  EXPECT_EQ(story.held_up_by, std::vector<int>{1}) << all_of(story);
+  EXPECT_THAT(all_of(story), HasSubstr("Rank 2 waited for rank 1, which was killed"));
+}
+
 TEST(FlightStory, NamesARankThatIsBusyElsewhere) {
   std::vector<FlightFile> files = three_ranks();
   stands_in(files[0], 5, 2);
