@@ -157,6 +157,7 @@ class Progress {
     }
   }
   void add(std::size_t elements, std::chrono::nanoseconds time) {
+    all_elements_ += elements;
     elements_ += elements;
     reduce_time_ += time;
   }
@@ -184,32 +185,39 @@ class Progress {
   void end_step(std::uint64_t step, bool last) {
     first_ = std::min(first_, step);
     last_ = std::max(last_, step);
-    ++since_line_;
+    ++told_;
     if (!clock_.due() && !last) return;
     fmt::print("step {}{}", step, text_);
-    // Of an average step since the line before: what ranks tell comes by another way than their
-    // sums.
-    if (elements_ > 0) {
-      const std::chrono::duration<double, std::milli> reduce = reduce_time_;
-      fmt::print("  {} elements reduced in {:.1f} ms", elements_ / since_line_,
-                 reduce.count() / static_cast<double>(since_line_));
+    if (const std::uint64_t elements = all_elements_ / told_; elements > 0) {
+      fmt::print("  {} elements reduced in {:.1f} ms", elements,
+                 milliseconds_each() * static_cast<double>(elements));
     }
     fmt::print("\n");
     std::fflush(stdout);
-    elements_ = since_line_ = 0;
-    reduce_time_ = {};
   }
   // How many there were, however often some of them had to be made again.
   std::uint64_t steps() const { return last_ == 0 ? 0 : last_ - first_ + 1; }
 
  private:
+  // Of one element, since the line before. What ranks tell comes by another way than their sums,
+  // so that those of a step may have been counted with the one before: then as it was.
+  double milliseconds_each() {
+    if (elements_ > 0) {
+      const std::chrono::duration<double, std::milli> time = std::exchange(reduce_time_, {});
+      each_ = time.count() / static_cast<double>(std::exchange(elements_, 0));
+    }
+    return each_;
+  }
+
   ProgressClock clock_;
   std::uint64_t first_ = UINT64_MAX;
   std::uint64_t last_ = 0;
+  std::uint64_t told_ = 0;  // steps
+  std::uint64_t all_elements_ = 0;
   // Since the line before.
-  std::uint64_t since_line_ = 0;  // steps
   std::uint64_t elements_ = 0;
   std::chrono::nanoseconds reduce_time_{};
+  double each_ = 0;
   std::string text_;
 };
 
