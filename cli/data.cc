@@ -5,6 +5,7 @@
 #include <chrono>
 #include <iostream>
 #include <iterator>
+#include <span>
 
 #include "cli/commands.h"
 #include "cli/options.h"
@@ -15,6 +16,7 @@
 #include "lockstep/data/shard_builder.h"
 #include "lockstep/data/source.h"
 #include "lockstep/files/mapped_file.h"
+#include "lockstep/files/storage.h"
 #include "lockstep/report/progress.h"
 
 namespace lockstep::cli {
@@ -182,9 +184,12 @@ int check(const DataFlags& options) {
     if (shards.empty()) throw_bad_file(path, "no .bin files in this folder");
     for (const std::string& name : shards) {
       if (is_hash_file(name)) continue;
+      const std::string begin = disk().open(name)->text(kLongestShardHeader);
+      if (options.tokenizer.vocab == 0 && !has_shard_magic(std::as_bytes(std::span(begin)))) {
+        refuse_without_header(name);
+      }
       const TokenShard shard = TokenShard::open(name);
       const std::uint32_t vocab = std::max(shard.header().vocab, options.tokenizer.vocab);
-      if (vocab == 0) refuse_without_header(name);
       const std::uint32_t largest = shard.largest(vocab);
       shard.payload().read_all();  // throws where the header has another hash
       fmt::print("{}: {}, {} tokens of {} bytes, largest {}, vocabulary {}\n", name,
