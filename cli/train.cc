@@ -163,7 +163,7 @@ void add_training_options(CLI::App& command, TrainOptions& options) {
       ->transform(whole_number(0, std::int64_t{1} << 50));
   add("--global-batch", options.global_batch, "N [16]", "Samples of a step")
       ->transform(whole_number(1, 1 << 24));
-  add("--micro-batch", options.micro_batch, "N [for 8 lanes]",
+  add("--micro-batch", options.micro_batch, "N [for 8 lanes or more]",
       "Samples of a lane, which divide the global batch")
       ->transform(whole_number(1, 1 << 24));
   add("--lr", options.learning_rate, "RATE [by width; with --init a tenth]",

@@ -374,8 +374,11 @@ void Worker::begin() {
   if (is_first()) {
     announce(options_, *plan_, *trainer_, pool_->threads());
     if (!options_.dry_run) {
-      announce_folder(options_, *trainer_);
-      if (!nothing_left_) remember();  // options that were of no account are not the run's
+      // Otherwise nothing will be saved, and options that were of no account are not the run's.
+      if (!nothing_left_) {
+        announce_folder(options_, *trainer_);
+        remember();
+      }
     }
   }
   plan_->init.reset();

@@ -33,7 +33,7 @@ def say(text):
     transcript.append(text)
 
 
-def judge(command, code, output, expected, words, absent=()):
+def judge(command, code, output, expected, words, absent=(), most=WRONG_LINES):
     problems = []
     if code not in (expected if isinstance(expected, tuple) else (expected,)):
         problems.append(f"exit code {code}, not {expected}")
@@ -41,20 +41,20 @@ def judge(command, code, output, expected, words, absent=()):
     problems += [f"it says {word!r}" for word in absent if re.search(word, output)]
     if found := UNWORTHY.search(output):
         problems.append(f"it says {found[0]!r}")
-    if expected in (1, 2) and len(output.splitlines()) > WRONG_LINES:
+    if expected in (1, 2) and len(output.splitlines()) > most:
         problems.append(f"{len(output.splitlines())} lines for one mistake")
     for problem in problems:
         failures.append(f"{command}: {problem}")
 
 
-def play(command, expected=0, *words, absent=(), stdin=None, environment=None, shown=40):
+def play(command, expected=0, *words, absent=(), stdin=None, environment=None, shown=40, most=WRONG_LINES):
     """Types a command; `words` are expressions that its output must have."""
     begun = time.monotonic()
     line = shlex.split(command.replace("lockstep", shlex.quote(BINARY), 1))
     run = subprocess.run(line, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, errors="replace", input=stdin, timeout=120,
                          env={**os.environ, **(environment or {})}, stdin=None if stdin is not None else subprocess.DEVNULL)
     note(command, run.returncode, run.stdout, begun, shown, stdin)
-    judge(command, run.returncode, run.stdout, expected, words, absent)
+    judge(command, run.returncode, run.stdout, expected, words, absent, most)
     return run.stdout
 
 
@@ -66,8 +66,9 @@ def note(command, code, output, begun, shown=40, stdin=None):
     say(f"$ {given}{command}\n" + "\n".join(lines) + f"\n[exit code {code}, {time.monotonic() - begun:.1f} s]\n")
 
 
-def interrupt(command, expected, *words, at="step 1/", with_signal=signal.SIGINT):
-    """Presses Ctrl-C, which reaches the whole group, when the output has got so far; or closes the terminal."""
+def interrupt(command, expected, *words, at="step 1/", with_signal=signal.SIGINT, twice=False):
+    """Presses Ctrl-C, which reaches the whole group, when the output has got so far; or closes the terminal; or does as timeout does,
+    which tells the process and then the group."""
     begun = time.monotonic()
     process = subprocess.Popen(shlex.split(command.replace("lockstep", shlex.quote(BINARY), 1)), stdout=subprocess.PIPE,
                                stderr=subprocess.STDOUT, text=True, stdin=subprocess.DEVNULL, start_new_session=True)
@@ -75,6 +76,8 @@ def interrupt(command, expected, *words, at="step 1/", with_signal=signal.SIGINT
     for line in process.stdout:
         output += line
         if at in line:
+            if twice:
+                os.kill(process.pid, with_signal)
             os.killpg(process.pid, with_signal)
             output += "^C\n" if with_signal == signal.SIGINT else f"[{with_signal.name}]\n"
             at = "\0"
@@ -125,8 +128,8 @@ def first_hour():
     play("lockstep verify first", 0, "first")
     play("lockstep verify sceond", 1, "sceond: there is no such folder")
     damage("second/model.safetensors")
-    play("lockstep verify second", 1, "second/model.safetensors: is damaged")
-    play("lockstep report first --out report.html", 0, "report.html")
+    play("lockstep verify second", 1, "second/model.safetensors: is damaged", "second/checkpoint-4: OK", most=9)
+    play("lockstep report first --out page", 0, "page/report.html")
     play("lockstep explain first", 1, "first")
 
     say("It takes long, they stop it, and go on.\n")
@@ -135,12 +138,13 @@ def first_hour():
     play("lockstep train --resume long --steps 1", 2, "steps is 1, but")
     play("lockstep train --resume long --data other.txt", 2, "not the same|number of samples")
     play("lockstep train --resume nowhere", 2, "no run in it to go on with")
-    play("lockstep train --resume long/checkpoint-1", 2, "no run in it|takes the run's folder")
+    play("lockstep train --resume long/checkpoint-2", 2, "takes the run's folder, long")
     interrupt("lockstep train --resume long --workers 2", 130, "resuming from", "stopped by Ctrl-C after step", at="step ")
-    interrupt("lockstep train --resume long", 129, "stopped by the end of its terminal after step", at="step ", with_signal=signal.SIGHUP)
+    interrupt("lockstep train --resume long --workers 1", 129, "stopped by the end of its terminal after step", at="step ",
+              with_signal=signal.SIGHUP)
     interrupt("lockstep train --resume long --workers 2", 129, "stopped by the end of its terminal after step", at="step ",
               with_signal=signal.SIGHUP)
-    interrupt("lockstep train --resume long", 143, "stopped by SIGTERM after step", at="step ", with_signal=signal.SIGTERM)
+    interrupt("lockstep train --resume long", 143, "stopped by SIGTERM after step", at="step ", with_signal=signal.SIGTERM, twice=True)
     play("lockstep train my.txt --steps 60 --eval-every 1 --early-stop 2 --lr 3 --warmup 0 --clip 0 --out early", 0, "ended early after step",
          "next: lockstep generate early/checkpoint-")
 
