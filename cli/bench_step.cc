@@ -37,8 +37,9 @@ the same weights must agree.)";
 struct Batches {
   int cpu, gpu;
 };
-const std::map<std::string, Batches> kBatches = {
-    {"tiny", {8, 64}}, {"small", {4, 64}}, {"124m", {1, 64}}, {"350m", {1, 32}}};
+const std::map<std::string, Batches> kBatches = {{"tiny", {8, 64}}, {"small", {4, 64}},
+                                                 {"124m", {1, 64}}, {"350m", {1, 32}},
+                                                 {"774m", {1, 16}}, {"1.5b", {1, 8}}};
 
 struct StepBenchFlags {
   std::string model = "tiny";
@@ -176,8 +177,10 @@ void add_bench_step(CLI::App& bench, Action& action) {
       *bench.add_subcommand("step", "Time a training step of one worker, without communication.");
   command.footer(kStepBenchExplanation);
   const auto options = std::make_shared<StepBenchFlags>();
-  command.add_option("--model", options->model, "tiny, small, 124m or 350m")
-      ->check(one_of({"tiny", "small", "124m", "350m"}))
+  command
+      .add_option("--model", options->model,
+                  fmt::format("One of {}", fmt::join(model_names(), ", ")))
+      ->check(one_of(model_names()))
       ->option_text("NAME [tiny]");
   add_device_option(command, options->device);
   command
@@ -194,7 +197,7 @@ void add_bench_step(CLI::App& bench, Action& action) {
       ->option_text("N [all cores]");
   command.add_option("--batch", options->batch, "Sequences in a step")
       ->transform(whole_number(1, 1 << 30))
-      ->option_text("N [8 for tiny, 4 for small, else 1; on a GPU 64, and 32 for 350m]");
+      ->option_text("N [8 for tiny, 4 for small, else 1; on a GPU 64, from 350m on 32, 16, 8]");
   command.add_flag("--recompute", options->recompute,
                    "Compute activations once more instead of keeping them");
   command.add_option("--seconds", options->seconds, "Time to measure; at least three steps")

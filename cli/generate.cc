@@ -1,6 +1,7 @@
 #include <fmt/format.h>
 
 #include <algorithm>
+#include <cstdint>
 #include <cstdio>
 #include <filesystem>
 #include <iostream>
@@ -15,9 +16,11 @@
 #include "lockstep/base/error.h"
 #include "lockstep/base/thread_pool.h"
 #include "lockstep/base/utf8.h"
+#include "lockstep/files/file_source.h"
 #include "lockstep/model/cpu/decoder.h"
 #include "lockstep/model/gpu_decoder.h"
 #include "lockstep/run/device.h"
+#include "lockstep/run/memory.h"
 #include "lockstep/train/checkpoint/folders.h"
 #include "lockstep/train/sampler.h"
 
@@ -68,10 +71,17 @@ std::string prompt_from_input() {
 
 SavedModel open_model(const std::string& folder) {
   if (!std::filesystem::is_directory(folder)) {
+    const bool file = std::filesystem::exists(folder);
     throw Error(ErrorCode::kIo,
-                fmt::format("{}: there is no such folder; a model is a folder with config.json and "
-                            "model.safetensors",
-                            folder));
+                fmt::format("{}: {}; a model is a folder with config.json and model.safetensors",
+                            folder, file ? "this is a file" : "there is no such folder"));
+  }
+  StoredFiles files(folder);
+  const ModelConfig config =
+      parse_config_json(files.path(kConfigFile), files.text(kConfigFile)).model;
+  if (const auto why =
+          model_memory_refusal(config, config.context, available_memory().value_or(SIZE_MAX))) {
+    throw Error(ErrorCode::kInvalidArgument, *why);
   }
   SavedModel model = load_model(folder);
   if (!model.tokenizer) {

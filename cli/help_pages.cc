@@ -40,6 +40,7 @@ HelpOption help_of_option(const CLI::Option& option) {
   help.group = option.get_group();
   help.choices = choices_of(option);
   help.argument = option.get_positional();
+  help.required = option.get_required();
   return help;
 }
 
@@ -74,13 +75,28 @@ std::string bash_case(const HelpCommand& command, const std::string& word) {
   return fmt::format("\"{} {}\"", path, word);
 }
 
+// What compgen is asked for.
+std::string bash_kinds(const HelpOption& option) {
+  std::string kinds;
+  if (!option.choices.empty()) {
+    kinds = "-W " + shell_quoted(fmt::format("{}", fmt::join(option.choices, " ")));
+  }
+  if (option.takes_folder()) kinds = "-d";
+  if (option.takes_file()) kinds += kinds.empty() ? "-f" : " -f";
+  return kinds;
+}
+
 std::string zsh_function(const HelpCommand& command) { return "_" + command.name('_'); }
 
 std::string zsh_value(const HelpOption& option) {
   std::string from;
   if (!option.choices.empty()) from = fmt::format("({})", fmt::join(option.choices, " "));
   if (option.takes_folder()) from = "_files -/";
-  if (option.takes_file()) from = "_files";
+  if (option.takes_file()) {
+    from = option.choices.empty()
+               ? "_files"
+               : fmt::format("{{compadd -- {}; _files}}", fmt::join(option.choices, " "));
+  }
   return fmt::format(":{}:{}", replaced(option.placeholder(), ":", "\\:"), from);
 }
 
@@ -179,7 +195,29 @@ std::string roff_options(const HelpCommand& command) {
 
 }  // namespace
 
+std::string WrappedHelp::make_option_desc(const CLI::Option* option) const {
+  constexpr std::size_t kColumns = 100;
+  const std::size_t room = kColumns - get_column_width();
+  std::istringstream words(option->get_description());
+  std::string text;
+  std::size_t used = 0;  // of the line under way
+  for (std::string word; words >> word;) {
+    const bool fits = used + 1 + word.size() <= room;
+    if (used > 0) text += fits ? ' ' : '\n';
+    used = used > 0 && fits ? used + 1 + word.size() : word.size();
+    text += word;
+  }
+  return text;
+}
+
+std::string HelpOption::placeholder() const {
+  std::string word = value.substr(0, std::min(value.find(' '), value.find("...")));
+  if (word.starts_with('[') && word.ends_with(']')) word = word.substr(1, word.size() - 2);
+  return word;
+}
+
 bool HelpOption::takes_file() const {
+  if (value.find(" or FILE") != std::string::npos) return true;
   return placeholder() == "FILE" || placeholder() == "PATH" || placeholder() == "LIST";
 }
 
@@ -202,31 +240,36 @@ std::string bash_completion(std::span<const HelpCommand> commands) {
   for (const HelpCommand& command : commands) {
     std::vector<std::string> words;
     std::vector<std::string> below;
+    std::string argument = ":";
     for (const std::size_t child : command.commands) {
       below.push_back(commands[child].words.back());
       enters += (enters.empty() ? "" : " | ") + bash_case(command, below.back());
     }
     for (const HelpOption& option : command.options) {
       words.insert(words.end(), option.names.begin(), option.names.end());
+      if (const std::string kinds = bash_kinds(option); option.argument && !kinds.empty()) {
+        argument = fmt::format("COMPREPLY=($(compgen {} -- \"$cur\"))", kinds);
+      }
       if (option.value.empty() || option.names.empty()) continue;
       std::string how = ":";  // whatever it is, nobody else knows it
-      if (!option.choices.empty()) {
-        how = fmt::format("COMPREPLY=($(compgen -W {} -- \"$cur\"))",
-                          shell_quoted(fmt::format("{}", fmt::join(option.choices, " "))));
+      if (const std::string kinds = bash_kinds(option); !kinds.empty()) {
+        how = fmt::format("COMPREPLY=($(compgen {} -- \"$cur\"))", kinds);
       }
-      if (option.takes_folder()) how = "COMPREPLY=($(compgen -d -- \"$cur\"))";
-      if (option.takes_file()) how = "COMPREPLY=($(compgen -f -- \"$cur\"))";
       for (const std::string& name : option.names) {
         values += fmt::format("    {}) {}; return ;;\n", bash_case(command, name), how);
       }
     }
-    proposes += fmt::format("    {}) options={} commands={} ;;\n", bash_case(command, ""),
-                            shell_quoted(fmt::format("{}", fmt::join(words, " "))),
-                            shell_quoted(fmt::format("{}", fmt::join(below, " "))));
+    if (!below.empty()) {
+      argument = fmt::format("COMPREPLY=($(compgen -W {} -- \"$cur\"))",
+                             shell_quoted(fmt::format("{}", fmt::join(below, " "))));
+    }
+    proposes +=
+        fmt::format("    {}) options={}; [[ $cur == -* ]] || {} ;;\n", bash_case(command, ""),
+                    shell_quoted(fmt::format("{}", fmt::join(words, " "))), argument);
   }
   return fmt::format(R"(# bash completion for lockstep; made by `lockstep completion bash`.
 _lockstep() {{
-  local cur=${{COMP_WORDS[COMP_CWORD]}} prev=${{COMP_WORDS[COMP_CWORD-1]}} command= word options= commands=
+  local cur=${{COMP_WORDS[COMP_CWORD]}} prev=${{COMP_WORDS[COMP_CWORD-1]}} command= word options=
   for word in "${{COMP_WORDS[@]:1:COMP_CWORD-1}}"; do
     case "$command $word" in
       {}) command="${{command:+$command }}$word" ;;
@@ -237,13 +280,7 @@ _lockstep() {{
 {}  esac
   case "$command " in
 {}  esac
-  if [[ $cur == -* ]]; then
-    COMPREPLY=($(compgen -W "$options" -- "$cur"))
-  elif [[ $commands ]]; then
-    COMPREPLY=($(compgen -W "$commands" -- "$cur"))
-  else
-    COMPREPLY=($(compgen -f -- "$cur"))
-  fi
+  [[ $cur != -* ]] || COMPREPLY=($(compgen -W "$options" -- "$cur"))
 }}
 complete -o filenames -F _lockstep lockstep
 )",
@@ -283,7 +320,7 @@ std::string fish_completion(std::span<const HelpCommand> commands) {
         how = " -x -a " + shell_quoted(fmt::format("{}", fmt::join(option.choices, " ")));
       }
       if (option.takes_folder()) how = " -x -a '(__fish_complete_directories)'";
-      if (option.takes_file()) how = " -r -F";
+      if (option.takes_file()) how = " -r -F" + (option.choices.empty() ? "" : how.substr(3));
       std::string names;
       for (const std::string& name : option.names) {
         names += name.starts_with("--") ? " -l " + name.substr(2) : " -s " + name.substr(1);
@@ -292,7 +329,12 @@ std::string fish_completion(std::span<const HelpCommand> commands) {
         text +=
             fmt::format("{}{}{} -d {}\n", complete, names, how, shell_quoted(option.description));
       }
-      if (option.argument) text += complete + " -F\n";
+      if (!option.argument) continue;
+      if (option.takes_file()) {
+        text += complete + " -F\n";
+      } else if (!how.empty()) {
+        text += complete + how.substr(3) + "\n";  // without -x, which is for values of options
+      }
     }
   }
   return text;
@@ -307,7 +349,9 @@ std::string man_page(std::span<const HelpCommand> commands, const HelpCommand& c
   text += fmt::format(".SH NAME\n{} \\- {}\n", roff(command.name('-')), roff(command.description));
   text += fmt::format(".SH SYNOPSIS\n\\fB{}\\fR [\\fIOPTIONS\\fR]", roff(command.name()));
   for (const HelpOption& option : command.options) {
-    if (option.argument) text += fmt::format(" [\\fI{}\\fR]", roff(option.placeholder()));
+    if (!option.argument) continue;
+    const std::string word = fmt::format("\\fI{}\\fR", roff(option.placeholder()));
+    text += option.required ? " " + word : " [" + word + "]";
   }
   if (!command.commands.empty()) text += " \\fICOMMAND\\fR";
   text += "\n";

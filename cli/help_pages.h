@@ -9,6 +9,12 @@ namespace lockstep::cli {
 
 // What the help of a command says, for completions of shells and man pages. Pure.
 
+// The help on a terminal: descriptions of options are broken into lines.
+class WrappedHelp : public CLI::Formatter {
+ public:
+  std::string make_option_desc(const CLI::Option* option) const override;
+};
+
 struct HelpOption {
   std::vector<std::string> names;  // "--data", "-h"; none: only an argument without a name
   std::string value;               // "N [16]"; empty: a flag
@@ -17,9 +23,11 @@ struct HelpOption {
   std::vector<std::string> choices;  // of the value, where there are only some
   bool argument = false;             // may be given without a name
 
-  // What stands for the value: "N".
-  std::string placeholder() const { return value.substr(0, value.find_first_of(" [")); }
-  bool takes_file() const;
+  bool required = false;  // an argument that must be given
+
+  // What stands for the value: "N"; without brackets, which say that it may be left out.
+  std::string placeholder() const;
+  bool takes_file() const;  // perhaps beside choices
   bool takes_folder() const;
 };
 

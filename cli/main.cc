@@ -7,6 +7,7 @@
 #include <string>
 
 #include "cli/commands.h"
+#include "cli/help_pages.h"
 #include "cli/options.h"
 #include "lockstep/base/error.h"
 #include "lockstep/base/log.h"
@@ -15,6 +16,13 @@
 
 namespace lockstep::cli {
 namespace {
+
+constexpr const char* kExplanation = R"(A text of one's own:
+
+  lockstep train my.txt --out my-model
+  lockstep generate my-model --prompt "Once"
+
+`lockstep train --help` explains the options of a command.)";
 
 constexpr int kFailed = 1;
 constexpr int kWrongUsage = 2;
@@ -50,7 +58,13 @@ int run(int argc, char** argv) {
   CLI::App app{"Data-parallel training of transformer language models.", "lockstep"};
   app.set_version_flag("--version", fmt::format("lockstep {}", version()));
   Action action;
-  const std::vector<std::string> arguments(argv + 1, argv + argc);
+  app.footer(kExplanation);
+  app.formatter(std::make_shared<WrappedHelp>());
+  std::vector<std::string> arguments(argv + 1, argv + argc);
+  if (!arguments.empty() && arguments[0] == "help") {  // lockstep help train
+    arguments.erase(arguments.begin());
+    arguments.emplace_back("--help");
+  }
   add_train(app, arguments, action);
   add_data(app, action);
   add_generate(app, action);
@@ -69,15 +83,19 @@ int run(int argc, char** argv) {
 
   let_the_last_count(app);
 
+  if (const auto problem = missing_value(app, arguments)) {
+    log_line(LogLevel::kError, *problem);
+    return kWrongUsage;
+  }
   try {
-    app.parse(argc, argv);
+    app.parse(std::vector<std::string>(arguments.rbegin(), arguments.rend()));
   } catch (const CLI::ParseError& error) {
     if (error.get_exit_code() == 0) return app.exit(error);  // --help and --version
     log_line(LogLevel::kError, usage_problem(app, error));
     return kWrongUsage;
   }
   if (!action) {  // not require_subcommand(): that would hide which argument was wrong
-    log_line(LogLevel::kError, "a subcommand is required (lockstep --help lists them)");
+    log_line(LogLevel::kError, "lockstep needs a command (lockstep --help lists them)");
     return kWrongUsage;
   }
   return action();

@@ -3,9 +3,13 @@
 #include <fmt/format.h>
 
 #include <algorithm>
+#include <cctype>
+#include <cerrno>
 #include <charconv>
 #include <cmath>
 #include <cstdlib>
+#include <cstring>
+#include <filesystem>
 #include <fstream>
 #include <limits>
 #include <numeric>
@@ -66,6 +70,17 @@ std::string command_name(const CLI::App& command) {
   return parent == nullptr ? command.get_name() : command_name(*parent) + " " + command.get_name();
 }
 
+bool has_option(const CLI::App& command, const std::string& name) {
+  return const_cast<CLI::App&>(command).get_option_no_throw(name) != nullptr;
+}
+
+// What other programs call our options.
+constexpr std::pair<std::string_view, std::string_view> kCalledElsewhere[] = {
+    {"--learning-rate", "--lr"}, {"--batch", "--global-batch"}, {"--batch-size", "--global-batch"},
+    {"--epochs", "--steps"},     {"--max-steps", "--steps"},    {"--output", "--out"},
+    {"--seq-len", "--context"},  {"--gpu", "--device"},         {"--max-tokens", "--tokens"},
+};
+
 std::string unexpected(const CLI::App& command, const std::string& word) {
   std::vector<std::string> names;
   if (word.starts_with("-")) {
@@ -73,8 +88,13 @@ std::string unexpected(const CLI::App& command, const std::string& word) {
       for (const std::string& name : option->get_lnames()) names.push_back("--" + name);
     }
     const std::string flag = word.substr(0, word.find('='));
-    return fmt::format("{} has no option {}{}", command_name(command), flag,
-                       suggestion(flag, names));
+    std::string hint = suggestion(flag, names);
+    for (const auto& [others, ours] : kCalledElsewhere) {
+      if (flag == others && has_option(command, std::string(ours))) {
+        hint = fmt::format("; did you mean {}?", ours);
+      }
+    }
+    return fmt::format("{} has no option {}{}", command_name(command), flag, hint);
   }
   for (const CLI::App* each : command.get_subcommands([](const CLI::App*) { return true; })) {
     names.push_back(each->get_name());
@@ -85,7 +105,87 @@ std::string unexpected(const CLI::App& command, const std::string& word) {
                      suggestion(word, names));
 }
 
+// "lockstep bench needs a command: allreduce or step"
+std::string missing_command(const CLI::App& command) {
+  std::vector<std::string> names;
+  for (const CLI::App* each : command.get_subcommands([](const CLI::App*) { return true; })) {
+    if (!each->get_group().empty()) names.push_back(each->get_name());
+  }
+  return fmt::format("{} needs a command: {}", command_name(command), fmt::join(names, ", "));
+}
+
+// "lockstep generate needs MODEL: the model's folder"
+std::string missing_argument(const CLI::App& command) {
+  for (const CLI::Option* option : command.get_options()) {
+    if (!option->get_required() || option->count() > 0) continue;
+    std::string description = option->get_description();
+    if (!description.empty()) {
+      description[0] = static_cast<char>(std::tolower(static_cast<unsigned char>(description[0])));
+    }
+    const std::string text = option->get_option_text();
+    return fmt::format("{} needs {}: {}", command_name(command),
+                       option->get_positional() ? text.substr(0, text.find_first_of(" ."))
+                                                : fmt::format("{} {}", option->get_name(), text),
+                       description);
+  }
+  return "";
+}
+
+// What CLI11 says, in words of ours.
+std::string in_plain_words(const CLI::App& command, const CLI::ParseError& error) {
+  const std::string said = error.what();
+  if (dynamic_cast<const CLI::RequiredError*>(&error) != nullptr) {
+    std::string argument = missing_argument(command);
+    return argument.empty() ? missing_command(command) : argument;
+  }
+  if (dynamic_cast<const CLI::ArgumentMismatch*>(&error) != nullptr) {
+    return said.substr(0, said.find(':')) + " needs a value";
+  }
+  // "Could not convert: --dry-run = maybe"
+  constexpr std::string_view kConvert = "Could not convert: ";
+  const std::size_t equals = said.find(" = ");
+  if (said.starts_with(kConvert) && equals != std::string::npos) {
+    return fmt::format("{}: {} is neither true nor false",
+                       said.substr(kConvert.size(), equals - kConvert.size()),
+                       said.substr(equals + 3));
+  }
+  return said;
+}
+
 }  // namespace
+
+std::optional<std::string> missing_value(CLI::App& app, const std::vector<std::string>& words) {
+  CLI::App* command = &app;
+  for (std::size_t i = 0; i < words.size() && words[i] != "--"; ++i) {
+    if (!words[i].starts_with('-')) {
+      for (CLI::App* below : command->get_subcommands([](CLI::App*) { return true; })) {
+        if (below->get_name() == words[i]) command = below;
+      }
+      continue;
+    }
+    const CLI::Option* option = command->get_option_no_throw(words[i]);
+    if (option == nullptr || option->get_items_expected_min() == 0) continue;
+    const bool last = i + 1 == words.size();
+    if (last || (words[i + 1].starts_with("--") &&
+                 has_option(*command, words[i + 1].substr(0, words[i + 1].find('='))))) {
+      return fmt::format("{} needs a value ({} --help explains it)", words[i],
+                         command_name(*command));
+    }
+    ++i;
+  }
+  return std::nullopt;
+}
+
+CLI::Validator tokenizer_name() {
+  return {[](std::string& text) -> std::string {
+            const std::vector<std::string> names = {"bytes", "sentencepiece", "bpe"};
+            if (std::ranges::find(names, text) != names.end()) return "";
+            if (std::filesystem::exists(text)) return "";
+            return fmt::format("{} is none of {}, and there is no such file or folder{}", text,
+                               fmt::join(names, ", "), suggestion(text, names));
+          },
+          "bytes sentencepiece bpe", kOneOf};
+}
 
 CLI::Validator one_of(const std::vector<std::string>& names) {
   return {[names](std::string& text) -> std::string {
@@ -105,7 +205,11 @@ CLI::Validator whole_number(std::int64_t least, std::int64_t most) {
             const auto [end, error] =
                 std::from_chars(text.data(), text.data() + text.size(), value);
             if (error != std::errc() || end != text.data() + text.size()) {
+              if (text.empty()) return "a number is missing";
               const auto real = parse_real(text);  // such as 1e6
+              if (real && std::floor(*real) == *real && *real > static_cast<double>(most)) {
+                return fmt::format("{} is too large; at most {}", text, most);
+              }
               if (!real || std::abs(*real) > 1e15 || std::floor(*real) != *real) {
                 return fmt::format("{} is not a whole number", text);
               }
@@ -124,6 +228,7 @@ CLI::Validator any_seed() { return whole_number(0, std::numeric_limits<std::int6
 CLI::Validator real_number(double least, double most) {
   return {[least, most](std::string& text) -> std::string {
             const auto value = parse_real(text);
+            if (text.empty()) return "a number is missing";
             if (!value) return fmt::format("{} is not a number", text);
             if (*value < least) return fmt::format("{} is too small; at least {}", text, least);
             if (*value > most) return fmt::format("{} is too large; at most {}", text, most);
@@ -150,7 +255,7 @@ std::string usage_problem(const CLI::App& app, const CLI::ParseError& error) {
   const bool extra = !words.empty() && (dynamic_cast<const CLI::ExtrasError*>(&error) != nullptr ||
                                         dynamic_cast<const CLI::RequiredError*>(&error) != nullptr);
   return fmt::format("{} ({} --help explains it)",
-                     extra ? unexpected(command, words[0]) : std::string(error.what()),
+                     extra ? unexpected(command, words[0]) : in_plain_words(command, error),
                      command_name(command));
 }
 
@@ -171,21 +276,21 @@ CLI::Option* add_options_file(CLI::App& command, std::string& path) {
 void apply_options_file(CLI::App& command, const std::string& path) {
   if (path.empty()) return;
   std::ifstream file(path);
-  if (!file) throw CLI::FileError::Missing(path);
+  if (!file) throw CLI::FileError(fmt::format("opening {}: {}", path, std::strerror(errno)));
   for (CLI::ConfigItem& item : CLI::ConfigTOML().from_config(file)) {
     std::ranges::replace(item.name, '_', '-');             // either spelling will do
     if (item.name == "--" || item.name == "++") continue;  // where a section begins or ends
     CLI::Option* option = command.get_option_no_throw("--" + item.name);
     if (option == nullptr || item.name == "config" || item.name == "help") {
-      throw CLI::ConfigError(
-          fmt::format("{}: '{}' is no option of {}", path, item.fullname(), command.get_name()));
+      throw CLI::ConfigError(fmt::format("{}: '{}' is not an option of {}", path, item.fullname(),
+                                         command.get_name()));
     }
     if (option->count() > 0) continue;
     try {
       for (const std::string& value : item.inputs) option->add_result(value);
       option->run_callback();
     } catch (const CLI::ParseError& error) {
-      throw CLI::ConfigError(fmt::format("{}: {}: {}", path, item.name, error.what()));
+      throw CLI::ConfigError(fmt::format("{}: {}", path, in_plain_words(command, error)));
     }
   }
 }

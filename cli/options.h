@@ -7,6 +7,7 @@
 #include <initializer_list>
 #include <limits>
 #include <map>
+#include <optional>
 #include <string>
 #include <vector>
 
@@ -38,6 +39,9 @@ CLI::Option* add_choice(CLI::App& command, const std::string& flag, Chosen& chos
   return command.add_option_function<std::string>(flag, choose, description)->check(one_of(known));
 }
 
+// For --tokenizer: one of the names, or a path that is there.
+CLI::Validator tokenizer_name();
+
 // Checks of values whose errors are plain words. A whole number may be written as 1e6.
 CLI::Validator whole_number(std::int64_t least, std::int64_t most);
 CLI::Validator any_seed();
@@ -46,6 +50,10 @@ CLI::Validator real_number(double least, double most = std::numeric_limits<doubl
 // Where an option that takes one value is given again, the last one counts. For all subcommands, to
 // be called when they are complete.
 void let_the_last_count(CLI::App& app);
+
+// Of the words of the command line, an option that has no value, or the name of another option in
+// its place: one line that says so. (CLI11 would take that name for the value.)
+std::optional<std::string> missing_value(CLI::App& app, const std::vector<std::string>& words);
 
 // One line that says what is wrong with the command line, and which command or option was meant.
 std::string usage_problem(const CLI::App& app, const CLI::ParseError& error);

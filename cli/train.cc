@@ -15,7 +15,9 @@
 #include "cli/options.h"
 #include "cli/stories/stories.h"
 #include "lockstep/base/error.h"
+#include "lockstep/base/log.h"
 #include "lockstep/data/mix.h"
+#include "lockstep/launch/launch.h"
 #include "lockstep/launch/rank_environment.h"
 #include "lockstep/net/job/roster.h"
 #include "lockstep/train/checkpoint/folders.h"
@@ -50,15 +52,15 @@ SIGTERM to one worker has it leave after a step.
 
 --out DIR gets model.safetensors, config.json, the tokenizer, metrics.jsonl with one object per step, and
 checkpoint-STEP folders, each complete or not there. Without --out nothing is kept. A folder with a model or
-other files in it is refused; one run at a time may have it. Ctrl-C (or SIGTERM) stops after the step under
-way and leaves a checkpoint; SIGUSR1 saves one and goes on. SIGUSR2 writes what every worker is doing, for
-`lockstep explain`, and goes on. `lockstep train --resume DIR` goes on from the
-newest intact checkpoint, with any number of workers, and ends with the same weights as a run that was never
-stopped. The checkpoint with the lowest validation loss is always kept. The last line is the hash of the
-weights. A gradient that is not finite changes no weights and stops all workers; halt.json in --out then says
-which lane it was.
+other files in it is refused; one run at a time may have it. Ctrl-C (or SIGTERM, or a terminal that is
+closed) stops after the step under way and leaves a checkpoint; SIGUSR1 saves one and goes on. SIGUSR2
+writes what every worker is doing, for `lockstep explain`, and goes on. `lockstep train --resume DIR` goes
+on from the newest intact checkpoint, with any number of workers, and ends with the same weights as a run
+that was never stopped. The checkpoint with the lowest validation loss is kept, too (unless --save-every is
+0). The last line on standard output is the hash of the weights. A gradient that is not finite changes no
+weights and stops all workers; halt.json in --out then says which lane it was.
 Exit codes: 0 done, 1 failed, 2 wrong usage, 3 halted on a value that is not finite or on workers whose
-weights differ, 130 and 143 stopped.
+weights differ, 129, 130 and 143 stopped.
 
   lockstep train --data my.txt --out my-model --workers 2
   lockstep generate my-model --prompt "Once")";
@@ -99,14 +101,15 @@ void add_data_options(CLI::App& command, TrainFlags& options) {
       .add_option("--mix", options.mix,
                   "How often each path of --data is drawn, as weights: 3,1 draws three samples of "
                   "the first for one of the second")
-      ->option_text("W,W,... [as many as there are]")
+      ->option_text("W,W,... [by size]")
       ->group(group);
   command
       .add_option(
           "--tokenizer", options.tokenizer,
           "For text: bytes; sentencepiece or bpe (trained on the text); a tokenizer.json or .model "
           "file, or the folder that has it")
-      ->option_text("NAME [that of --init, else bytes]")
+      ->check(tokenizer_name())
+      ->option_text("NAME or FILE [that of --init, else bytes]")
       ->group(group);
   command
       .add_flag("--force-tokenizer", options.force_tokenizer,
@@ -160,7 +163,7 @@ void add_training_options(CLI::App& command, TrainOptions& options) {
       ->transform(whole_number(0, std::int64_t{1} << 50));
   add("--global-batch", options.global_batch, "N [16]", "Samples of a step")
       ->transform(whole_number(1, 1 << 24));
-  add("--micro-batch", options.micro_batch, "N [for 8 lanes]",
+  add("--micro-batch", options.micro_batch, "N [for 8 lanes or more]",
       "Samples of a lane, which divide the global batch")
       ->transform(whole_number(1, 1 << 24));
   add("--lr", options.learning_rate, "RATE [by width; with --init a tenth]",
@@ -190,7 +193,7 @@ void add_checkpoint_options(CLI::App& command, TrainFlags& given) {
           "--save-every",
           [&](const std::string& text) { options.save_every = parse_save_every(text); },
           "Between checkpoints: steps (500) or time (30s, 10m, 2h); also after the last step and "
-          "the best validations; 0: only when stopped")
+          "every best validation; 0: only when stopped")
       ->check([](const std::string& text) {
         return parse_save_every(text) ? ""
                                       : text + " is neither steps (500) nor time (30s, 10m, 2h)";
@@ -224,8 +227,8 @@ void add_checkpoint_options(CLI::App& command, TrainFlags& given) {
 // The options of a run in its folder, so that --resume needs no other. What belongs to one start of
 // the command is not among them.
 constexpr std::string_view kNotRemembered[] = {
-    "resume", "out",    "overwrite",       "config",  "log",    "coordinator", "init", "help",
-    "replay", "listen", "force-tokenizer", "dry-run", "expect", "join",        "page"};
+    "resume", "out",    "overwrite", "config", "log",  "coordinator", "help",
+    "replay", "listen", "dry-run",   "expect", "join", "page"};
 
 // What a worker that joins a job says itself. All other options are those of the job.
 constexpr std::string_view kLocalOptions[] = {"join",      "data",       "device", "threads",
@@ -242,8 +245,9 @@ std::string to_remember(const CLI::App& command) {
     }
     std::vector<std::string> values = option->results();
     for (std::string& value : values) {
-      const bool path = name == "data" || name == "token-file" ||
-                        (name == "tokenizer" && std::filesystem::exists(value));
+      const bool file = name == "tokenizer" || name == "skip-lanes";  // or something else
+      const bool path = name == "data" || name == "token-file" || name == "init" ||
+                        (file && std::filesystem::exists(value));
       if (path) value = std::filesystem::absolute(value).lexically_normal();
     }
     options[name] = values;
@@ -264,7 +268,7 @@ void apply_options(CLI::App& command, const std::string& text, const std::string
   for (const auto& [name, values] : run["options"].items()) {
     CLI::Option* option = command.get_option_no_throw("--" + name);
     if (option == nullptr || !values.is_array()) {
-      throw CLI::ConfigError(fmt::format("{}: '{}' is no option of train", source, name));
+      throw CLI::ConfigError(fmt::format("{}: '{}' is not an option of train", source, name));
     }
     const bool local = std::ranges::find(kLocalOptions, name) != std::end(kLocalOptions);
     if (option->count() > 0 || (joins && local && name != "data") ||
@@ -297,6 +301,39 @@ void refuse_options_of_the_job(const CLI::App& command) {
   }
 }
 
+// For a folder that has no options of a run.
+void refuse_without_run(const CLI::App& command, const std::string& out, bool named) {
+  const bool checkpoints = !out.empty() && !list_checkpoints(out).empty();
+  if (checkpoints && command.count("--data") == 0 && !is_launched()) {
+    log(LogLevel::kWarning,
+        "{} has no {}: what is not given is as for a new run, and without --data the data is the "
+        "built-in stories",
+        out, kRunFile);
+  }
+  if (checkpoints || !named) return;
+  const std::filesystem::path path = std::filesystem::path(out + "/").parent_path();
+  if (parse_checkpoint_name(path.filename().string())) {
+    const std::string parent = path.parent_path();
+    throw CLI::ValidationError(
+        fmt::format("--resume {}: this is one checkpoint of a run; --resume "
+                    "takes the run's folder, {}",
+                    out, parent.empty() ? "." : parent));
+  }
+  throw CLI::ValidationError(fmt::format("--resume {}: there is no run in it to go on with", out));
+}
+
+// Options that would be of no account.
+void refuse_ignored(const CLI::App& command, const TrainFlags& options) {
+  for (const char* name : {"--overwrite", "--keep-last", "--save-wait"}) {
+    if (command.count(name) > 0 && options.run.out.empty()) {
+      throw CLI::ValidationError(fmt::format("{} needs --out", name));
+    }
+  }
+  if (options.force_tokenizer && options.run.init.empty()) {
+    throw CLI::ValidationError("--force-tokenizer is for a model to start from: it needs --init");
+  }
+}
+
 // --resume with or without a folder of its own.
 void choose_folder(CLI::App& command, TrainFlags& options) {
   TrainOptions& run = options.run;
@@ -315,10 +352,11 @@ void choose_folder(CLI::App& command, TrainFlags& options) {
   if (named) run.out = options.resume;
   // Only rank 0 need have the folder.
   const auto world = rank_environment();
-  if (named && (!world || world->rank == 0) && list_checkpoints(run.out).empty() &&
-      !std::filesystem::exists(run.out + "/" + kRunFile)) {
-    throw CLI::ValidationError(
-        fmt::format("--resume {}: there is no run in it to go on with", run.out));
+  const bool remembers = std::filesystem::exists(run.out + "/" + kRunFile);
+  if ((!world || world->rank == 0) && !remembers) refuse_without_run(command, run.out, named);
+  // One that is remembered counts only as long as there is no checkpoint.
+  if (command.count("--init") > 0) {
+    throw CLI::ValidationError("--resume has weights of its own: it does not go with --init");
   }
   if (!run.out.empty()) apply_remembered(command, run.out);
 }
@@ -537,6 +575,17 @@ void add_worker_options(CLI::App& command, TrainFlags& given) {
       ->group(group);
 }
 
+// A run that goes on looks where its data was.
+void require_data(const std::vector<std::string>& paths) {
+  for (const std::string& path : paths) {
+    if (std::filesystem::exists(path) || path.find_first_of("*?[") != std::string::npos) continue;
+    throw Error(ErrorCode::kInvalidArgument,
+                fmt::format("the run's data, {}, is not there any more: --data PATH says where it "
+                            "is now",
+                            path));
+  }
+}
+
 // What follows from the options as a whole.
 void complete(TrainFlags& options) {
   TrainOptions& run = options.run;
@@ -552,6 +601,7 @@ void complete(TrainFlags& options) {
   run.data = [&options, tokenizer, weights](const std::optional<ModelTokenizer>& start) {
     TokenizerChoice choice = tokenizer;
     choice.inherited = start;
+    if (options.run.folder == FolderUse::kResume) require_data(options.data);
     if (!options.data.empty()) return open_data(options.data, choice, weights);
     return encode_documents(built_in_stories(options.run.seed), choice);
   };
@@ -592,6 +642,7 @@ void add_train(CLI::App& app, const std::vector<std::string>& arguments, Action&
     if (!options->run.job.coordinator.empty() && command.count("--transport") == 0) {
       options->run.job.transport = TransportKind::kServer;
     }
+    refuse_ignored(command, *options);
     options->run.remembered = to_remember(command);
     action = [options, &command, &arguments] { return run_train(*options, command, arguments); };
   });

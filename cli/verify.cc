@@ -16,7 +16,8 @@ namespace {
 
 constexpr const char* kVerifyExplanation =
     R"(DIR is a checkpoint, or a folder as `lockstep train --out` leaves it: then the model and all checkpoints.
-Every file is read and hashed, and every tensor of the weights; damage is told by file and tensor. Exit codes: 0 all are as they were written, 1 not.
+Every file is read and hashed, and every tensor of the weights; damage is told by file and tensor.
+Exit codes: 0 all are as they were written, 1 not.
 
   lockstep verify my-model
   lockstep verify my-model/checkpoint-500)";
@@ -75,7 +76,11 @@ int run_verify(const std::string& folder) {
   std::string plain = folder;
   while (plain.size() > 1 && plain.ends_with('/')) plain.pop_back();
   if (!std::filesystem::is_directory(plain)) {
-    throw Error(ErrorCode::kIo, fmt::format("{}: there is no such folder", plain));
+    throw Error(ErrorCode::kIo,
+                fmt::format("{}: {}", plain,
+                            std::filesystem::exists(plain)
+                                ? "this is a file; verify takes a checkpoint or the folder of a run"
+                                : "there is no such folder"));
   }
   if (std::filesystem::exists(plain + "/" + kManifestFile)) return verify(plain) ? 0 : 1;
   const auto steps = list_checkpoints(plain);

@@ -126,9 +126,13 @@ Blake3Hash PayloadHash::read_all() const {
   if (file_) {
     const std::lock_guard lock(mutex_);
     hash_ = compute({});
-    keep(*hash_);
   }
   return get();
+}
+
+void PayloadHash::assume() const {
+  const std::lock_guard lock(mutex_);
+  if (file_) hash_ = written_.value_or(Blake3Hash{});
 }
 
 void PayloadHash::set(const Blake3Hash& hash) const {

@@ -40,8 +40,10 @@ class PayloadHash {
   // that is read, on any thread. Throws Error{kIo} when the tokens are not those that were written,
   // or the file changes while it is read.
   Blake3Hash get(const std::function<void(std::uint64_t)>& progress = {}) const;
-  // The same, but reads the tokens whatever is known.
+  // The same, but reads the tokens whatever is known, and keeps nothing beside the file.
   Blake3Hash read_all() const;
+  // For a dry run: takes what the file says of its tokens, or nothing, without a look at them.
+  void assume() const;
   // Another process has found it, for a file of the same identity.
   void set(const Blake3Hash& hash) const;
 

@@ -7,11 +7,17 @@
 
 #include "lockstep/base/error.h"
 #include "lockstep/files/atomic_file.h"
+#include "lockstep/files/storage.h"
 
 namespace lockstep {
 namespace {
 
 constexpr std::size_t kPiece = 1 << 20;  // bytes of text at once, then up to a place to cut
+
+std::string shard_folder_text(const std::string& path) {
+  const auto file = disk().open(path);
+  return file->text(file->size());
+}
 
 }  // namespace
 
@@ -34,10 +40,25 @@ ShardBuilder::ShardBuilder(const Options& options, const Tokenizer& tokenizer)
                 fmt::format("{} is there already: shards of two runs do not mix", there[0]));
   }
   for (const TokenizerFile& made : tokenizer_.files()) {
+    const std::string path = fmt::format("{}/{}", options_.folder, made.name);
+    if (std::filesystem::exists(path) && shard_folder_text(path) != made.bytes) {
+      throw Error(ErrorCode::kInvalidArgument,
+                  fmt::format("{} is there already, and is another tokenizer: shards need a folder "
+                              "of their own",
+                              path));
+    }
+  }
+  for (const TokenizerFile& made : tokenizer_.files()) {
     AtomicFile file(fmt::format("{}/{}", options_.folder, made.name));
     file.write(made.bytes);
     file.commit();
   }
+}
+
+void ShardBuilder::for_validation() {
+  if (writer_) end_shard();
+  validation_ = true;
+  part_shards_ = 0;
 }
 
 void ShardBuilder::add_document(std::string_view text,
@@ -65,8 +86,10 @@ void ShardBuilder::write(std::size_t text_bytes) {
   if (!writer_) {
     ShardHeader header = shard_header_for(tokenizer_);
     header.entropy_per_byte = options_.entropy_per_byte;
-    writer_ = std::make_unique<ShardWriter>(
-        fmt::format("{}/shard_{:05}.bin", options_.folder, totals_.shards), header);
+    writer_ =
+        std::make_unique<ShardWriter>(fmt::format("{}/{}_{:05}.bin", options_.folder,
+                                                  validation_ ? "val" : "shard", part_shards_++),
+                                      header);
     ++totals_.shards;
   }
   writer_->write(tokens_);

@@ -13,7 +13,7 @@
 namespace lockstep {
 
 // Documents to a folder of shards, shard_00000.bin and so on, and the tokenizer's files beside
-// them. Throws Error{kInvalidArgument} when the folder has shards already.
+// them. Throws Error{kInvalidArgument} when the folder has shards or another tokenizer already.
 class ShardBuilder {
  public:
   struct Options {
@@ -32,6 +32,8 @@ class ShardBuilder {
 
   // `progress` is told the bytes of this document that are done, now and then.
   void add_document(std::string_view text, const std::function<void(std::size_t)>& progress);
+  // What is added from now on goes to val_00000.bin and so on, which training keeps for validation.
+  void for_validation();
   // The last shard is complete only now.
   Totals finish();
 
@@ -44,7 +46,9 @@ class ShardBuilder {
   Totals totals_;
   std::unique_ptr<ShardWriter> writer_;
   std::vector<std::int32_t> tokens_;  // of the piece under way
-  std::uint64_t shard_tokens_ = 0;    // in the shard under way
+  bool validation_ = false;
+  std::uint64_t part_shards_ = 0;   // for training, or for validation
+  std::uint64_t shard_tokens_ = 0;  // in the shard under way
   std::uint64_t shard_text_bytes_ = 0;
 };
 

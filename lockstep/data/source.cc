@@ -94,10 +94,13 @@ bool same_tokenizer(const Tokenizer& a, const Tokenizer& b) {
                   what, start.model, in_words(*start.tokenizer)));
 }
 
+// Whether the tokenizer need not be that of the model. A run that goes on keeps its own.
+bool forced(const TokenizerChoice& choice) { return choice.force && !choice.inherited->same_run; }
+
 // The tokenizer for text: that of the model that training starts from, where there is one.
 std::shared_ptr<const Tokenizer> tokenizer_for(const TokenizerChoice& choice,
                                                std::span<const std::string_view> texts) {
-  if (!choice.inherited || choice.force) return make_tokenizer(choice, texts);
+  if (!choice.inherited || forced(choice)) return make_tokenizer(choice, texts);
   const ModelTokenizer& start = *choice.inherited;
   if (!start.tokenizer) {
     if (!choice.name.empty()) return make_tokenizer(choice, texts);
@@ -206,6 +209,25 @@ void require_alike(const TokenShard& a, const TokenShard& b) {
   }
 }
 
+// Tokens for a model that has a tokenizer. Those of unknown origin may well be its own, where they
+// do not say otherwise: the new model would have no text without it.
+void inherit_tokenizer(const ModelTokenizer& start, const TokenShard& first, DataSource& source) {
+  if (!source.tokenizer) {
+    if (source.vocab != 0 && source.vocab != start.tokenizer->vocab()) {
+      refuse_other(fmt::format("{} has a vocabulary of {}", first.name(), source.vocab), start);
+    }
+    source.tokenizer = start.tokenizer;
+    if (start.same_run) return;
+    source.notes.push_back(
+        fmt::format("{} does not say which tokenizer made its tokens: they are taken for those of "
+                    "{}; --force-tokenizer takes them for others",
+                    first.name(), start.model));
+  } else if (!same_tokenizer(*source.tokenizer, *start.tokenizer)) {
+    refuse_other(fmt::format("the tokens of {} are {}", first.name(), in_words(*source.tokenizer)),
+                 start);
+  }
+}
+
 DataSource open_shards(std::span<const Input> inputs, const TokenizerChoice& choice) {
   DataSource source;
   const std::vector<bool> kept = kept_for_validation(inputs);
@@ -218,21 +240,12 @@ DataSource open_shards(std::span<const Input> inputs, const TokenizerChoice& cho
     for (const TokenShard& shard : *shards) require_alike(first, shard);
   }
   source.tokenizer = tokenizer_of(first, choice);
-  if (choice.inherited && !choice.force && source.tokenizer && choice.inherited->tokenizer &&
-      !same_tokenizer(*source.tokenizer, *choice.inherited->tokenizer)) {
-    refuse_other(fmt::format("the tokens of {} are {}", first.name(), in_words(*source.tokenizer)),
-                 *choice.inherited);
-  }
   source.vocab = first.header().vocab;
+  if (choice.inherited && !forced(choice) && choice.inherited->tokenizer) {
+    inherit_tokenizer(*choice.inherited, first, source);
+  }
   if (source.vocab == 0) {
-    // Any bytes would do for tokens: somebody has to say that they are.
-    if (choice.vocab == 0) {
-      refuse(
-          fmt::format("{} has no header that we know. If it holds nanoGPT's uint16 tokens, give "
-                      "their vocabulary with --vocab (50257 for GPT-2); text files must not end "
-                      "in .bin",
-                      first.name()));
-    }
+    if (choice.vocab == 0) refuse_without_header(first.name());
     source.vocab = choice.vocab;
   }
   if (choice.vocab != 0 && choice.vocab < source.vocab) {
@@ -257,11 +270,6 @@ std::vector<std::string> texts_in(const std::string& folder) {
 
 // The paths that a path with wildcards stands for; itself where there are none.
 std::vector<std::string> expand(const std::string& path) {
-  if (path == "-" || path == "/dev/stdin") {
-    refuse(
-        "text cannot come from standard input, because every worker and a later --resume read "
-        "it again: write it to a file first");
-  }
   if (std::filesystem::exists(path) || path.find_first_of("*?[") == std::string::npos) {
     return {path};
   }
@@ -275,15 +283,26 @@ std::vector<std::string> expand(const std::string& path) {
   return paths;
 }
 
-// The files of a folder: shards, or else texts.
-std::vector<std::string> files_of(const std::string& path) {
-  if (!std::filesystem::is_directory(path)) return {path};
-  std::vector<std::string> inside = shards_in(path);
-  if (inside.empty()) inside = texts_in(path);
-  if (inside.empty()) {
-    throw_bad_file(path, "no token shards (.bin files) and no text (.txt files) in this folder");
+// What people should know of the files that a run was given.
+std::vector<std::string> notes_of(const std::vector<std::string>& paths,
+                                  std::span<const Input> inputs) {
+  std::vector<std::string> notes;
+  for (const std::string& path : paths) {
+    if (!std::filesystem::is_directory(path) || shards_in(path).empty()) continue;
+    const std::size_t texts = texts_in(path).size();
+    if (texts == 0) continue;
+    notes.push_back(fmt::format("{}: only its shards (.bin) are taken, not its {} .txt file{}",
+                                path, texts, texts == 1 ? "" : "s"));
   }
-  return inside;
+  const std::vector<bool> kept = kept_for_validation(inputs);
+  for (std::size_t i = 0; i < inputs.size(); ++i) {
+    if (kept[i] || !is_for_validation(inputs[i].path)) continue;
+    notes.push_back(
+        fmt::format("{} is trained on, though its name is one for validation: there is no other "
+                    "file to train on",
+                    inputs[i].path));
+  }
+  return notes;
 }
 
 double bytes_per_token(std::span<const TokenShard> shards) {
@@ -339,6 +358,34 @@ std::vector<DataSource::Part> parts_of(std::span<const Input> inputs,
 }
 
 }  // namespace
+
+std::vector<std::string> files_of_data(const std::string& path, bool shards) {
+  std::vector<std::string> files;
+  for (const std::string& each : expand(path)) {
+    if (!std::filesystem::is_directory(each)) {
+      // An earlier run left hashes beside shards: '*' finds them.
+      if (!is_hash_file(each)) files.push_back(each);
+      continue;
+    }
+    std::vector<std::string> inside;
+    if (shards) inside = shards_in(each);
+    if (inside.empty()) inside = texts_in(each);
+    if (inside.empty()) {
+      throw_bad_file(each, shards ? "no token shards (.bin files) and no text (.txt files) in this "
+                                    "folder"
+                                  : "no text (.txt files) in this folder");
+    }
+    files.insert(files.end(), inside.begin(), inside.end());
+  }
+  return files;
+}
+
+void refuse_without_header(const std::string& path) {
+  refuse(
+      fmt::format("{} has no header that we know. If it holds nanoGPT's uint16 tokens, give their "
+                  "vocabulary with --vocab (50257 for GPT-2){}",
+                  path, path.ends_with(".bin") ? "; text files must not end in .bin" : ""));
+}
 
 std::shared_ptr<const Tokenizer> make_tokenizer(const TokenizerChoice& choice,
                                                 std::span<const std::string_view> texts) {
@@ -396,14 +443,16 @@ DataSource open_data(const std::vector<std::string>& paths, const TokenizerChoic
   for (std::size_t i = 0; i < paths.size(); ++i) {
     const std::size_t part = weights.empty() ? 0 : i;
     const std::size_t before = shards.size() + texts.size();
-    for (const std::string& path : expand(paths[i])) {
-      for (const std::string& name : files_of(path)) {
-        if (is_hash_file(name)) continue;  // an earlier run left it beside a shard: '*' finds it
-        if (is_shard(name)) {
-          shards.push_back({name, part});
-        } else {
-          texts.push_back({name, part, std::make_shared<MappedFile>(name)});
-        }
+    if (paths[i] == "-" || paths[i] == "/dev/stdin") {
+      refuse(
+          "text cannot come from standard input, because every worker and a later --resume read "
+          "it again: write it to a file first");
+    }
+    for (const std::string& name : files_of_data(paths[i])) {
+      if (is_shard(name)) {
+        shards.push_back({name, part});
+      } else {
+        texts.push_back({name, part, std::make_shared<MappedFile>(name)});
       }
     }
     found[part] += shards.size() + texts.size() - before;
@@ -420,6 +469,8 @@ DataSource open_data(const std::vector<std::string>& paths, const TokenizerChoic
   std::vector<DataSource::Part> mix = parts_of(texts.empty() ? shards : texts, paths, weights);
   DataSource source = texts.empty() ? open_shards(shards, tokenizer) : open_texts(texts, tokenizer);
   source.mix = std::move(mix);
+  const std::vector<std::string> notes = notes_of(paths, texts.empty() ? shards : texts);
+  source.notes.insert(source.notes.end(), notes.begin(), notes.end());
   source.name =
       paths.size() == 1 ? paths[0] : fmt::format("{} and {} more", paths[0], paths.size() - 1);
   return completed(std::move(source));

@@ -29,7 +29,8 @@ struct DataSource {
     std::size_t training = 0;  // shards
     std::size_t validation = 0;
   };
-  std::vector<Part> mix;  // empty: one source
+  std::vector<Part> mix;           // empty: one source
+  std::vector<std::string> notes;  // what people should know of it
 };
 
 // The tokenizer of the model that training starts from.
@@ -62,6 +63,13 @@ struct Documents {
   double entropy_per_byte = 0;  // of where they come from, in bits; 0: not known
 };
 DataSource encode_documents(const Documents& documents, const TokenizerChoice& tokenizer = {});
+
+// The files that a path stands for: itself, those of a pattern, and of a folder its shards (.bin)
+// or else its texts (.txt); without `shards` always the texts. Throws as open_data() does.
+std::vector<std::string> files_of_data(const std::string& path, bool shards = true);
+
+// Any bytes would do for tokens: somebody has to say that they are. Throws Error{kInvalidArgument}.
+[[noreturn]] void refuse_without_header(const std::string& path);
 
 // The tokenizer of that name; with no name: bytes. Only one that is trained reads the texts. Throws
 // Error{kInvalidArgument} for a vocabulary that the tokenizer cannot have.

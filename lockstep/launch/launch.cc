@@ -53,8 +53,11 @@ class BlockedSignals {
   BlockedSignals() {
     sigset_t set;
     sigemptyset(&set);
-    for (const int number : {SIGCHLD, SIGINT, SIGTERM, SIGHUP, SIGUSR1, SIGUSR2})
-      sigaddset(&set, number);
+    for (const int number : {SIGCHLD, SIGINT, SIGTERM, SIGUSR1, SIGUSR2}) sigaddset(&set, number);
+    // Under nohup it stays ignored: a blocked signal would be read all the same.
+    struct sigaction hangup {};
+    ::sigaction(SIGHUP, nullptr, &hangup);
+    if (hangup.sa_handler != SIG_IGN) sigaddset(&set, SIGHUP);
     ::sigprocmask(SIG_BLOCK, &set, &before_);
     descriptor_ = Descriptor(::signalfd(-1, &set, SFD_CLOEXEC | SFD_NONBLOCK));
     if (!descriptor_) throw_io("signalfd", errno);
@@ -192,6 +195,7 @@ cpu_set_t cores_for(int rank, int ranks) {
   if (::getppid() != parent) ::_exit(1);  // it ended before we asked to end with it
   ::sched_setaffinity(0, sizeof cores, &cores);
   for (const int number : {SIGUSR1, SIGUSR2}) ::signal(number, SIG_IGN);  // until it listens
+  ::signal(SIGHUP, SIG_IGN);  // a terminal that is closed tells all at once: we stop it in order
   ::sigprocmask(SIG_SETMASK, &signals, nullptr);
   ::dup2(messages, STDERR_FILENO);
   if (secret >= 0) ::fcntl(secret, F_SETFD, 0);
@@ -496,11 +500,17 @@ class Launcher {
     if (const auto centre = centre_.lock(); options_.survive && centre) {
       // A signal to one rank alone would have it leave.
       centre->wish({.stop = static_cast<std::uint32_t>(signal)});
+    } else if (signal == SIGHUP) {  // which they ignore
+      send_to_running(SIGTERM);
     } else if (!from_terminal) {  // a terminal has sent it to the ranks already
       send_to_running(signal);
     }
     if (!stop_at_) stop_at_ = Deadline::after(options_.stop_grace);
     if (options_.stop_grace > options_.grace && running() > 0) {
+      // Where a rank's bar is, the message has a line of its own.
+      if (std::ranges::any_of(children_, [](const Child& c) { return c.lines.bar_is_open(); })) {
+        [[maybe_unused]] const ssize_t written = ::write(STDERR_FILENO, "\n", 1);
+      }
       log(LogLevel::kInfo, "stopping; once more to end at once");
     }
   }

@@ -6,8 +6,10 @@
 #include <unistd.h>
 
 #include <array>
+#include <cerrno>
 #include <charconv>
 #include <cstdlib>
+#include <cstring>
 #include <fstream>
 
 #include "lockstep/base/error.h"
@@ -201,6 +203,10 @@ std::string read_token_file(const std::string& path) {
         entry.st_mode & 07777);
   }
   std::ifstream file(path);
+  if (!file) {
+    throw Error(ErrorCode::kInvalidArgument,
+                fmt::format("opening {}: {}", path, std::strerror(errno)));
+  }
   std::string token;
   if (!std::getline(file, token) || token.empty()) {
     throw Error(ErrorCode::kInvalidArgument, fmt::format("{} holds no token", path));

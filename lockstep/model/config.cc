@@ -61,7 +61,8 @@ void validate(const ModelConfig& config) {
     refuse("a head has {} values, and rotary embeddings need an even number", config.head_dim());
   }
   if (config.heads % config.kv_heads != 0) {
-    refuse("{} heads cannot share {} kv_heads evenly", config.heads, config.kv_heads);
+    refuse("{} heads cannot share {} heads of keys and values evenly (--kv-heads)", config.heads,
+           config.kv_heads);
   }
   if (!(config.rope_theta > 0.0f) || !std::isfinite(config.rope_theta)) {
     refuse("rope_theta is {}, and must be positive", config.rope_theta);

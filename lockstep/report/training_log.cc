@@ -29,6 +29,12 @@ int terminal_width() {
   return 80;
 }
 
+// A terminal that is closed is no reason to fail.
+void show(const std::string& text, std::FILE* stream) {
+  std::fputs(text.c_str(), stream);
+  std::fflush(stream);
+}
+
 }  // namespace
 
 std::string_view to_string(LogStyle style) {
@@ -71,14 +77,10 @@ void TrainingLog::step(const StepReport& report) {
       if (pace_.due(std::chrono::steady_clock::now(), report.step % every_ == 0 ||
                                                           report.step == progress.steps ||
                                                           report.validation_loss)) {
-        fmt::print("{}\n", format_plain(progress));
-        std::fflush(stdout);
+        show(format_plain(progress) + "\n", stdout);
       }
       break;
-    case LogStyle::kJson:
-      fmt::print("{}\n", metrics_line(report, bytes_per_token_));
-      std::fflush(stdout);
-      break;
+    case LogStyle::kJson: show(metrics_line(report, bytes_per_token_) + "\n", stdout); break;
   }
 }
 
@@ -92,9 +94,8 @@ void TrainingLog::draw(const RunProgress& progress, bool now) {
   const int width = terminal_width();
   const std::string bar = format_bar(progress, width - 1);
   // Overwrites the old one and clears what is left of it.
-  fmt::print(stderr, "{}{}\x1b[K", over_bar(open ? columns_ : 0, width), bar);
+  show(fmt::format("{}{}\x1b[K", over_bar(open ? columns_ : 0, width), bar), stderr);
   columns_ = static_cast<int>(bar.size());
-  std::fflush(stderr);
 }
 
 }  // namespace lockstep

@@ -47,8 +47,8 @@ std::int64_t fitting_steps(std::uint64_t parameters, std::uint64_t tokens_per_st
 }
 
 std::uint64_t fitting_micro_batch(std::uint64_t global_batch) {
-  std::uint64_t lanes = kFittingLanes;
-  while (global_batch % lanes != 0) --lanes;
+  std::uint64_t lanes = std::min(kFittingLanes, global_batch);
+  while (global_batch % lanes != 0) ++lanes;
   return global_batch / lanes;
 }
 

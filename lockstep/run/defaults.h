@@ -16,8 +16,9 @@ inline constexpr std::uint64_t kMostPasses = 40;
 std::int64_t fitting_steps(std::uint64_t parameters, std::uint64_t tokens_per_step,
                            std::uint64_t tokens);
 
-// Samples of a step, and of a lane of it. Eight lanes where they divide the batch, so that one to
-// eight workers share them: never fewer for fewer workers, because lanes are part of the result.
+// Samples of a step, and of a lane of it. Eight lanes where they divide the batch, else the next
+// number that does, so that one to eight workers share them: never fewer for fewer workers, because
+// lanes are part of the result.
 inline constexpr std::uint64_t kGlobalBatch = 16;
 std::uint64_t fitting_micro_batch(std::uint64_t global_batch);
 

@@ -8,6 +8,7 @@
 #include <fstream>
 #include <iterator>
 
+#include "lockstep/model/gpu_memory.h"
 #include "lockstep/train/gradient_tree.h"
 
 namespace lockstep {
@@ -103,6 +104,19 @@ std::size_t cpu_bytes_needed(const TrainerOptions& options, int rank, int world_
          activation_bytes(options.model, options.micro_batch, options.recompute) + kProgram;
 }
 
+std::size_t gpu_bytes_needed(const TrainerOptions& options, int rank, int world_size) {
+  const ReplicaOptions replica = replica_options(options, rank, world_size);
+  GpuModelOptions model;
+  model.model = replica.model;
+  model.precision = replica.precision;
+  model.rows = replica.rows;
+  model.context = replica.context;
+  model.accumulators = std::max(replica.accumulators, accumulators_for(replica.partials));
+  model.shard = replica.shard;
+  model.recompute = replica.recompute;
+  return gpu_bytes_needed(model);
+}
+
 std::optional<std::string> memory_refusal(const TrainerOptions& options, std::span<const int> ranks,
                                           int world_size, bool saves, std::size_t available) {
   const std::size_t needed = host_bytes(options, ranks, world_size, saves);
@@ -136,6 +150,15 @@ std::optional<std::string> memory_refusal(const TrainerOptions& options, std::sp
   return line +
          "; it takes a smaller model (--hidden, --layers), a shorter --context or fewer "
          "workers on this host";
+}
+
+std::optional<std::string> model_memory_refusal(const ModelConfig& model, int context,
+                                                std::size_t available) {
+  const std::size_t cache = 2 * count(model.layers) * count(model.kv_hidden()) * count(context);
+  const std::size_t needed = (ParameterLayout(model).size() + cache) * sizeof(float) + kProgram;
+  if (needed <= available) return std::nullopt;
+  return fmt::format("out of memory: the model needs {}, where {} are available", gib(needed),
+                     gib(available));
 }
 
 std::optional<std::size_t> parse_meminfo(std::string_view text, std::string_view key) {

@@ -3,6 +3,7 @@
 #include <fmt/format.h>
 
 #include <algorithm>
+#include <csignal>
 #include <filesystem>
 #include <fstream>
 #include <iterator>
@@ -30,28 +31,44 @@ constexpr auto kBetweenLaneNotes = std::chrono::seconds(30);
 // Lines of metrics that wait while another process holds the folder; then the oldest go.
 constexpr std::size_t kMostWaiting = 100'000;
 
+// Which samples are kept for validation: those of files with such a name, or the last ones.
+std::string kept_samples(const TrainPlan& plan) {
+  const auto& files = plan.data.validation;
+  std::string which;
+  if (plan.data.mix.empty() && files.empty()) which = ", the last of the data,";
+  if (plan.data.mix.empty() && !files.empty()) {
+    which = fmt::format(", of {}{},", files[0].name(),
+                        files.size() > 1 ? fmt::format(" and {} more", files.size() - 1) : "");
+  }
+  const std::uint64_t kept = plan.validation.size();
+  return fmt::format("{} more{} {} for validation", kept, which, kept == 1 ? "is" : "are");
+}
+
 void announce_plan(const TrainPlan& plan, Trainer& trainer, int threads) {
   const ModelConfig& model = plan.how.model;
-  log(LogLevel::kInfo, "data: {}, {} tokens of {}, {} samples of {}", plan.data.name,
+  log(LogLevel::kInfo, "data: {}, {} tokens of {}, {} of {}; {}", plan.data.name,
       short_number(static_cast<double>(tokens_in(plan.data.training))), plan.data.vocab,
-      trainer.lanes().samples, model.context);
+      counted(static_cast<std::int64_t>(trainer.lanes().samples), "sample"), model.context,
+      kept_samples(plan));
+  for (const std::string& note : plan.data.notes) log(LogLevel::kInfo, "data: {}", note);
   const auto drawn =
       static_cast<double>(plan.how.global_batch) * static_cast<double>(plan.how.schedule.steps);
   for (std::size_t i = 0; i < plan.data.mix.size(); ++i) {
     const MixPart& part = plan.how.mix.training[i];
-    log(LogLevel::kInfo, "mix: {:g} % {}, {} samples, {:.1f} passes over them",
+    log(LogLevel::kInfo, "mix: {:g} % {}, {}, {:.1f} passes over them",
         100 * static_cast<double>(part.share) / static_cast<double>(kMixBlock),
-        plan.data.mix[i].name, part.samples, passes(part, drawn));
+        plan.data.mix[i].name, counted(static_cast<std::int64_t>(part.samples), "sample"),
+        passes(part, drawn));
   }
-  log(LogLevel::kInfo,
-      "model: {} parameters (hidden {}, {} layers, {} heads, {} kv heads, intermediate {}), {} of "
-      "state",
-      short_number(static_cast<double>(trainer.layout().size())), model.hidden, model.layers,
-      model.heads, model.kv_heads, model.intermediate,
+  log(LogLevel::kInfo, "model: {} parameters (hidden {}, {}, {}, {}, intermediate {}), {} of state",
+      short_number(static_cast<double>(trainer.layout().size())), model.hidden,
+      counted(model.layers, "layer"), counted(model.heads, "head"),
+      counted(model.kv_heads, "kv head"), model.intermediate,
       short_number(static_cast<double>(trainer.replica().state_bytes())) + "B");
-  log(LogLevel::kInfo, "run: {} of {} tokens in {} lanes, {} passes over the data, {}, {}",
+  log(LogLevel::kInfo, "run: {} of {} tokens in {}, {} passes over the data, {}, {}",
       counted(plan.how.schedule.steps, "step"),
-      plan.how.global_batch * static_cast<std::uint64_t>(model.context), trainer.lanes().lanes(),
+      plan.how.global_batch * static_cast<std::uint64_t>(model.context),
+      counted(static_cast<std::int64_t>(trainer.lanes().lanes()), "lane"),
       fmt::format("{:.1f}",
                   trainer.lanes().epochs(static_cast<std::uint64_t>(plan.how.schedule.steps))),
       to_string(plan.how.precision), plan.gpu ? gpu_name() : counted(threads, "thread"));
@@ -59,7 +76,7 @@ void announce_plan(const TrainPlan& plan, Trainer& trainer, int threads) {
 
 // What --init decides that nobody has asked for.
 void announce_start(const TrainOptions& options, const TrainPlan& plan) {
-  if (options.init.empty()) return;
+  if (!plan.init) return;
   const bool own_tokenizer = plan.data.tokenizer && plan.data.tokenizer == plan.init->tokenizer;
   const std::string rate =
       fmt::format("; --lr {:.2g}, a tenth of what fresh weights get", plan.how.schedule.peak);
@@ -101,6 +118,15 @@ void tell_result(const DataSource& data, const std::optional<StepReport>& valida
   log_line(LogLevel::kInfo, line);
 }
 
+std::string name_of_signal(int signal) {
+  switch (signal) {
+    case SIGINT: return "Ctrl-C";
+    case SIGTERM: return "SIGTERM";
+    case SIGHUP: return "the end of its terminal";
+    default: return fmt::format("signal {}", signal);
+  }
+}
+
 }  // namespace
 
 std::string counted(std::int64_t count, const char* what) {
@@ -129,39 +155,51 @@ void announce_folder(const TrainOptions& options, const Trainer& trainer) {
     return;
   }
   const auto bytes = static_cast<double>(trainer.layout().size() * 3 * sizeof(float));
-  log(LogLevel::kInfo, "checkpoints: every {}, {}B each, written behind training; {} stay in {}",
+  log(LogLevel::kInfo,
+      "checkpoints: every {}, after every best validation and at the end, {}B each, written behind "
+      "training; {} stay in {}",
       every.steps > 0 ? counted(every.steps, "step") : to_string(every), short_number(bytes),
       options.keep_last > 0 ? fmt::format("the last {} and the best", options.keep_last) : "all",
       options.out);
 }
 
 void tell_end(const TrainOptions& options, const TrainPlan& plan, const Trainer& trainer,
-              RunEnd end, int stopped, double seconds) {
+              const HowEnded& how) {
   const std::int64_t steps = trainer.steps_done();
   const std::string of_all = fmt::format("step {} of {}", steps, plan.how.schedule.steps);
-  std::string how = "done: " + counted(steps, "step");
-  if (stopped != 0) {
-    how = fmt::format("stopped by signal {} after {}", stopped, of_all);
-  } else if (end == RunEnd::kOutside) {
-    how = fmt::format("the coordinator has ended the job after {}", of_all);
-  } else if (steps < plan.how.schedule.steps) {
-    how = fmt::format("ended early after {}: {} without a better one", of_all,
-                      counted(trainer.validation().since_best, "validation"));
+  const bool stopped = how.stopped != 0 || how.end == RunEnd::kOutside;
+  const bool early = !stopped && steps < plan.how.schedule.steps;
+  std::string words = "done: " + counted(steps, "step");
+  if (how.stopped != 0) {
+    words = fmt::format("stopped by {} after {}", name_of_signal(how.stopped), of_all);
+  } else if (how.end == RunEnd::kOutside) {
+    words = fmt::format("the coordinator has ended the job after {}", of_all);
+  } else if (early) {
+    words = fmt::format("ended early after {}: {} without a better one", of_all,
+                        counted(trainer.validation().since_best, "validation"));
   }
-  log(LogLevel::kInfo, "{}, in {}", how, short_duration(seconds));
+  if (how.nothing_left) {
+    log(LogLevel::kInfo, "nothing is left to do ({}): {} makes more", words,
+        early ? "--early-stop 0" : "--steps N");
+  } else {
+    log(LogLevel::kInfo, "{}, in {}", words, short_duration(how.seconds));
+  }
   if (options.out.empty()) {
     log(LogLevel::kWarning, "the model is not kept: there was no --out DIR");
     return;
   }
   const ValidationRecord& record = trainer.validation();
-  const std::string best = checkpoint_path(options.out, record.best_step);
-  if (record.best_step > 0 && record.best_step < steps) {
+  std::string best = checkpoint_path(options.out, record.best_step);
+  if (!std::filesystem::exists(best)) best.clear();
+  if (record.best_step > 0 && (record.best_step < steps || how.nothing_left)) {
     log(LogLevel::kInfo, "the best validation loss was {:.4f}, after step {}{}", record.best_loss,
-        record.best_step, std::filesystem::exists(best) ? ": " + best : "");
+        record.best_step, best.empty() ? "" : ": " + best);
   }
-  std::string next = fmt::format("lockstep generate {} --prompt \"Once\"", options.out);
+  // After an early end the last model is known to be the worse one.
+  const std::string& model = early && !best.empty() ? best : options.out;
+  std::string next = fmt::format("lockstep generate {} --prompt \"Once\"", model);
   if (!plan.data.tokenizer) next = "lockstep verify " + options.out;
-  if (stopped != 0 || end == RunEnd::kOutside) next = "lockstep train --resume " + options.out;
+  if (stopped) next = "lockstep train --resume " + options.out;
   log(LogLevel::kInfo, "the model is in {}; next: {}", options.out, next);
 }
 

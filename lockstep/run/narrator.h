@@ -23,9 +23,15 @@ namespace lockstep {
 void announce(const TrainOptions& options, const TrainPlan& plan, Trainer& trainer, int threads);
 // What will be left, told before the time is spent.
 void announce_folder(const TrainOptions& options, const Trainer& trainer);
+struct HowEnded {
+  RunEnd end = RunEnd::kDone;
+  int stopped = 0;            // by this signal
+  bool nothing_left = false;  // the run was resumed after its last step
+  double seconds = 0;
+};
 // How the run ended, what it leaves, and what to do with it.
 void tell_end(const TrainOptions& options, const TrainPlan& plan, const Trainer& trainer,
-              RunEnd end, int stopped, double seconds);
+              const HowEnded& how);
 
 // "1 step", "2 steps"
 std::string counted(std::int64_t count, const char* what);

@@ -3,6 +3,7 @@
 #include <fmt/format.h>
 
 #include <charconv>
+#include <cmath>
 #include <filesystem>
 
 #include "lockstep/base/error.h"
@@ -16,6 +17,11 @@ namespace {
 
 void require_option(bool condition, const std::string& message) {
   if (!condition) throw Error(ErrorCode::kInvalidArgument, message);
+}
+
+bool is_file(const std::string& path) {
+  std::error_code error;
+  return std::filesystem::is_regular_file(path, error);
 }
 
 // Options of workers that come and go.
@@ -89,12 +95,18 @@ std::string_view to_string(StarProtocol protocol) {
 }
 
 std::optional<SaveEvery> parse_save_every(std::string_view text) {
-  std::int64_t count = 0;
-  const auto [end, error] = std::from_chars(text.data(), text.data() + text.size(), count);
   constexpr std::int64_t kMost = std::int64_t{1} << 50;
+  const char* const last = text.data() + text.size();
+  double real = 0;  // such as 1e3
+  if (const auto [end, error] = std::from_chars(text.data(), last, real);
+      error == std::errc() && end == last && real >= 0 && real <= static_cast<double>(kMost) &&
+      std::floor(real) == real) {
+    return SaveEvery{static_cast<std::int64_t>(real), {}};
+  }
+  std::int64_t count = 0;
+  const auto [end, error] = std::from_chars(text.data(), last, count);
   if (error != std::errc() || count < 0 || count > kMost) return std::nullopt;
   const std::string_view unit = text.substr(static_cast<std::size_t>(end - text.data()));
-  if (unit.empty()) return SaveEvery{count, {}};
   if (count == 0 || count > 1'000'000) return std::nullopt;
   if (unit == "s") return SaveEvery{0, std::chrono::seconds(count)};
   if (unit == "m") return SaveEvery{0, std::chrono::minutes(count)};
@@ -135,10 +147,10 @@ void check_options(const TrainOptions& options) {
                  "--save-every needs --out");
   require_option(!resumes || !options.out.empty(),
                  "--resume needs a folder: --resume DIR, or --out DIR");
+  require_option(!is_file(options.out),
+                 fmt::format("--out {}: this is a file, and a run needs a folder", options.out));
   require_option(!resumes || !options.dry_run,
                  "--dry-run is for a new run: it does not go with --resume");
-  require_option(!resumes || options.init.empty(),
-                 "--resume has weights of its own: it does not go with --init");
   require_option(!options.tensorboard || !options.out.empty(), "--tensorboard needs --out");
   if (!options.page.empty() && !is_launched()) parse_page_address(options.page, options.job.token);
   std::error_code error;
@@ -147,6 +159,9 @@ void check_options(const TrainOptions& options) {
                  "--init and --out are the same folder: the new model needs another one");
   require_option(options.early_stop == 0 || !options.eval_every || *options.eval_every > 0,
                  "--early-stop counts validations: it does not go with --eval-every 0");
+  require_option(options.early_stop == 0 || options.save_every != SaveEvery{},
+                 "--early-stop leaves the best model in a checkpoint: it does not go with "
+                 "--save-every 0");
   if (transport == TransportKind::kServer) {
     require_option(!options.reducer.shard,
                    "--shard-optimizer does not work with --transport server");

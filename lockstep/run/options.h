@@ -26,7 +26,7 @@ struct SaveEvery {
   std::chrono::nanoseconds interval = {};
   bool operator==(const SaveEvery&) const = default;
 };
-// "500" (steps), "90s", "10m", "2h", "0" (none); nothing for other text.
+// "500" or "5e2" (steps), "90s", "10m", "2h", "0" (none); nothing for other text.
 std::optional<SaveEvery> parse_save_every(std::string_view text);
 std::string to_string(const SaveEvery& every);
 inline constexpr SaveEvery kDefaultSaveEvery = {0, std::chrono::minutes(10)};
@@ -45,7 +45,7 @@ struct TrainOptions {
   // once, on a thread of its own, and must get the same.
   std::function<DataSource(const std::optional<ModelTokenizer>& start)> data;
   std::string out;
-  std::string init;
+  std::string init;    // a model's folder; of no account where a checkpoint is resumed
   std::string preset;  // sizes of the model by name; see named_model()
   std::optional<std::int64_t> steps;
   std::uint64_t global_batch = 0;

@@ -4,14 +4,18 @@
 
 #include <algorithm>
 #include <cerrno>
+#include <cstdint>
+#include <filesystem>
 #include <fstream>
 #include <iterator>
 #include <span>
 
 #include "lockstep/base/error.h"
+#include "lockstep/files/file_source.h"
 #include "lockstep/model/cpu/matmul.h"
 #include "lockstep/run/defaults.h"
 #include "lockstep/run/device.h"
+#include "lockstep/run/memory.h"
 #include "lockstep/train/checkpoint/folders.h"
 
 namespace lockstep {
@@ -69,6 +73,11 @@ ModelConfig same_model(const TrainOptions& options, const DataSource& data, Mode
   check(model.heads, given.heads, name + "--heads");
   check(model.kv_heads, given.kv_heads, name + "--kv-heads");
   check(model.intermediate, given.intermediate, name + "--intermediate");
+  check(model.vocab, static_cast<int>(options.vocab), "--vocab");
+  if (given.tie_embeddings && !model.tie_embeddings) {
+    refuse(fmt::format("{}, but the embeddings of the model it starts from are not tied",
+                       name.empty() ? "--tie-embeddings" : name + "tied embeddings"));
+  }
   if (options.model.context != 0) model.context = options.model.context;
   return model;
 }
@@ -213,12 +222,30 @@ TrainerOptions trainer_options(const TrainOptions& options, const ModelConfig& m
   return result;
 }
 
+// The model of --init, before whose weights are read memory is looked at.
+SavedModel load_start(const std::string& folder) {
+  if (!std::filesystem::is_directory(folder)) {
+    refuse(
+        fmt::format("--init {}: {}; a model is a folder with {} and {}", folder,
+                    std::filesystem::exists(folder) ? "this is a file" : "there is no such folder",
+                    kConfigFile, kWeightsFile));
+  }
+  StoredFiles files(folder);
+  const ModelConfig config =
+      parse_config_json(files.path(kConfigFile), files.text(kConfigFile)).model;
+  if (const auto why = model_memory_refusal(config, 0, available_memory().value_or(SIZE_MAX))) {
+    refuse(*why);
+  }
+  return load_model(folder);
+}
+
 }  // namespace
 
 std::optional<std::string> precision_refusal(Precision precision, bool gpu, bool processor) {
   if (gpu || processor) return std::nullopt;
   return fmt::format(
-      "--precision {} needs a GPU (--device cuda) or a processor with AMX, which this one has not; "
+      "--precision {} needs a GPU (--device cuda) or a processor with AMX, which this one does not "
+      "have; "
       "fp32 works everywhere",
       to_string(precision));
 }
@@ -245,8 +272,8 @@ TrainPlan make_train_plan(const TrainOptions& options, const ResumePoint& resume
   }
   std::optional<SavedModel> init;
   std::optional<ModelTokenizer> start;
-  if (!options.init.empty()) {
-    init = load_model(options.init);
+  if (!options.init.empty() && !resume.run) {
+    init = load_start(options.init);
     start = {options.init, init->tokenizer};
   }
   if (resume.run) start = {"the run that was saved", resume.tokenizer, true};

@@ -32,6 +32,12 @@ void say(const char* text) {
 
 bool leaves(int signal) { return signal == SIGTERM && term_leaves; }
 
+// nohup has a run go on without its terminal, and a launcher stops its ranks in another way.
+bool is_ignored(int signal) {
+  struct sigaction now {};
+  return ::sigaction(signal, nullptr, &now) == 0 && now.sa_handler == SIG_IGN;
+}
+
 void on_stop(int signal) {
   const int error = errno;
   switch (stop_signals.take(signal, std::chrono::steady_clock::now())) {
@@ -67,6 +73,7 @@ void listen_to_signals(bool tell, TermMeaning term) {
   action.sa_handler = on_stop;
   ::sigaction(SIGINT, &action, nullptr);
   ::sigaction(SIGTERM, &action, nullptr);
+  if (!is_ignored(SIGHUP)) ::sigaction(SIGHUP, &action, nullptr);
   action.sa_handler = [](int) { save_requested.store(true); };
   ::sigaction(SIGUSR1, &action, nullptr);
 }

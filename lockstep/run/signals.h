@@ -11,10 +11,11 @@ namespace lockstep {
 // What SIGTERM means: the end of the run, or that this worker alone leaves it (a preemption).
 enum class TermMeaning { kStop, kLeave };
 
-// From now on SIGINT stops the run after the step under way, with a checkpoint; SIGTERM does the
-// same or has this process leave, and SIGUSR1 has all workers save a checkpoint. A second SIGINT or
-// SIGTERM ends the process; the same one within a second is still the first. With `tell` stderr
-// says so at once; ranks of our launcher leave that to the launcher.
+// From now on SIGINT stops the run after the step under way, with a checkpoint, and so does SIGHUP
+// (its terminal is closed) unless it is ignored; SIGTERM does the same or has this process leave,
+// and SIGUSR1 has all workers save a checkpoint. A second signal to stop ends the process; the same
+// one within a second is still the first. With `tell` stderr says so at once; ranks of our launcher
+// leave that to the launcher.
 void listen_to_signals(bool tell, TermMeaning term = TermMeaning::kStop);
 
 // What the signals ask for. A save is asked for once, by whichever worker of the process comes

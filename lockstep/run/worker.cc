@@ -7,6 +7,7 @@
 #include <charconv>
 #include <chrono>
 #include <cstdint>
+#include <cstdio>
 #include <map>
 #include <memory>
 #include <mutex>
@@ -233,7 +234,8 @@ class Worker {
   int stopped_ = 0;
   RunEnd end_ = RunEnd::kDone;  // of the steps
   bool told_end_ = false;
-  std::int64_t lost_at_ = 0;  // steps that were done when the last generation ended
+  bool nothing_left_ = false;  // the run was resumed after its last step
+  std::int64_t lost_at_ = 0;   // steps that were done when the last generation ended
 };
 
 CheckpointPolicy Worker::checkpoint_policy() {
@@ -277,15 +279,22 @@ void Worker::make_trainer(const Share& share) {
 
 void Worker::prepare() {
   Communicator& communicator = job_.communicator();
-  if (!options_.dry_run) {
-    told_once(communicator, [&] {
-      resume_ =
-          find_resume_point(communicator, options_.out, options_.folder, [this] { hold_.take(); });
-    });
-  }
+  told_once(communicator, [&] {
+    if (options_.dry_run) {
+      if (options_.folder == FolderUse::kNew) check_folder_is_free(communicator, options_.out);
+      return;
+    }
+    resume_ =
+        find_resume_point(communicator, options_.out, options_.folder, [this] { hold_.take(); });
+  });
   told_once(communicator, [&] { plan_.emplace(make_train_plan(options_, resume_)); });
-  find_payload_hashes(communicator, plan_->training.shards());
-  find_payload_hashes(communicator, plan_->validation.shards());
+  for (const Samples* samples : {&plan_->training, &plan_->validation}) {
+    if (!options_.dry_run) {
+      find_payload_hashes(communicator, samples->shards());
+    } else {  // hashes would be kept beside the data
+      for (const TokenShard& shard : samples->shards()) shard.payload().assume();
+    }
+  }
   if (options_.protocol != StarProtocol::kLanes) join_original_star();
   const Share share = choose_share(options_.threads, communicator);
   choose_exchange(options_.exchange, plan_->gpu, share.device, communicator, plan_->how.reducer);
@@ -356,6 +365,7 @@ void Worker::describe(const RunState& state) {
 void Worker::begin() {
   if (resume_.run) {
     restore(*trainer_, resume_);
+    nothing_left_ = trainer_->finished();
   } else if (is_first() && plan_->init) {
     replica_->set_parameters(plan_->init->parameters.span());
   } else if (is_first()) {
@@ -364,8 +374,11 @@ void Worker::begin() {
   if (is_first()) {
     announce(options_, *plan_, *trainer_, pool_->threads());
     if (!options_.dry_run) {
-      announce_folder(options_, *trainer_);
-      remember();
+      // Otherwise nothing will be saved, and options that were of no account are not the run's.
+      if (!nothing_left_) {
+        announce_folder(options_, *trainer_);
+        remember();
+      }
     }
   }
   plan_->init.reset();
@@ -487,12 +500,13 @@ int Worker::finish() {
     if (narrator_) {
       narrator_->result({trainer_->steps_done(), how_ended(), hash, seconds_since(began_)});
     }
-    tell_end(options_, *plan_, *trainer_, end_, stopped_, seconds_since(began_));
+    tell_end(options_, *plan_, *trainer_, {end_, stopped_, nothing_left_, seconds_since(began_)});
     for (const std::string& line : events_.summary()) log(LogLevel::kInfo, "{}", line);
     if (communicator.world_size() > 1) {
       log(LogLevel::kInfo, "the weights of all {} workers are the same", communicator.world_size());
     }
-    fmt::print("weights {}\n", hash);
+    // The terminal may be closed: all is done whether somebody reads it or not.
+    std::fputs(fmt::format("weights {}\n", hash).c_str(), stdout);
     std::fflush(stdout);
   }
   // Nobody goes while rank 0 still writes.
@@ -581,7 +595,7 @@ void Worker::level_with_others(Regroup how, Clock::time_point since) {
   note_failures();
   if (levelled.residuals_lost && is_first()) {
     log(LogLevel::kWarning,
-        "the rounding errors of bf16 gradients start at zero again: the result will be another");
+        "the rounding errors of bf16 gradients start at zero again: the result will be different");
   }
   tell_events(levelled, how, seconds_since(since));
   if (std::exchange(enters_, false)) {
@@ -746,18 +760,14 @@ int Worker::dry_run() {
     const bool saves = save_every(options_) != SaveEvery{};
     const auto bytes_of = [&](int rank) {
       const std::size_t bytes =
-          cpu_bytes_needed(plan_->how, rank, communicator.world_size(), saves && rank == 0);
+          plan_->gpu
+              ? gpu_bytes_needed(plan_->how, rank, communicator.world_size())
+              : cpu_bytes_needed(plan_->how, rank, communicator.world_size(), saves && rank == 0);
       return short_number(static_cast<double>(bytes)) + "B";
     };
-    if (plan_->gpu) {
-      log(LogLevel::kInfo, "memory: {}B of state on every GPU, and activations",
-          short_number(static_cast<double>(replica_->state_bytes())));
-    } else {
-      log(LogLevel::kInfo, "memory: about {}{}", bytes_of(0),
-          communicator.world_size() > 1
-              ? fmt::format(" for rank 0, {} for every other", bytes_of(1))
-              : "");
-    }
+    log(LogLevel::kInfo, "memory: about {}{}{}", bytes_of(0), plan_->gpu ? " of a GPU" : "",
+        communicator.world_size() > 1 ? fmt::format(" for rank 0, {} for every other", bytes_of(1))
+                                      : "");
     log(LogLevel::kInfo, "time: about {} for {}, {:.3f} s each here and now",
         short_duration(fastest * static_cast<double>(steps)), counted(steps, "step"), fastest);
     log(LogLevel::kInfo, "this was a dry run: nothing was written");
@@ -849,8 +859,10 @@ int train_worker(const TrainOptions& options, Job& job, FlightWatch& watch) {
   } catch (const Error& error) {
     const int rank = job.newcomer() ? -1 : flight->snapshot().rank;
     const bool own = evidence_of(error, rank) == Evidence::kOwn;
-    // Who names its own trouble before it trains has said all.
-    if (error.code() == ErrorCode::kInvalidArgument || (own && !worker->begun())) {
+    // Who names its own trouble before it trains has said all, and so has one alone that names a
+    // file.
+    const bool alone = !job.newcomer() && job.world_size() == 1 && error.code() == ErrorCode::kIo;
+    if (error.code() == ErrorCode::kInvalidArgument || (own && (alone || !worker->begun()))) {
       flight->set_written();  // by the launcher neither
       watch.remove(flight);
     } else if (job.stood_still()) {

@@ -44,6 +44,29 @@ bool is_ours(const std::string& name) {
          std::ranges::find(kOurFiles, name) != kOurFiles.end();
 }
 
+// For a run that begins where it was to go on.
+void require_nothing_to_lose(const std::string& out, Storage& storage) {
+  const auto folder = storage.open_folder(out);
+  const bool begun = folder->has(kRunFile);
+  if (folder->has(kWeightsFile)) {
+    refuse_folder(
+        begun ? fmt::format("the run in {} is finished, and there is no checkpoint to go on from: "
+                            "--init {} starts a new one from its weights",
+                            out, out)
+              : fmt::format("{} has a model, and no checkpoint to go on from: --init {} starts a "
+                            "run from its weights, with another --out",
+                            out, out));
+  }
+  if (begun) return;
+  for (const Folder::Entry& entry : folder->entries()) {
+    if (is_ours(entry.name)) continue;
+    refuse_folder(
+        fmt::format("{} has other files ({}), and no run to go on with: a run needs a folder of "
+                    "its own for --out",
+                    out, entry.name));
+  }
+}
+
 void require_free(const std::string& out, Storage& storage) {
   if (const auto steps = list_checkpoints(out, storage); !steps.empty()) {
     refuse_folder(
@@ -105,6 +128,7 @@ ResumePoint look_into(const std::string& out, FolderUse use, const std::function
   auto newest = load_newest_checkpoint(out, storage);
   remove_unfinished(out, storage);
   if (!newest) {
+    require_nothing_to_lose(out, storage);
     log(LogLevel::kInfo, "{} has no checkpoint yet: the run begins with step 1", out);
     return point;
   }
@@ -144,6 +168,28 @@ std::string broadcast_text(Communicator& communicator, const std::string& own, i
   return {bytes.begin(), bytes.end()};
 }
 
+// What `work` gives on rank 0, or throws there, on all ranks.
+std::string told_by_first(Communicator& communicator, const std::function<std::string()>& work) {
+  // One letter and what belongs to it: a text, or an error of usage or of files.
+  std::string text;
+  if (communicator.rank() == 0) {
+    try {
+      text = "t" + work();
+    } catch (const Error& error) {
+      text = error.code() == ErrorCode::kInvalidArgument ? 'u' : 'f';
+      text += error.message();
+    }
+  }
+  text = broadcast_text(communicator, text);
+  if (text.empty()) refuse_telling(communicator, 0, "nothing");
+  std::string rest = text.substr(1);
+  switch (text[0]) {
+    case 'u': throw Error(ErrorCode::kInvalidArgument, rest);
+    case 'f': throw Error(ErrorCode::kIo, rest);
+    default: return rest;
+  }
+}
+
 // Rank 0's tokenizer, on all ranks: its kind, and its two files where it has them.
 void share_tokenizer(Communicator& communicator, std::shared_ptr<const Tokenizer>& tokenizer) {
   auto kind = static_cast<std::int32_t>(tokenizer ? tokenizer->kind() : TokenizerKind::kUnknown);
@@ -166,7 +212,7 @@ void require_same_run(const RunState& saved, const RunState& now) {
                             fmt::join(differences.forbidden, "; ")));
   }
   for (const std::string& line : differences.noted) {
-    log(LogLevel::kWarning, "resumed with a change, so the result will be another: {}", line);
+    log(LogLevel::kWarning, "resumed with a change, so the result will be different: {}", line);
   }
 }
 
@@ -214,29 +260,22 @@ void restore_residual(Trainer& trainer, const TrainingState* state, int root) {
 
 ResumePoint find_resume_point(Communicator& communicator, const std::string& out, FolderUse use,
                               const std::function<void()>& hold, Storage& storage) {
-  // One letter and what belongs to it: no checkpoint, a run's state, an error of usage or of files.
   ResumePoint point;
-  std::string text = "n";
-  if (communicator.rank() == 0) {
-    try {
-      point = look_into(out, use, hold, storage);
-      if (point.run) text = "s" + to_json(*point.run);
-    } catch (const Error& error) {
-      text = error.code() == ErrorCode::kInvalidArgument ? 'u' : 'f';
-      text += error.message();
-    }
-  }
-  text = broadcast_text(communicator, text);
-  if (text.empty()) refuse_telling(communicator, 0, "nothing");
-  const std::string rest = text.substr(1);
-  switch (text[0]) {
-    case 'u': throw Error(ErrorCode::kInvalidArgument, rest);
-    case 'f': throw Error(ErrorCode::kIo, rest);
-    case 's': point.run = told_run_state(communicator, rest, 0); break;
-    default: break;
-  }
-  if (point.run) share_tokenizer(communicator, point.tokenizer);
+  const std::string run = told_by_first(communicator, [&]() -> std::string {
+    point = look_into(out, use, hold, storage);
+    return point.run ? to_json(*point.run) : "";
+  });
+  if (run.empty()) return point;
+  point.run = told_run_state(communicator, run, 0);
+  share_tokenizer(communicator, point.tokenizer);
   return point;
+}
+
+void check_folder_is_free(Communicator& communicator, const std::string& out, Storage& storage) {
+  told_by_first(communicator, [&]() -> std::string {
+    if (!out.empty() && storage.find_folder(out)) require_free(out, storage);
+    return "";
+  });
 }
 
 ResumePoint find_newest_checkpoint(Communicator& communicator, const std::string& out) {

@@ -26,8 +26,10 @@ struct ResumePoint {
 
 // What a run does with what it finds in its folder.
 enum class FolderUse {
-  kNew,        // refuses a folder that has a model, checkpoints or anything that is not ours
-  kResume,     // goes on from the newest intact checkpoint; a new run when there are none at all
+  kNew,  // refuses a folder that has a model, checkpoints or anything that is not ours
+  // Goes on from the newest intact checkpoint. A new run when there are none at all, which refuses
+  // a folder that has a model, or other files and no run of ours.
+  kResume,
   kOverwrite,  // a new run: removes our files of an earlier one, and nothing else
 };
 
@@ -37,6 +39,10 @@ enum class FolderUse {
 // when another run has the folder.
 ResumePoint find_resume_point(Communicator& communicator, const std::string& out, FolderUse use,
                               const std::function<void()>& hold = {}, Storage& storage = disk());
+
+// For a dry run: throws as a new run there would, and makes nothing.
+void check_folder_is_free(Communicator& communicator, const std::string& out,
+                          Storage& storage = disk());
 
 // When level() has found no whole state: the newest intact checkpoint that any rank sees in `out`;
 // point.run is not there when there is none. The run holds the folder.

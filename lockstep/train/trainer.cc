@@ -79,11 +79,14 @@ bool balances(const TrainerOptions& options, int world_size) {
 LeafOwners lane_owners(const TrainerOptions& options, int world_size) {
   const std::uint64_t lanes = options.global_batch / options.micro_batch;
   if (lanes < static_cast<std::uint64_t>(world_size)) {
-    throw Error(ErrorCode::kInvalidArgument,
-                fmt::format("{} workers, but a step has only {} lanes (--global-batch {} / "
-                            "--micro-batch {}), and a worker needs at least one: take a smaller "
-                            "--micro-batch, a larger --global-batch or fewer workers",
-                            world_size, lanes, options.global_batch, options.micro_batch));
+    throw Error(
+        ErrorCode::kInvalidArgument,
+        fmt::format("{} workers, but a step has only {} lane{} (--global-batch {} / --micro-batch "
+                    "{}), and a worker needs at least one: take {}a larger --global-batch or fewer "
+                    "workers",
+                    world_size, lanes, lanes == 1 ? "" : "s", options.global_batch,
+                    options.micro_batch,
+                    options.micro_batch > 1 ? "a smaller --micro-batch, " : ""));
   }
   return even_owners(lanes, world_size);
 }
@@ -699,7 +702,7 @@ RunEnd Trainer::run(const std::function<Requests()>& requests,
   for (;;) {
     if (standing_.last) finish_boundary(report, save);
     const bool stopped = standing_.last && standing_.last->report.stop != 0;
-    if (stopped || standing_.step >= options_.schedule.steps || ends_early()) {
+    if (stopped || finished()) {
       at("end", standing_.step);
       return stopped ? RunEnd::kStopped : RunEnd::kDone;
     }

@@ -171,6 +171,8 @@ class Trainer {
   const Samples& training() const { return training_; }
   std::int64_t steps_done() const { return standing_.step; }
   const ValidationRecord& validation() const { return standing_.validation; }
+  // No step follows: all are done, or --early-stop has ended them.
+  bool finished() const { return standing_.step >= options_.schedule.steps || ends_early(); }
   // The last step that is done; none before the first.
   const StepReport* last_report() const {
     return standing_.last ? &standing_.last->report : nullptr;

@@ -124,6 +124,75 @@ class Checkpoints(TrainingCase):
         self.assertFalse((self.folder / "typo").exists())
         self.assertIn("give one of them", self.fails(2, "train", "--resume", self.out, "--overwrite"))
 
+    def test_a_fine_tune_that_is_killed_before_it_saves_stays_one(self):
+        """Relative to where it was started, the model is found from anywhere; with a checkpoint it is not needed any more."""
+        model, elsewhere = self.folder / "model", self.folder / "elsewhere"
+        elsewhere.mkdir()
+        self.train("--steps", 1, "--tokenizer", "bpe", "--vocab", 300, "--save-every", 0, "--out", model)
+        tune = ["train", "text.txt", "--init", "model", "--context", 32, "--steps", 4, "--threads", 1, "--eval-every", 0]
+        undisturbed = self.weights_of(lockstep(*tune, cwd=self.folder))
+        killed = lockstep(*tune, "--out", self.out, cwd=self.folder, env={**os.environ, "LOCKSTEP_FAULT": "rank=0 step=2 at=step do=kill"})
+        self.assertEqual((killed.returncode, self.saved()), (-signal.SIGKILL, []), killed.stderr)
+        self.assertIn("does not go with --init", self.fails(2, "train", "--resume", self.out, "--init", model))
+        resumed = lockstep("train", "--resume", self.out, cwd=elsewhere)
+        self.assertEqual(self.weights_of(resumed), undisturbed)
+        self.assertIn(f"start: the weights and the tokenizer of {model}; --lr", resumed.stderr)
+        shutil.rmtree(model)
+        self.weights_of(lockstep("train", "--resume", self.out, "--steps", 5, cwd=elsewhere))
+
+    def test_resume_overwrites_no_model(self):
+        self.train("--steps", 3, "--save-every", 0, "--out", self.out)
+        self.assertIn(f"the run in {self.out} is finished, and there is no checkpoint to go on from: --init {self.out} starts",
+                      self.unchanged(self.out, "train", "--resume", self.out, "--steps", 2))
+        theirs = self.folder / "theirs"
+        theirs.mkdir()
+        (theirs / "model.safetensors").write_text("theirs")
+        (theirs / "config.json").write_text("theirs")
+        self.assertIn("has a model, and no checkpoint to go on from", self.unchanged(theirs, *self.command("--out", theirs, "--resume")))
+        (theirs / "model.safetensors").unlink()
+        (theirs / "letter.txt").write_text("theirs")
+        self.assertIn("has other files (letter.txt)", self.unchanged(theirs, *self.command("--out", theirs, "--resume")))
+
+    def unchanged(self, folder, *arguments):
+        """Refused; the folder has what it had, a lease aside."""
+        before = {path: path.read_bytes() for path in folder.rglob("*") if path.is_file()}
+        said = self.fails(2, *arguments)
+        after = {path: path.read_bytes() for path in folder.rglob("*") if path.is_file() and not path.name.startswith("lease")}
+        self.assertEqual(after, {path: content for path, content in before.items() if not path.name.startswith("lease")})
+        return said
+
+    def test_a_resume_that_makes_no_step_is_said_and_forgotten(self):
+        weights, _ = self.train("--steps", 3, "--eval-every", 1, "--out", self.out)
+        remembered = (self.out / "run.json").read_text()
+        again = lockstep("train", "--resume", self.out, "--lr", 0.5)
+        self.assertEqual(self.weights_of(again), weights)
+        self.assertIn("nothing is left to do (done: 3 steps): --steps N makes more\n", again.stderr)
+        self.assertIn("the best validation loss was ", again.stderr)
+        self.assertEqual((self.out / "run.json").read_text(), remembered)
+
+    def test_data_that_was_moved(self):
+        """What is said leads to a command that works."""
+        self.train("--steps", 2, "--out", self.out)
+        moved = self.text.rename(self.folder / "moved.txt")
+        run = lockstep("train", "--resume", self.out, "--steps", 3)
+        self.assertEqual(run.returncode, 2, run.stderr)
+        self.assertNotIn("goes on from it", run.stderr)  # the same command would fail again
+        self.assertIn(f"the run's data, {self.text}, is not there any more: --data PATH says where it is now", run.stderr)
+        self.weights_of(lockstep("train", "--resume", self.out, "--steps", 3, "--data", moved))
+        self.assertIn(f"--resume takes the run's folder, {self.out}", self.fails(2, "train", "--resume", self.out / "checkpoint-3"))
+        (self.out / "run.json").unlink()
+        run = lockstep("train", "--resume", self.out, "--steps", 4)
+        self.assertEqual(run.returncode, 2)
+        self.assertIn("has no run.json: what is not given is as for a new run, and without --data the data is the built-in stories", run.stderr)
+
+    def test_checkpoints_by_time(self):
+        """Every step takes a fifth of a second at least, so that a second passes before the last one."""
+        slow = {**os.environ, "LOCKSTEP_FAULT": "rank=0 step=1 at=step do=slow ms=200"}
+        run = lockstep(*self.command("--steps", 12, "--save-every", "1s", "--keep-last", 0, "--out", self.out), env=slow)
+        self.assertEqual(run.returncode, 0, run.stderr)
+        self.assertIn("checkpoints: every 1s, after every best validation and at the end", run.stderr)
+        self.assertGreaterEqual(len(self.saved()), 2)
+
     def test_a_tokenizer_of_the_first_model_goes_on(self):
         pieces = self.folder / "pieces"
         run = lockstep(*self.command("--steps", 1, "--tokenizer", "sentencepiece", "--vocab", 300, "--out", pieces))

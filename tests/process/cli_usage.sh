@@ -20,7 +20,7 @@ expect() {
 
 expect 0 stdout '^lockstep [0-9]+\.[0-9]+\.[0-9]+$' --version
 expect 0 stdout 'Usage: lockstep' --help
-expect 2 stderr 'subcommand is required'
+expect 2 stderr 'lockstep needs a command'
 expect 2 stderr 'no-such-flag' --no-such-flag
 expect 2 stderr 'no-such-command' no-such-command
 expect 2 stderr '^error: lockstep has no command trian; did you mean train\? \(lockstep --help explains it\)$' trian
@@ -33,7 +33,27 @@ expect 2 stderr '^error: --workers: 0 is too small; at least 1' coordinator --wo
 expect 2 stderr '^error: --steps: 1.5 is not a whole number' train --steps 1.5
 expect 2 stderr '^error: --steps: -1 is too small; at least 0' train --steps -1
 expect 2 stderr '^error: --out DIR is needed, for the shards$' data --stories 1e1 --shard-tokens 1e3  # whole numbers all the same
-expect 2 stderr '^error: --resume needs a folder' train --steps 4 --steps 5 --resume  # the last counts
+expect 0 stderr '^run: 5 steps' train --steps 4 --steps 5 --dry-run --hidden 16 --layers 1 --context 16  # the last counts
+# An option whose value is missing takes no other option for it.
+for wrong in '--out --overwrite' '--out --workers 2' '--tokenizer --hidden 32' '--out --steps=3' '--steps' '--model' '--skip-lanes'; do
+  expect 2 stderr "^error: ${wrong%% *} needs a value \\(lockstep train --help explains it\\)$" train $wrong
+done
+if ls -d -- --* 2>/dev/null; then failures=1; fi
+expect 2 stderr '^error: --dry-run: maybe is neither true nor false' train --dry-run=maybe
+expect 2 stderr '^error: opening none.toml: No such file or directory' train --config none.toml
+expect 2 stderr '^error: lockstep bench needs a command: allreduce, step' bench
+expect 2 stderr '^error: lockstep completion needs SHELL: bash, zsh or fish' completion
+expect 2 stderr '^error: lockstep verify needs DIR: ' verify
+expect 2 stderr '^error: lockstep explain needs DIR: ' explain
+expect 2 stderr '; did you mean --lr\?' train --learning-rate 1
+expect 2 stderr '; did you mean --global-batch\?' train --batch 1
+expect 2 stderr '; did you mean --steps\?' train --epochs 1
+expect 2 stderr '^error: --seed: 99999999999999999999999 is too large; at most' train --seed 99999999999999999999999
+expect 2 stderr '^error: --steps: a number is missing' train --steps ''
+expect 0 stdout 'Usage: lockstep train' help train
+expect 0 stdout 'lockstep train my.txt --out my-model' help
+expect 1 stderr '/etc/passwd: this is a file; a model is' generate /etc/passwd
+expect 1 stderr '/etc/passwd: this is a file; verify takes' verify /etc/passwd
 expect 1 stderr '^error: nowhere: there is no such folder$' verify nowhere
 expect 1 stderr '^error: nowhere: there is no such folder; a model is' generate nowhere
 expect 1 stderr '^error: opening nowhere.txt: No such file or directory$' train nowhere.txt
@@ -42,6 +62,6 @@ expect 2 stderr '^error: --insecure does not go with --local$' coordinator --loc
 expect 2 stderr '^error: --seconds does not go with --iterations$' bench allreduce --iterations 3 --seconds 1
 for page in train generate data verify coordinator worker 'bench allreduce' 'bench step' completion; do
   expect 0 stdout 'lockstep' $page --help
-  if "$LOCKSTEP_BIN" $page --help | grep -E '\{false\}|Excludes:|INT in|FLOAT'; then failures=1; fi
+  if "$LOCKSTEP_BIN" $page --help | grep -E '\{false\}|Excludes:|INT in|FLOAT|^.{131}'; then failures=1; fi
 done
 exit $failures

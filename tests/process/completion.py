@@ -43,8 +43,10 @@ class Completion(unittest.TestCase):
         (self.folder / "model").mkdir()
         self.assertEqual(self.bash("train", "--data", ""), ["model", "text.txt"])
         self.assertEqual(self.bash("train", "te"), ["text.txt"])
-        self.assertEqual(self.bash("generate", "--threads", "2", "m"), ["model"])
-        self.assertEqual(self.bash("train", "--out", ""), ["model"])
+        for words in (["generate", ""], ["generate", "--threads", "2", "m"], ["verify", ""], ["train", "--out", ""], ["train", "--resume", ""]):
+            self.assertEqual(self.bash(*words), ["model"])
+        self.assertEqual(self.bash("completion", ""), ["bash", "zsh", "fish"])
+        self.assertEqual(sorted(self.bash("train", "--tokenizer", "")), ["bpe", "bytes", "model", "sentencepiece", "text.txt"])
 
     def test_fish(self):
         if not shutil.which("fish"):
@@ -60,6 +62,8 @@ class Completion(unittest.TestCase):
         self.assertEqual(complete("lockstep bench "), ["allreduce", "step"])
         self.assertEqual(complete("lockstep train --tie"), ["--tie-embeddings"])
         self.assertEqual(sorted(complete("lockstep train --device ")), ["auto", "cpu", "cuda"])
+        self.assertEqual(sorted(complete("lockstep completion ")), ["bash", "fish", "zsh"])
+        self.assertIn("bpe", complete("lockstep train --tokenizer "))
 
     def test_zsh(self):
         if not shutil.which("zsh"):
@@ -87,8 +91,10 @@ class Completion(unittest.TestCase):
         self.assertIn("complete -c lockstep", (share / "fish/vendor_completions.d/lockstep.fish").read_text())
         pages = sorted(page.stem for page in (share / "man/man1").iterdir())
         self.assertEqual([page for page in pages if page.count("-") < 2], sorted(
-            ["lockstep"] + [f"lockstep-{name}" for name in re.findall(r"^  (\w+) ", output_of(LOCKSTEP, "--help").split("Subcommands:")[1], re.M)]))
+            ["lockstep"] + [f"lockstep-{name}" for name in re.findall(r"^  (\w+) ", output_of(LOCKSTEP, "--help").split("Subcommands:")[1].split("\n\n")[0], re.M)]))
         self.assertNotIn("lockstep-share", pages)
+        self.assertIn("[\\fIOPTIONS\\fR] \\fIMODEL\\fR\n", (share / "man/man1/lockstep-generate.1").read_text())
+        self.assertIn("[\\fIOPTIONS\\fR] [\\fIPATH\\fR]\n", (share / "man/man1/lockstep-train.1").read_text())
         for page in pages:
             path = share / f"man/man1/{page}.1"
             text = path.read_text().replace("\\-", "-")

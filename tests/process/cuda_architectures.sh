@@ -15,6 +15,7 @@ cat >"$work/two_gpus" <<'END'
 printf '9.0\n8.9\n9.0\n'
 END
 printf '#!/bin/sh\nexit 9\n' >"$work/no_gpu"
+printf '#!/bin/sh\nprintf "9.0\\n7.5\\n"\n' >"$work/old_gpu"
 chmod +x "$work"/*
 cat >"$work/script.cmake" <<END
 cmake_minimum_required(VERSION 3.25)
@@ -36,6 +37,9 @@ expect "" "$work/two_gpus" "chosen=89;90"
 expect "" "$work/no_gpu" "chosen=80-real;90-real;100-real;120"
 expect native "$work/two_gpus" "chosen=89;90"
 expect native "$work/no_gpu" "no GPU here: give all"
+expect native "$work/old_gpu" "compute capability 75, and Lockstep needs 80"
+expect "" "$work/old_gpu" "compute capability 75, and Lockstep needs 80"
+expect "90" "$work/old_gpu" "chosen=90"
 expect all "$work/two_gpus" "chosen=80-real;90-real;100-real;120"
 expect "80;90" "$work/two_gpus" "chosen=80;90"
 expect "" "$work/there_is_none" "chosen=80-real;90-real;100-real;120"

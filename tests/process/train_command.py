@@ -65,7 +65,7 @@ class Training(Case):
     def test_sizes_by_name(self):
         run = lockstep("train", "--data", self.text, "--model", "tiny", "--layers", 1, "--context", 16, "--steps", 1, "--global-batch", 2)
         self.weights_of(run)
-        self.assertIn("(hidden 256, 1 layers, 8 heads, 4 kv heads, intermediate 768)", run.stderr)
+        self.assertIn("(hidden 256, 1 layer, 8 heads, 4 kv heads, intermediate 768)", run.stderr)
         self.assertIn("--model: 125m is none of tiny, small, 124m, 350m, 774m, 1.5b; did you mean 124m?",
                       self.fails(2, "train", "--model", "125m"))
         out = self.folder / "model"
@@ -102,7 +102,7 @@ class Training(Case):
         self.assertEqual(run.returncode, 0, run.stderr)
         self.assertRegex(run.stderr, r"(?m)^done: 6 steps, in \d+s$")
         self.assertIn(f'the model is in {out}; next: lockstep generate {out} --prompt "Once"\n', run.stderr)
-        self.assertRegex(run.stderr, r"checkpoints: every 10m, [\d.]+[kM]B each, written behind training; the last 3 and the best stay")
+        self.assertRegex(run.stderr, r"checkpoints: every 10m, after every best validation and at the end, [\d.]+[kM]B each, written behind training; the last 3 and the best stay")
         run = lockstep("train", *TINY, self.text, "--steps", 1, "--threads", 1)
         self.assertEqual(re.findall("warning: (.*)", run.stderr), ["there is no --out DIR: the model will not be kept",
                                                                  "the model is not kept: there was no --out DIR"])
@@ -128,6 +128,32 @@ class Training(Case):
                          r"time: about \d+(s|m\d+s) for 1000 steps, \d\.\d+ s each", "nothing was written"):
                 self.assertRegex(run.stderr, line)
 
+    def test_a_dry_run_leaves_all_folders_as_they_are(self):
+        self.write("tokens.bin", struct.pack("<4000H", *(i % 200 for i in range(4000))))
+        out = self.folder / "model"
+        self.train("--data", self.text, "--steps", 1, "--save-every", 0, "--out", out)
+        before = {path: path.stat().st_mtime_ns for path in self.folder.rglob("*")}
+        arguments = ["train", *TINY, self.folder / "tokens.bin", "--vocab", 200, "--steps", 9, "--dry-run"]
+        run = lockstep(*arguments)
+        self.assertEqual(run.returncode, 0, run.stderr)
+        self.assertIn(f"{out} has a model already", self.fails(2, *arguments, "--out", out))  # as the run itself would say
+        self.assertEqual(lockstep(*arguments, "--out", out, "--overwrite").returncode, 0)
+        self.assertEqual(lockstep("data", "--check", "--vocab", 200, self.folder / "tokens.bin").returncode, 0)
+        self.assertEqual({path: path.stat().st_mtime_ns for path in self.folder.rglob("*")}, before)
+
+    @unittest.skipIf(os.environ.get("LOCKSTEP_SANITIZERS"), "sanitizers take memory of their own")
+    def test_the_memory_that_a_dry_run_tells_is_what_a_run_takes(self):
+        arguments = ["train", self.text, "--hidden", 256, "--layers", 6, "--heads", 8, "--context", 128, "--global-batch", 8, "--micro-batch", 4,
+                     "--threads", 1, "--steps", 2, "--out", self.folder / "out"]
+        told = re.search(r"memory: about ([\d.]+)MB", lockstep(*arguments, "--dry-run").stderr)
+        process = subprocess.Popen([LOCKSTEP, *map(str, arguments)], stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+        _, status, usage = os.wait4(process.pid, 0)
+        process.returncode = status
+        self.assertEqual(status, 0)
+        taken = usage.ru_maxrss * 1024 / 1e6
+        self.assertLess(taken, 1.1 * float(told[1]))
+        self.assertGreater(taken, 0.6 * float(told[1]))
+
     def test_samples_change_nothing(self):
         plain = self.train("--data", self.text, "--steps", 5)
         run = lockstep("train", *TINY, self.text, "--steps", 5, "--sample-every", 2)
@@ -142,10 +168,14 @@ class Training(Case):
         self.assertRegex(run.stderr, r"ended early after step \d+ of 90: 2 validations without a better one, in ")
         step = re.search(r"the best validation loss was [\d.]+, after step (\d+): (\S+)", run.stderr)
         self.assertEqual(step[2], str(out / f"checkpoint-{step[1]}"))
+        self.assertIn(f"the model is in {out}; next: lockstep generate {step[2]} --prompt", run.stderr)  # the last one is worse
         self.assertEqual(lockstep("generate", step[2], "--tokens", 3).returncode, 0)
         # It has ended: there is nothing to go on with.
         again = lockstep("train", "--resume", out)
         self.assertEqual(again.stdout.splitlines()[-1], run.stdout.splitlines()[-1], again.stderr)
+        self.assertRegex(again.stderr, r"nothing is left to do \(ended early after .*\): --early-stop 0 makes more")
+        self.assertIn("does not go with --save-every 0",
+                      self.fails(2, "train", self.text, "--early-stop", 2, "--save-every", 0, "--out", self.folder / "o"))
 
     def test_sensible_without_any_option(self):
         run = lockstep("train", "--data", self.text, "--steps", 2)
@@ -175,15 +205,19 @@ class Training(Case):
         flags = ["--data", self.text, "--schedule", "linear", "--tie-embeddings", "--weight-decay", "0.2"]
         self.assertEqual(self.train("--config", config), self.train(*flags, "--steps", 4))
         self.assertEqual(self.train("--config", config, "--steps", 2), self.train(*flags, "--steps", 2))
-        self.assertIn("'stepz' is no option", self.fails(2, "train", "--config", self.write("bad.toml", "stepz = 4\n")))
+        self.assertIn("'stepz' is not an option", self.fails(2, "train", "--config", self.write("bad.toml", "stepz = 4\n")))
         self.assertIn("steps", self.fails(2, "train", "--config", self.write("bad.toml", "steps = \"many\"\n")))
-        self.assertIn("none.toml", self.fails(2, "train", "--config", self.folder / "none.toml"))
+        self.assertIn("opening none.toml: No such file", self.fails(2, "train", "--config", "none.toml"))
+        self.assertIn("--dry-run: maybe is neither true nor false",
+                      self.fails(2, "train", "--config", self.write("bad.toml", "dry-run = \"maybe\"\n")))
 
     def test_goes_on_from_saved_weights(self):
         out = self.folder / "model"
         weights = self.train("--data", self.text, "--steps", 3, "--out", out)
         self.assertEqual(self.train("--data", self.text, "--steps", 0, "--init", out), weights)
-        self.assertIn("--hidden 64", self.fails(2, "train", "--data", self.text, "--init", out, "--hidden", 64))
+        for option, said in ((["--hidden", 64], "--hidden 64"), (["--vocab", 300], "--vocab 300, but the model it starts from has 256"),
+                             (["--tie-embeddings"], "--tie-embeddings, but the embeddings of the model it starts from are not tied")):
+            self.assertIn(said, self.fails(2, "train", "--data", self.text, "--init", out, *option))
         # Smaller steps by default than for fresh weights.
         run = lockstep("train", *TINY, "--data", self.text, "--steps", 1, "--init", out, "--log", "json")
         self.assertIn(f"start: the weights and the tokenizer of {out}; --lr 0.0008, a tenth", run.stderr)
@@ -211,7 +245,7 @@ class Training(Case):
         self.assertIn(event["how"], line)
 
     def test_signals_stop_it_cleanly(self):
-        for number in (signal.SIGINT, signal.SIGTERM):
+        for number, name in ((signal.SIGINT, "Ctrl-C"), (signal.SIGTERM, "SIGTERM"), (signal.SIGHUP, "the end of its terminal")):
             with self.subTest(signal=number):
                 out = self.folder / f"model{number}"
                 process = subprocess.Popen(
@@ -226,7 +260,7 @@ class Training(Case):
                 self.assertIn("stopping after the step under way; once more to end at once\n", errors)
                 self.assertIn(f"the model is in {out}; next: lockstep train --resume {out}", errors)
                 self.assertRegex(output.splitlines()[-1], WEIGHTS)
-                self.assertRegex(errors, rf"stopped by signal {number:d} after step \d+ of 1000000")
+                self.assertRegex(errors, rf"stopped by {name} after step \d+ of 1000000")
                 self.assertEqual(lockstep("generate", out, "--tokens", 5).returncode, 0)
 
 
@@ -264,8 +298,10 @@ class Broken(Case):
         struct.pack_into("<I", content, 124, crc32c(content[:124]))
         struct.pack_into("<H", content, 128 + 2 * 1000, 256)
         path.write_bytes(content)
-        line = self.fails(1, "train", *TINY, "--data", out, "--steps", 200)
-        self.assertRegex(line, r"shard_00000.bin: byte 2128: token 1000 has id 256, but the vocabulary has 256")
+        run = lockstep("train", *TINY, "--data", out, "--steps", 200)
+        self.assertEqual(run.returncode, 1)
+        self.assertNotIn("lockstep explain", run.stderr)  # the data says it all
+        self.assertRegex(run.stderr, r"shard_00000.bin: byte 2128: token 1000 has id 256, but the vocabulary has 256")
 
     def test_wrong_usage(self):
         for arguments, word in (
@@ -282,7 +318,17 @@ class Broken(Case):
             (["data"], "either text files or --stories"),
             (["data", self.text], "--out"),
             (["data", self.text, "--stories", 3, "--out", "x"], "either"),
-            (["generate"], "model"),
+            (["generate"], "lockstep generate needs MODEL: the model's folder"),
+            (["train", self.text, "--overwrite"], "--overwrite needs --out"),
+            (["train", self.text, "--out", self.text], "text.txt: this is a file, and a run needs a folder"),
+            (["train", self.text, "--token-file", "nowhere"], "opening nowhere: No such file"),
+            (["train", self.text, "--heads", 4, "--kv-heads", 3], "(--kv-heads)"),
+            (["train", self.text, "--keep-last", 2], "--keep-last needs --out"),
+            (["train", self.text, "--save-wait"], "--save-wait needs --out"),
+            (["train", self.text, "--force-tokenizer"], "it needs --init"),
+            (["train", self.text, "--init", "nowhere"], "--init nowhere: there is no such folder"),
+            (["train", self.text, "--tokenizer", "sentencpiece"], "no such file or folder; did you mean sentencepiece?"),
+            (["data", self.text, "--out", self.folder / "x", "--vocab", 300], "--vocab is for a tokenizer that is trained"),
             (["generate", "x", "--top-p", 2], "--top-p"),
         ):
             with self.subTest(arguments=arguments):
@@ -360,6 +406,57 @@ class Generation(Case):
 
 
 class Data(Case):
+    def test_folders_patterns_standard_input_and_names_for_validation(self):
+        texts = self.folder / "texts"
+        texts.mkdir()
+        shutil.copy(self.text, texts / "all.txt")
+        (texts / "val.txt").write_text("Nobody may learn this. " * 40)
+
+        def trained(*data):
+            run = lockstep("train", *TINY, "--data", *data, "--steps", 2)
+            return self.weights_of(run), run.stderr
+
+        weights, said = trained(texts)
+        self.assertRegex(said, r"; \d+ more, of \S*val\.txt, are for validation")
+        for data in ([texts / "*.txt"], [texts / "val.txt", texts / "all.txt"]):
+            self.assertEqual(trained(*data)[0], weights)
+        for name, given in (("a", [texts]), ("b", [texts / "*.txt"]), ("c", ["-", texts / "val.txt"])):
+            run = lockstep("data", *given, "--out", self.folder / name, input=self.text.read_text())
+            self.assertEqual(run.returncode, 0, run.stderr)
+            self.assertIn("2 documents (1 for validation)", run.stdout)
+            self.assertEqual(sorted(path.name for path in (self.folder / name).iterdir()), ["shard_00000.bin", "val_00000.bin"])
+            resumed, said = trained(self.folder / name)
+            self.assertEqual(resumed, weights)
+            self.assertRegex(said, r"; \d+ more, of \S*val_00000\.bin, are for validation")
+        self.assertRegex(trained(self.text)[1], r"; \d+ more, the last of the data, are for validation")
+        self.assertIn("val.txt is trained on, though its name is one for validation", trained(texts / "val.txt")[1])
+        self.assertIn("no text (.txt files) in this folder", self.fails(1, "data", self.folder / "a", "--out", self.folder / "d"))
+        # No tokenizer learns from it either.
+        for name, given in (("e", [texts]), ("f", [self.text])):
+            self.assertEqual(lockstep("data", *given, "--out", self.folder / name, "--tokenizer", "bpe", "--vocab", 300).returncode, 0)
+        self.assertEqual((self.folder / "e" / "tokenizer.json").read_bytes(), (self.folder / "f" / "tokenizer.json").read_bytes())
+        self.assertIn("has no header that we know", self.fails(2, "data", "--check", self.text))
+
+    def test_a_tokenizer_of_somebody_else_stays(self):
+        out = self.folder / "shards"
+        out.mkdir()
+        theirs = out / "tokenizer.json"
+        theirs.write_text("theirs")
+        self.assertIn("is there already, and is another tokenizer",
+                      self.fails(2, "data", self.text, "--out", out, "--tokenizer", "bpe", "--vocab", 300))
+        self.assertEqual([path.read_text() for path in out.iterdir()], ["theirs"])
+
+    def test_tokens_of_unknown_origin_go_on_with_the_tokenizer_of_the_model(self):
+        pieces, model, tuned = self.folder / "pieces", self.folder / "model", self.folder / "tuned"
+        self.assertEqual(lockstep("data", self.text, "--out", pieces, "--tokenizer", "bpe", "--vocab", 300).returncode, 0)
+        self.train("--data", pieces, "--steps", 1, "--out", model)
+        bare = self.write("bare.bin", (pieces / "shard_00000.bin").read_bytes()[128:])
+        run = lockstep("train", "--data", bare, "--vocab", 300, "--init", model, "--steps", 1, "--out", tuned)
+        self.assertEqual(run.returncode, 0, run.stderr)
+        self.assertIn(f"they are taken for those of {model}", run.stderr)
+        self.assertEqual((tuned / "tokenizer.json").read_bytes(), (model / "tokenizer.json").read_bytes())
+        self.assertEqual(lockstep("generate", tuned, "--prompt", "small", "--tokens", 3).returncode, 0)
+
     def test_shards_train_to_the_same_bits_as_their_text(self):
         out = self.folder / "shards"
         tokens = self.text.stat().st_size + 1
@@ -414,6 +511,8 @@ class Data(Case):
         self.assertEqual((self.folder / "again" / "tokenizer.model").read_bytes(), (model / "tokenizer.model").read_bytes())
         self.assertIn("was trained with another tokenizer",
                       self.fails(2, "train", *TINY, "--data", self.text, "--init", model, "--tokenizer", "bytes"))
+        self.assertRegex(self.fails(2, "data", self.text, "--out", self.folder / "few", "--tokenizer", "sentencepiece", "--vocab", 10),
+                         r"--vocab 10: SentencePiece needs at least \d+ pieces for this text")
         self.assertIn("text.txt: not a SentencePiece model", self.fails(1, "train", "--data", self.text, "--tokenizer", self.text))
 
     def test_bpe(self):

@@ -6,6 +6,7 @@ cause for everybody when something goes wrong."""
 import itertools
 import json
 import os
+import pty
 import re
 import signal
 import struct
@@ -38,6 +39,24 @@ def lockstep(*arguments, timeout=120, environment=None, cwd=None):
 def children_of(pid):
     output = subprocess.run(["pgrep", "-P", str(pid)], capture_output=True, text=True).stdout
     return [int(line) for line in output.split()]
+
+
+def read_until(terminal, pattern):
+    """What comes from the other end of a terminal, until it has the pattern; fails when it ends before."""
+    text = b""
+    while not re.search(pattern, text):
+        try:
+            text += os.read(terminal, 65536)
+        except OSError as error:  # nobody writes there any more
+            raise AssertionError(f"{pattern} is not in {text}") from error
+
+
+def end_and_reap(pid):
+    try:
+        os.kill(pid, signal.SIGKILL)
+        os.waitpid(pid, 0)
+    except (ProcessLookupError, ChildProcessError):
+        pass  # it has ended
 
 
 class Case(TextCase):
@@ -188,10 +207,10 @@ class Faults(Case):
                 self.assertTrue(WEIGHTS.search(stdout), stderr)
                 self.assertTrue((out / "model.safetensors").exists())
 
-    def start(self, *arguments):
+    def start(self, *arguments, **options):
         """A run that has made its first step, in a group of its own."""
         run = subprocess.Popen(command("--data", self.text, "--steps", 100000, "--log", "plain", *arguments), stdout=subprocess.PIPE,
-                               stderr=subprocess.PIPE, text=True, start_new_session=True)
+                               stderr=subprocess.PIPE, text=True, start_new_session=True, **options)
         self.addCleanup(run.communicate)
         self.addCleanup(run.kill)
         run.stdout.readline()
@@ -224,6 +243,46 @@ class Faults(Case):
             self.assertIn(run.returncode, (130, 143, -signal.SIGINT, -signal.SIGTERM), stderr)  # whichever was handled first
             self.assertRegex(stderr, rf"the newest checkpoint is {out}/checkpoint-\d+")
 
+    def on_a_terminal(self, *arguments):
+        """A run that has drawn its bar on a terminal of its own: its process and the terminal's other end."""
+        pid, terminal = pty.fork()
+        if pid == 0:
+            line = command("--data", self.text, "--steps", 100000, *arguments)
+            os.execv(line[0], line)
+        self.addCleanup(end_and_reap, pid)
+        read_until(terminal, rb"\[=* *\] [1-9]\d*/100000  loss .* left")
+        return pid, terminal
+
+    def test_a_terminal_that_is_closed_stops_and_saves(self):
+        for workers in (1, 2):
+            out = self.folder / f"closed-{workers}"
+            pid, terminal = self.on_a_terminal("--workers", workers, "--out", out)
+            os.close(terminal)
+            _, status = os.waitpid(pid, 0)
+            self.assertEqual(os.waitstatus_to_exitcode(status), 128 + signal.SIGHUP)
+            self.assertEqual(len(list(out.glob("checkpoint-*"))), 1)
+            self.assertTrue((out / "model.safetensors").exists())
+
+    def test_what_is_said_of_ctrl_c_has_a_line_of_its_own(self):
+        for workers, said in ((1, rb"\nstopping after the step under way"), (2, rb"\nstopping; once more to end at once")):
+            pid, terminal = self.on_a_terminal("--workers", workers)
+            os.write(terminal, b"\x03")
+            read_until(terminal, said)
+            read_until(terminal, rb"weights blake3:")
+            _, status = os.waitpid(pid, 0)
+            os.close(terminal)
+            self.assertEqual(os.waitstatus_to_exitcode(status), 130)
+
+    def test_under_nohup_it_goes_on(self):
+        for workers in (1, 2):
+            run = self.start("--workers", workers, "--log", "json", preexec_fn=lambda: signal.signal(signal.SIGHUP, signal.SIG_IGN))
+            os.killpg(run.pid, signal.SIGHUP)
+            for _ in range(50):
+                self.assertIn('"step":', run.stdout.readline())
+            run.send_signal(signal.SIGTERM)
+            _, stderr = run.communicate(timeout=60)
+            self.assertEqual(run.returncode, 143, stderr)
+
     def test_sigusr1_saves_and_goes_on(self):
         for workers in (1, 3):
             out = self.folder / f"asked-{workers}"
@@ -243,6 +302,9 @@ class Faults(Case):
         hashes = {WEIGHTS.search(subprocess.run([*plain, "--workers", str(workers)], capture_output=True, text=True).stdout)[1]
                   for workers in (1, 3, 5, 8)}
         self.assertEqual(len(hashes), 1)
+        for batch in ("12", "13"):
+            run = subprocess.run([*plain, "--global-batch", batch, "--workers", "7"], capture_output=True, text=True)
+            self.assertEqual(run.returncode, 0, run.stderr)
 
     def test_a_flipped_bit_is_found(self):
         said, _ = self.fails(3, "--steps", 50, "--workers", 3, "--transport", "tcp", "--verify-every", 4,
@@ -273,6 +335,8 @@ class Faults(Case):
     def test_wrong_usage(self):
         for arguments, said in ((["--workers", 12], "smaller --micro-batch, a larger --global-batch or fewer workers"),
                                 (["--workers", 12], "12 workers, but a step has only 11 lanes"),
+                                (["--workers", 12, "--micro-batch", 22], "has only 1 lane ("),
+                                (["--workers", 23, "--micro-batch", 1], "at least one: take a larger --global-batch"),
                                 (["--workers", 2, "--transport", "server", "--shard-optimizer"], "--shard-optimizer"),
                                 (["--reduction", "native"], "--transport mpi"),
                                 (["--reduction", "nccl"], "--device cuda"), (["--exchange", "nccl"], "--device cuda"),

@@ -153,6 +153,33 @@ TEST(ShardBuilder, DocumentsToShardsAndBack) {
       HasSubstr("shard_00000.bin is there already"));
 }
 
+TEST(ShardBuilder, ValidationHasShardsOfItsOwn) {
+  TemporaryFolder folder;
+  const auto tokenizer = byte_tokenizer();
+  ShardBuilder builder({.folder = folder.path()}, *tokenizer);
+  builder.add_document("once upon", {});
+  builder.for_validation();
+  builder.add_document("a time", {});
+  EXPECT_EQ(builder.finish().shards, 2u);
+  const DataSource source = open_data({folder.path()});
+  ASSERT_EQ(source.training.size(), 1u);
+  ASSERT_EQ(source.validation.size(), 1u);
+  EXPECT_EQ(source.validation[0].name(), folder.path() + "/val_00000.bin");
+  EXPECT_EQ(source.validation[0].size(), 7u);
+}
+
+TEST(ShardBuilder, ATokenizerOfSomebodyElseStays) {
+  TemporaryFolder folder;
+  const auto tokenizer = make_tokenizer({"bpe", 260}, std::vector<std::string_view>{"a fox a fox"});
+  const std::string path = write(folder.path() + "/tokenizer.json", "theirs");
+  EXPECT_THAT(message_of([&] { ShardBuilder({.folder = folder.path()}, *tokenizer); }),
+              HasSubstr("tokenizer.json is there already, and is another tokenizer"));
+  EXPECT_EQ(std::filesystem::file_size(path), 6u);
+  std::filesystem::remove(path);
+  ShardBuilder({.folder = folder.path()}, *tokenizer);
+  ShardBuilder({.folder = folder.path()}, *tokenizer);  // the same one
+}
+
 TEST(ShardBuilder, SentencePieceModelLiesBesideTheShards) {
   if (!has_sentencepiece()) GTEST_SKIP() << "built without SentencePiece";
   TemporaryFolder folder;
@@ -232,7 +259,12 @@ TEST(OpenData, TextIsKeptForValidationByNameToo) {
     EXPECT_EQ(source.training[0].name(), train);
     EXPECT_EQ(source.validation[0].name(), val);
   }
-  EXPECT_EQ(open_data({val}).training.size(), 1u);  // there is nothing else to train on
+  const DataSource alone = open_data({val});  // there is nothing else to train on
+  EXPECT_EQ(alone.training.size(), 1u);
+  EXPECT_THAT(alone.notes, ElementsAre(HasSubstr("val.txt is trained on, though its name")));
+  write(folder.path() + "/tokens.bin", "aabb");
+  EXPECT_THAT(open_data({folder.path()}, {.vocab = 0x6464}).notes,
+              ElementsAre(HasSubstr("only its shards (.bin) are taken, not its 2 .txt files")));
   EXPECT_THAT(message_of([&] { open_data({folder.path() + "/*.md"}); }),
               HasSubstr("*.md: there is no such file"));
   EXPECT_THAT(message_of([] { open_data({"-"}); }), HasSubstr("standard input"));
@@ -264,6 +296,19 @@ TEST(OpenData, AMixKnowsWhatEachPathHasGiven) {
                 open_data({one, two, code}, {}, {3, 1});
               }),
               HasSubstr("--mix has 2 weights for 3 paths of --data"));
+}
+
+TEST(OpenData, TokensOfUnknownOriginAreTakenForThoseOfTheModel) {
+  TemporaryFolder folder;
+  const std::string path = write(folder.path() + "/tokens.bin", std::string("a\0b\0", 4));
+  TokenizerChoice choice = {.vocab = 256, .inherited = ModelTokenizer{"first", byte_tokenizer()}};
+  const DataSource taken = open_data({path}, choice);
+  EXPECT_EQ(taken.tokenizer, choice.inherited->tokenizer);
+  EXPECT_THAT(taken.notes, ElementsAre(HasSubstr("they are taken for those of first")));
+  choice.force = true;
+  EXPECT_EQ(open_data({path}, choice).tokenizer, nullptr);
+  choice.inherited->same_run = true;  // which goes on as it began
+  EXPECT_EQ(open_data({path}, choice).tokenizer, choice.inherited->tokenizer);
 }
 
 TEST(OpenData, BytesWithoutAHeaderAreNoTokensUnlessSomebodySaysSo) {

@@ -43,7 +43,7 @@ TEST(ModelConfig, NamesWhatIsWrong) {
   EXPECT_EQ(refusal([](auto& c) { c.heads = c.kv_heads = 64; }),
             "model: a head has 1 values, and rotary embeddings need an even number");
   EXPECT_EQ(refusal([](auto& c) { c.kv_heads = 3; }),
-            "model: 8 heads cannot share 3 kv_heads evenly");
+            "model: 8 heads cannot share 3 heads of keys and values evenly (--kv-heads)");
   EXPECT_EQ(refusal([](auto& c) { c.rope_theta = 0.0f; }),
             "model: rope_theta is 0, and must be positive");
   EXPECT_EQ(refusal([](auto& c) { c.norm_eps = std::numeric_limits<float>::quiet_NaN(); }),

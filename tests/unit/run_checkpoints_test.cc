@@ -324,7 +324,9 @@ TEST_F(Resume, AFolderThatIsNotFreeIsRefusedOrOverwritten) {
   EXPECT_EQ(problem(FolderUse::kNew), "none");  // a run that left nothing worth keeping
   write("model.safetensors");
   EXPECT_THAT(problem(FolderUse::kNew), HasSubstr("has a model already"));
-  EXPECT_EQ(problem(FolderUse::kResume), "none");
+  EXPECT_THAT(problem(FolderUse::kResume), HasSubstr("has a model, and no checkpoint"));
+  write("run.json");
+  EXPECT_THAT(problem(FolderUse::kResume), HasSubstr("is finished, and there is no checkpoint"));
   EXPECT_TRUE(there("model.safetensors"));
   save_checkpoint(out_.path(), some_state(8));
   write("letter.txt");
@@ -333,6 +335,26 @@ TEST_F(Resume, AFolderThatIsNotFreeIsRefusedOrOverwritten) {
   EXPECT_FALSE(there("flight"));
   EXPECT_TRUE(there("letter.txt"));
   EXPECT_THAT(problem(FolderUse::kNew), HasSubstr("has other files (letter.txt)"));
+  EXPECT_THAT(problem(FolderUse::kResume), HasSubstr("has other files (letter.txt), and no run"));
+  write("run.json");  // a run that was to write among them, and was lost before it saved
+  EXPECT_EQ(problem(FolderUse::kResume), "none");
+}
+
+TEST_F(Resume, WhatARunThatFailedHasWrittenIsNoReasonToRefuse) {
+  std::filesystem::create_directory(out_.path() + "/flight");
+  const auto find = [&](FolderUse use) {
+    return find_resume_point(worker_.communicator, out_.path(), use).run.has_value();
+  };
+  EXPECT_FALSE(find(FolderUse::kNew));
+  EXPECT_FALSE(find(FolderUse::kResume));
+}
+
+TEST_F(Resume, ADryRunSaysThatTheFolderWouldBeRefusedAndMakesNone) {
+  const std::string none = out_.path() + "/none";
+  check_folder_is_free(worker_.communicator, none);
+  EXPECT_FALSE(std::filesystem::exists(none));
+  save_checkpoint(out_.path(), some_state(8));
+  EXPECT_THROW(check_folder_is_free(worker_.communicator, out_.path()), Error);
 }
 
 TEST(RunCheckpoints, AllRanksHaveTheTokenizerOfTheCheckpoint) {

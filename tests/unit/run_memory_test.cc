@@ -80,6 +80,21 @@ TEST(RunMemory, SaysWhatWouldFit) {
   EXPECT_THAT(*memory_refusal(single, kTwo, 2, true, kGib / 2), HasSubstr("smaller model"));
 }
 
+TEST(RunMemory, OfAModelThatIsRead) {
+  const ModelConfig model = *named_model("124m");
+  const std::size_t weights = ParameterLayout(model).size() * 4;
+  EXPECT_FALSE(model_memory_refusal(model, 0, weights + kGib / 8));
+  EXPECT_THAT(*model_memory_refusal(model, 0, weights),
+              HasSubstr("out of memory: the model needs 0."));
+  EXPECT_TRUE(model_memory_refusal(model, 1 << 20, weights + kGib));  // keys and values
+}
+
+TEST(RunMemory, OnAGpuTooActivationsCount) {
+  const std::size_t plain = gpu_bytes_needed(options_of(8), 0, 1);
+  EXPECT_GT(plain, 4 * ParameterLayout(options_of(8).model).size() * 4);
+  EXPECT_LT(gpu_bytes_needed(thrifty_of(8), 0, 1), plain);
+}
+
 TEST(RunMemory, ReadsWhatTheSystemSays) {
   const char* text = "MemTotal:       8000 kB\nMemFree:  1 kB\nMemAvailable:    5000 kB\n";
   EXPECT_EQ(parse_meminfo(text, "MemAvailable"), 5000u * 1024);

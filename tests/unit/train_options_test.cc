@@ -13,11 +13,12 @@ using ::testing::HasSubstr;
 
 TEST(TrainOptions, BetweenCheckpointsAreStepsOrTime) {
   EXPECT_EQ(parse_save_every("500"), (SaveEvery{500, 0s}));
+  EXPECT_EQ(parse_save_every("1e3"), (SaveEvery{1000, 0s}));
   EXPECT_EQ(parse_save_every("0"), SaveEvery{});
   EXPECT_EQ(parse_save_every("90s"), (SaveEvery{0, 90s}));
   EXPECT_EQ(parse_save_every("10m"), kDefaultSaveEvery);
   EXPECT_EQ(parse_save_every("2h"), (SaveEvery{0, 2h}));
-  for (const char* text : {"", "m", "-1", "0m", "10 m", "10d", "1e3", "9999999999h"}) {
+  for (const char* text : {"", "m", "-1", "0m", "10 m", "10d", "1.5", "1e3m", "9999999999h"}) {
     EXPECT_FALSE(parse_save_every(text)) << text;
   }
   for (const char* text : {"500", "0", "90s", "10m", "2h"}) {
@@ -30,7 +31,7 @@ TEST(TrainOptions, Bf16SaysWhatItNeeds) {
   EXPECT_EQ(precision_refusal(Precision::kBf16, false, true), std::nullopt);
   EXPECT_EQ(precision_refusal(Precision::kBf16, false, false),
             "--precision bf16 needs a GPU (--device cuda) or a processor with AMX, which this one "
-            "has not; fp32 works everywhere");
+            "does not have; fp32 works everywhere");
 }
 
 std::string refusal(const TrainOptions& options) {
@@ -90,6 +91,17 @@ TEST(TrainOptions, OfWorkersThatComeAndGo) {
               }),
               HasSubstr("--fail-fast"));
   EXPECT_THAT(refused([](O o) { o.reducer.buddy = false; }), HasSubstr("--shard-optimizer"));
+}
+
+TEST(TrainOptions, TheBestModelOfAnEarlyStopIsKept) {
+  TrainOptions options;
+  options.early_stop = 2;
+  EXPECT_EQ(refusal(options), "");
+  options.out = "somewhere";
+  options.save_every = SaveEvery{5, 0s};
+  EXPECT_EQ(refusal(options), "");
+  options.save_every = SaveEvery{};
+  EXPECT_THAT(refusal(options), HasSubstr("it does not go with --save-every 0"));
 }
 
 }  // namespace

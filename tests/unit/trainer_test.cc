@@ -289,8 +289,10 @@ TEST(Defaults, FitTheData) {
   EXPECT_EQ(fitting_steps(1'000'000, 1000, 1), 1);
   EXPECT_EQ(fitting_micro_batch(kGlobalBatch), 2u);  // eight lanes
   EXPECT_EQ(fitting_micro_batch(64), 8u);
-  EXPECT_EQ(fitting_micro_batch(12), 2u);  // six lanes
-  EXPECT_EQ(fitting_micro_batch(11), 11u);
+  EXPECT_EQ(fitting_micro_batch(12), 1u);  // twelve lanes: six would not do for eight workers
+  EXPECT_EQ(fitting_micro_batch(20), 2u);  // ten
+  EXPECT_EQ(fitting_micro_batch(13), 1u);
+  EXPECT_EQ(fitting_micro_batch(6), 1u);
   EXPECT_EQ(fitting_micro_batch(1), 1u);
   EXPECT_DOUBLE_EQ(fitting_learning_rate(64, true), fitting_learning_rate(64, false) / 10);
 }

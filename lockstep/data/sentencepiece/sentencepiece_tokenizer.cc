@@ -120,9 +120,19 @@ std::string train_sentencepiece(std::span<const std::string_view> texts, std::ui
   std::string model;
   const auto status = sentencepiece::SentencePieceTrainer::Train(options, &lines, &model);
   if (!status.ok()) {
-    throw Error(
-        ErrorCode::kInvalidArgument,
-        fmt::format("training a SentencePiece model of {} pieces: {}", vocab, status.ToString()));
+    // "Vocabulary size is smaller than required_chars. 10 vs 288. ..."
+    const std::string said = status.ToString();
+    const std::size_t least = said.find(" vs ");
+    if (least != std::string::npos && said.find("smaller than required") != std::string::npos) {
+      const std::string number = said.substr(least + 4, said.find('.', least) - least - 4);
+      throw Error(
+          ErrorCode::kInvalidArgument,
+          fmt::format("--vocab {}: SentencePiece needs at least {} pieces for this text, one "
+                      "for every byte and every letter",
+                      vocab, number));
+    }
+    throw Error(ErrorCode::kInvalidArgument,
+                fmt::format("training a SentencePiece model of {} pieces: {}", vocab, said));
   }
   return model;
 }

@@ -65,7 +65,8 @@ class TrainingCase(TextCase):
     def command(self, *arguments):
         """What is given takes the place of what is usual here."""
         usual = [word for flag, value in {**TINY, "--data": self.text}.items() if flag not in arguments for word in (flag, value)]
-        return ["train", "--tie-embeddings", "--save-wait", *usual, *arguments]
+        tidy = ["--save-wait"] if "--out" in arguments else []
+        return ["train", "--tie-embeddings", *tidy, *usual, *arguments]
 
     def train(self, *arguments):
         """Runs to the end; returns the hash of the weights and what was said on stderr."""
