@@ -106,7 +106,7 @@ def open_mpi(network, per_host, size, folder, han):
     words = ["mpirun.openmpi", "--allow-run-as-root", "--oversubscribe", "--bind-to", "none", "--host", hosts, "-n",
              per_host * len(network.names), "--mca", "plm_rsh_agent", agent, "--mca", "pml", "ob1", "--mca", "btl",
              "tcp,vader,self", "--mca", "btl_tcp_if_include", "10.77.0.0/24", "--mca", "oob_tcp_if_include", "10.77.0.0/24",
-             "--mca", "mpi_yield_when_idle", 1, "--mca", "coll_han_priority", 100 if han else 0, BUILD / "bench/openmpi_allreduce",
+             "--mca", "mpi_yield_when_idle", 1, *(["--mca", "coll_han_priority", 100, "-x", "APART=1"] if han else []), BUILD / "bench/openmpi_allreduce",
              size]
     shell = " ".join(str(word) for word in words)
     return median_of(["ip", "netns", "exec", network.names[0], "unshare", "--uts", "sh", "-c",
