@@ -1,9 +1,12 @@
-// What loopback TCP needs for the bytes of an all-reduce, nothing computed: every rank sends
-// 2(n-1)/n of its buffer, evenly to its peers, and receives as much, all directions at once.
-// usage: raw_tcp N BYTES... | --serve FOLDER
+// What TCP needs for the bytes of an all-reduce, nothing computed: every rank sends 2(n-1)/n of its
+// buffer, evenly to its peers, and receives as much, all directions at once. N ranks use loopback;
+// with --hosts, one rank has its sockets in each of these network namespaces (needs root).
+// usage: raw_tcp N | --hosts NAMESPACE=ADDRESS,... BYTES... | --serve FOLDER
 #include <arpa/inet.h>
+#include <fcntl.h>
 #include <netinet/tcp.h>
 #include <poll.h>
+#include <sched.h>
 #include <sys/socket.h>
 
 #include <array>
@@ -18,17 +21,36 @@ namespace {
 constexpr std::size_t kMostAtOnce = 60 * 1024;
 constexpr double kSpin = 20e-6;
 
-std::pair<int, int> connected_pair() {
-  const int listener = ::socket(AF_INET, SOCK_STREAM, 0);
+// Where a rank's sockets are.
+struct Place {
+  std::string name_space;  // of `ip netns`; empty: this one
+  std::string address = "127.0.0.1";
+};
+
+// A socket stays in the namespace that it was made in.
+int socket_in(const Place& place) {
+  if (!place.name_space.empty()) {
+    const int file = ::open(("/run/netns/" + place.name_space).c_str(), O_RDONLY | O_CLOEXEC);
+    if (file < 0 || ::setns(file, CLONE_NEWNET) != 0)
+      bench::fail("cannot enter " + place.name_space);
+    ::close(file);
+  }
+  return ::socket(AF_INET, SOCK_STREAM, 0);
+}
+
+std::pair<int, int> connected_pair(const Place& from, const Place& to) {
+  const int listener = socket_in(to);
   sockaddr_in address{};
   address.sin_family = AF_INET;
-  address.sin_addr.s_addr = htonl(INADDR_LOOPBACK);
+  if (::inet_pton(AF_INET, to.address.c_str(), &address.sin_addr) != 1) {
+    bench::fail("no address: " + to.address);
+  }
   auto* where = reinterpret_cast<sockaddr*>(&address);
   socklen_t size = sizeof address;
-  const int one = ::socket(AF_INET, SOCK_STREAM, 0);
+  const int one = socket_in(from);
   if (::bind(listener, where, size) != 0 || ::listen(listener, 1) != 0 ||
       ::getsockname(listener, where, &size) != 0 || ::connect(one, where, size) != 0) {
-    bench::fail("cannot connect over loopback");
+    bench::fail("cannot connect to " + to.address);
   }
   const int other = ::accept(listener, nullptr, nullptr);
   ::close(listener);
@@ -40,12 +62,12 @@ std::pair<int, int> connected_pair() {
 // sockets[a][b] is rank a's end of its connection with rank b.
 using Sockets = std::vector<std::vector<int>>;
 
-Sockets connect_all(int ranks) {
-  const auto n = static_cast<std::size_t>(ranks);
+Sockets connect_all(const std::vector<Place>& places) {
+  const std::size_t n = places.size();
   Sockets sockets(n, std::vector<int>(n, -1));
   for (std::size_t a = 0; a < n; ++a) {
     for (std::size_t b = a + 1; b < n; ++b) {
-      std::tie(sockets[a][b], sockets[b][a]) = connected_pair();
+      std::tie(sockets[a][b], sockets[b][a]) = connected_pair(places[a], places[b]);
     }
   }
   return sockets;
@@ -157,15 +179,32 @@ class RawTcp final : public bench::Subject {
   std::vector<std::byte> scratch_;
 };
 
+std::vector<Place> places_of(const std::string& list) {
+  std::vector<Place> places;
+  std::istringstream words(list);
+  for (std::string word; std::getline(words, word, ',');) {
+    const std::size_t middle = word.find('=');
+    if (middle == std::string::npos) bench::fail("not NAMESPACE=ADDRESS: " + word);
+    places.push_back({word.substr(0, middle), word.substr(middle + 1)});
+  }
+  return places;
+}
+
 }  // namespace
 
 int main(int argc, char** argv) {
-  if (argc < 3) bench::fail("usage: raw_tcp N BYTES... | --serve FOLDER");
-  const int ranks = std::stoi(argv[1]);
-  const Sockets sockets = connect_all(ranks);
+  const bool hosts = argc > 1 && std::string(argv[1]) == "--hosts";
+  const int first = hosts ? 3 : 2;
+  if (argc <= first) {
+    bench::fail("usage: raw_tcp N | --hosts NAMESPACE=ADDRESS,... BYTES... | --serve FOLDER");
+  }
+  const auto places =
+      hosts ? places_of(argv[2]) : std::vector<Place>(static_cast<std::size_t>(std::stoi(argv[1])));
+  const int ranks = static_cast<int>(places.size());
+  const Sockets sockets = connect_all(places);
   bench::Team team(ranks);
   return bench::fork_ranks(ranks, [&](int rank) {
-    bench::Commands commands({argv + 2, argv + argc}, rank);
+    bench::Commands commands({argv + first, argv + argc}, rank);
     RawTcp subject(rank, sockets, team);
     bench::measure_all(subject, commands);
   });

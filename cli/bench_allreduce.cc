@@ -163,11 +163,15 @@ void check_options(const AllReduceBenchFlags& options) {
   }
   const TransportKind transport = options.job.transport;
   const bool shared = transport != TransportKind::kTcp && transport != TransportKind::kMpi;
-  const bool native =
-      options.timing.algorithm == Algorithm::kNative && transport == TransportKind::kMpi;
-  require(native || offers(Collective::kAllReduce, options.timing.algorithm, shared),
+  const Algorithm algorithm = options.timing.algorithm;
+  const bool native = algorithm == Algorithm::kNative && transport == TransportKind::kMpi;
+  // Where the ranks are is known when they have met.
+  const bool by_host = transport == TransportKind::kAuto &&
+                       offers(Collective::kAllReduce, algorithm, Sharing::kHosts);
+  require(native || by_host ||
+              offers(Collective::kAllReduce, algorithm, shared ? Sharing::kAll : Sharing::kNone),
           fmt::format("--transport {} does not offer --algorithm {}", to_string(transport),
-                      to_string(options.timing.algorithm)));
+                      to_string(algorithm)));
 }
 
 int run_bench_allreduce(AllReduceBenchFlags& options, const std::vector<std::string>& arguments) {
@@ -220,9 +224,11 @@ void add_bench_allreduce(CLI::App& bench, const std::vector<std::string>& argume
       ->transform(CLI::AsSizeValue(true))
       ->option_text("SIZES [8 to 64MiB]");
   add_choice(command, "--algorithm", options->timing.algorithm,
-             "auto, pair, ring, halving_doubling, direct, tree, shared (not tcp), native (mpi)",
+             "auto, pair, ring, halving_doubling, direct, tree, shared (not tcp), two_level "
+             "(auto, several hosts), native (mpi)",
              {Algorithm::kAuto, Algorithm::kPair, Algorithm::kRing, Algorithm::kHalvingDoubling,
-              Algorithm::kDirect, Algorithm::kTree, Algorithm::kShared, Algorithm::kNative})
+              Algorithm::kDirect, Algorithm::kTree, Algorithm::kShared, Algorithm::kTwoLevel,
+              Algorithm::kNative})
       ->option_text("NAME [auto]");
   add_choice(command, "--type", options->timing.type, "f32, f64, f16, bf16, i32, i64 or u8",
              {DataType::kF32, DataType::kF64, DataType::kF16, DataType::kBf16, DataType::kI32,

@@ -36,6 +36,7 @@ std::string_view to_string(Algorithm algorithm) {
     case Algorithm::kTree: return "tree";
     case Algorithm::kShared: return "shared";
     case Algorithm::kNative: return "native";
+    case Algorithm::kTwoLevel: return "two-level";
   }
   return "unknown";
 }

@@ -37,6 +37,7 @@ enum class Algorithm : std::uint8_t {
   kTree,             // binomial reduce to a root, binomial broadcast
   kShared,           // direct, through memory that all ranks map
   kNative,           // the engine's own (MPI's); adds in an order of its own
+  kTwoLevel,         // direct between hosts, through memory that the ranks of a host map
 };
 
 std::string_view to_string(Collective collective);

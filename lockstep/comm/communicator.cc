@@ -12,6 +12,7 @@
 #include "lockstep/comm/call_check.h"
 #include "lockstep/comm/engine.h"
 #include "lockstep/comm/flight_recorder.h"
+#include "lockstep/comm/group_number.h"
 
 namespace lockstep {
 namespace {
@@ -281,12 +282,7 @@ std::unique_ptr<Communicator> Communicator::split(int color, int key) {
   std::stable_sort(members.begin(), members.end(), [&](int a, int b) {
     return all[2 * index_of(a) + 1] < all[2 * index_of(b) + 1];
   });
-  // Tells all groups of a job apart: by parent, split and first member.
-  std::uint32_t group = state_->group();
-  for (const auto word : {child, static_cast<std::uint32_t>(members[0]) + 1}) {
-    group = (group ^ word) * 0x9e3779b1U;
-    group ^= group >> 15;
-  }
+  const std::uint32_t group = group_number(state_->group(), child, members[0]);
   return std::make_unique<Communicator>(state_->engine().split(members, group), state_->timeout(),
                                         group, state_->flight());
 }

@@ -16,7 +16,7 @@ TEST_P(Covering, Cases) {
   const Place place = GetParam();
   const bool shared_memory =
       place.medium == GroupMedium::kShm || place.medium == GroupMedium::kAuto;
-  std::vector<Case> cases = covering_cases(shared_memory);
+  std::vector<Case> cases = covering_cases(shared_memory ? Sharing::kAll : Sharing::kNone);
   std::erase_if(cases, [&](const Case& c) { return c.world_size != place.world_size; });
   ASSERT_GE(cases.size(), 20U);
   run_cases(place.group(), cases);

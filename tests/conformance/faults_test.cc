@@ -26,6 +26,10 @@ Ended run_with(int rank, const LocalFaults& faults, Algorithm algorithm,
   GroupOptions options;
   options.medium = GroupMedium::kLocalMessages;
   options.world_size = kRanks;
+  if (algorithm == Algorithm::kTwoLevel) {
+    options.medium = GroupMedium::kLocal;
+    options.hosts = {0, 0, 1};
+  }
   options.faults.resize(kRanks);
   options.faults[static_cast<std::size_t>(rank)] = faults;
   Group group(options);
@@ -102,7 +106,8 @@ TEST_P(Faults, ADelayChangesNothing) {
 
 INSTANTIATE_TEST_SUITE_P(Local, Faults,
                          testing::Values(Algorithm::kPair, Algorithm::kRing, Algorithm::kTree,
-                                         Algorithm::kHalvingDoubling, Algorithm::kDirect),
+                                         Algorithm::kHalvingDoubling, Algorithm::kDirect,
+                                         Algorithm::kTwoLevel),
                          [](const auto& algorithm) {
                            std::string name(to_string(algorithm.param));
                            std::erase(name, '-');

@@ -25,9 +25,9 @@ class FullProduct : public testing::TestWithParam<Place> {
   }
 };
 
-TEST_P(FullProduct, Reductions) { run(reduction_cases(GetParam().world_size, true)); }
-TEST_P(FullProduct, Moves) { run(move_cases(GetParam().world_size, true)); }
-TEST_P(FullProduct, Nodes) { run(node_cases(GetParam().world_size, true)); }
+TEST_P(FullProduct, Reductions) { run(reduction_cases(GetParam().world_size, Sharing::kAll)); }
+TEST_P(FullProduct, Moves) { run(move_cases(GetParam().world_size, Sharing::kAll)); }
+TEST_P(FullProduct, Nodes) { run(node_cases(GetParam().world_size, Sharing::kAll)); }
 
 INSTANTIATE_TEST_SUITE_P(All, FullProduct,
                          testing::ValuesIn(places({GroupMedium::kLocal}, kWorldSizes)), place_name);

@@ -26,7 +26,8 @@ TEST_P(SameBits, OnEveryMediumByEveryAlgorithm) {
     for (const Algorithm algorithm :
          {Algorithm::kAuto, Algorithm::kPair, Algorithm::kHalvingDoubling, Algorithm::kDirect,
           Algorithm::kTree, Algorithm::kShared}) {
-      if (!offers(Collective::kAllReduce, algorithm, shared_memory)) continue;
+      const Sharing sharing = shared_memory ? Sharing::kAll : Sharing::kNone;
+      if (!offers(Collective::kAllReduce, algorithm, sharing)) continue;
       std::vector<std::string> of_rank(static_cast<std::size_t>(n));
       kept_group(medium, n).run([&](Communicator& comm) {
         const auto rank = static_cast<std::uint64_t>(comm.rank());

@@ -50,8 +50,34 @@ def right_results(count, collective):
         for r, rank in job.ranks.items():
             done = rank.find("done")
             job.expect(done["hash"] == expected, f"rank {r}: other bits than on one host")
-            job.expect(done["ring_peers"] == 1 and done["tcp_peers"] == 2 * count - 2,
-                       f"rank {r} shares memory with {done['ring_peers']}, uses TCP with {done['tcp_peers']}")
+            # In the group of all ranks, and in that of the host. In two levels not everybody talks to everybody.
+            job.expect(done["ring_peers"] == 2, f"rank {r} has {done['ring_peers']} rings")
+            most = 2 * count - 2
+            job.expect(done["tcp_peers"] == most if collective == "all_to_all" else done["tcp_peers"] <= most,
+                       f"rank {r} uses TCP with {done['tcp_peers']}")
+
+
+def bytes_cross_once():
+    """Two hosts with two ranks each send what two ranks would: the buffer once, each way."""
+    count, iterations = 2_000_003, 4
+    arguments = ["--transport", "auto", "--collective", "all_reduce", "--count", count, "--iterations", iterations]
+    with Hosts(2) as hosts, job_on(hosts, 2, arguments, timeout=20) as job:
+        job.expect_success()
+        vectors = 4 * (iterations * count + 300_001)  # the last one is for the hash
+        for host in range(2):
+            sent = hosts[host].sent_bytes("eth0")
+            job.expect(vectors < sent < 1.1 * vectors, f"host {host} sent {sent / vectors:.2f} times the vectors")
+
+
+def killed_elsewhere(victim, collective):
+    """A rank dies in the middle of a collective in two levels: those of its host and of the other name it."""
+    arguments = ["--transport", "auto", "--collective", collective, "--count", 2_000_003]
+    with Hosts(2) as hosts:
+        special = {victim: ["--fault", "kill", "--point", "halfway", "--at", 3]}
+        with job_on(hosts, 2, arguments, special) as job:
+            began = job.wait_event(victim, "fault")["at"]
+            survivors = [r for r in range(4) if r != victim]
+            return job.expect_failed(survivors, [victim], began, LIMIT, ["peer lost", "channel closed"])
 
 
 def shm_between_hosts():
@@ -160,6 +186,9 @@ def main():
     for count in (2, 4):
         for collective in ("all_reduce", "reduce_nodes", "all_to_all"):
             cases.run(f"{count} hosts, {collective}", right_results, count, collective)
+    cases.run("every byte crosses once", bytes_cross_once)
+    for victim, collective in ((3, "all_reduce"), (0, "all_reduce"), (1, "reduce_scatter_nodes"), (2, "broadcast")):
+        cases.run(f"rank {victim} killed in two levels, {collective}", killed_elsewhere, victim, collective)
     cases.run("shared memory between hosts is refused", shm_between_hosts)
     for victim in (1, 0):
         for where in ("at the switch", "at the host"):

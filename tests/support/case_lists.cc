@@ -5,8 +5,6 @@
 #include <random>
 #include <set>
 
-#include "lockstep/comm/collectives/algorithm_table.h"
-
 namespace lockstep::test {
 namespace {
 
@@ -15,8 +13,8 @@ constexpr DataType kTypes[] = {DataType::kF32, DataType::kF64, DataType::kF16, D
 constexpr ReduceOp kOps[] = {ReduceOp::kSum, ReduceOp::kMean, ReduceOp::kMin, ReduceOp::kMax,
                              ReduceOp::kProduct};
 constexpr Algorithm kAlgorithms[] = {
-    Algorithm::kAuto,   Algorithm::kPair, Algorithm::kRing,  Algorithm::kHalvingDoubling,
-    Algorithm::kDirect, Algorithm::kTree, Algorithm::kShared};
+    Algorithm::kAuto,   Algorithm::kPair, Algorithm::kRing,   Algorithm::kHalvingDoubling,
+    Algorithm::kDirect, Algorithm::kTree, Algorithm::kShared, Algorithm::kTwoLevel};
 constexpr std::size_t kSmallCount = 64;
 constexpr std::size_t kSegment = GroupOptions{}.segment_bytes;
 
@@ -37,7 +35,7 @@ std::vector<std::size_t> counts_for(int world_size, DataType type) {
 // Variants of one case, by property.
 class Variants {
  public:
-  Variants(Case base, bool shared_memory) : list_{base}, shared_memory_(shared_memory) {}
+  Variants(Case base, Sharing sharing) : list_{base}, sharing_(sharing) {}
 
   template <typename Values, typename Set>
   Variants& each(const Values& values, Set set) {
@@ -54,7 +52,7 @@ class Variants {
   Variants& every_algorithm() {
     std::vector<Algorithm> algorithms;
     for (const Algorithm a : kAlgorithms) {
-      if (offers(list_.front().collective, a, shared_memory_)) algorithms.push_back(a);
+      if (offers(list_.front().collective, a, sharing_)) algorithms.push_back(a);
     }
     return each(algorithms, [](Case& c, Algorithm a) { c.algorithm = a; });
   }
@@ -74,7 +72,7 @@ class Variants {
 
  private:
   std::vector<Case> list_;
-  bool shared_memory_;
+  Sharing sharing_;
 };
 
 // In turn, so that neither doubles the number of cases.
@@ -87,7 +85,7 @@ void vary_memory_and_thread(std::vector<Case>& cases) {
 
 }  // namespace
 
-std::vector<Case> reduction_cases(int world_size, bool shared_memory) {
+std::vector<Case> reduction_cases(int world_size, Sharing sharing) {
   std::vector<Case> cases;
   Case c;
   c.world_size = world_size;
@@ -103,11 +101,11 @@ std::vector<Case> reduction_cases(int world_size, bool shared_memory) {
           c.small_values = small;
           std::vector<Case> some;
           c.collective = Collective::kAllReduce;
-          Variants(c, shared_memory).every_algorithm().append_to(some);
+          Variants(c, sharing).every_algorithm().append_to(some);
           c.collective = Collective::kReduceScatter;
-          Variants(c, shared_memory).every_algorithm().both(&Case::uneven).append_to(some);
+          Variants(c, sharing).every_algorithm().both(&Case::uneven).append_to(some);
           c.collective = Collective::kReduce;
-          Variants(c, shared_memory).every_algorithm().every_root(rooted).append_to(some);
+          Variants(c, sharing).every_algorithm().every_root(rooted).append_to(some);
           for (std::size_t i = 0; i < some.size(); ++i) {
             if (some[i].collective == Collective::kReduce) some[i].in_place = i % 2 == 1;
           }
@@ -124,7 +122,7 @@ std::vector<Case> reduction_cases(int world_size, bool shared_memory) {
   return cases;
 }
 
-std::vector<Case> move_cases(int world_size, bool shared_memory) {
+std::vector<Case> move_cases(int world_size, Sharing sharing) {
   std::vector<Case> cases;
   Case c;
   c.world_size = world_size;
@@ -133,32 +131,28 @@ std::vector<Case> move_cases(int world_size, bool shared_memory) {
     for (const std::size_t count : counts_for(world_size, type)) {
       c.count = count;
       c.collective = Collective::kAllGather;
-      Variants(c, shared_memory)
+      Variants(c, sharing)
           .every_algorithm()
           .both(&Case::uneven)
           .both(&Case::in_place)
           .append_to(cases);
       c.collective = Collective::kBroadcast;
-      Variants(c, shared_memory).every_algorithm().every_root().append_to(cases);
+      Variants(c, sharing).every_algorithm().every_root().append_to(cases);
       for (const Collective rooted : {Collective::kGather, Collective::kScatter}) {
         c.collective = rooted;
-        Variants(c, shared_memory)
-            .every_algorithm()
-            .every_root()
-            .both(&Case::uneven)
-            .append_to(cases);
+        Variants(c, sharing).every_algorithm().every_root().both(&Case::uneven).append_to(cases);
       }
       c.collective = Collective::kAllToAll;
-      Variants(c, shared_memory).every_algorithm().both(&Case::uneven).append_to(cases);
+      Variants(c, sharing).every_algorithm().both(&Case::uneven).append_to(cases);
       c.collective = Collective::kBarrier;
-      Variants(c, shared_memory).every_algorithm().append_to(cases);
+      Variants(c, sharing).every_algorithm().append_to(cases);
     }
   }
   vary_memory_and_thread(cases);
   return cases;
 }
 
-std::vector<Case> node_cases(int world_size, bool shared_memory) {
+std::vector<Case> node_cases(int world_size, Sharing sharing) {
   std::vector<Case> cases;
   Case c;
   c.world_size = world_size;
@@ -174,13 +168,13 @@ std::vector<Case> node_cases(int world_size, bool shared_memory) {
         for (const std::uint32_t lanes : lane_counts) {
           c.lanes = lanes;
           c.collective = Collective::kReduceNodes;
-          Variants(c, shared_memory)
+          Variants(c, sharing)
               .every_algorithm()
               .both(&Case::scattered_lanes)
               .both(&Case::in_place)
               .append_to(cases);
           c.collective = Collective::kReduceScatterNodes;
-          Variants(c, shared_memory)
+          Variants(c, sharing)
               .every_algorithm()
               .both(&Case::scattered_lanes)
               .both(&Case::uneven)
@@ -263,11 +257,11 @@ class Combinations {
 
 }  // namespace
 
-std::vector<Case> covering_cases(bool shared_memory) {
+std::vector<Case> covering_cases(Sharing sharing) {
   std::vector<Case> all;
   for (const int n : kWorldSizes) {
     for (const auto make : {reduction_cases, move_cases, node_cases}) {
-      const std::vector<Case> some = make(n, shared_memory);
+      const std::vector<Case> some = make(n, sharing);
       all.insert(all.end(), some.begin(), some.end());
     }
   }

@@ -33,6 +33,7 @@ class FaultTransport final : public Transport {
   int job_rank(int rank) const override { return inner_->job_rank(rank); }
   Supervisor& supervisor() override;
   SharedSpace* shared_space() override;
+  std::vector<int> hosts() const override { return inner_->hosts(); }
   bool oversubscribed() const override { return inner_->oversubscribed(); }
   void note_waits_in(WaitNote& waits) override {
     inner_->note_waits_in(waits);

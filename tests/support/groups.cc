@@ -118,6 +118,7 @@ std::vector<std::unique_ptr<Transport>> make_transports(const GroupOptions& opti
       LocalOptions local;
       if (!options.faults.empty()) local.wrap_stream = make_faulty(options.faults);
       local.shared_memory = options.medium == GroupMedium::kLocal;
+      local.hosts = options.hosts;
       return make_local_group(options.world_size, local);
     }
     default: break;

@@ -28,6 +28,8 @@ struct GroupOptions {
   std::size_t segment_bytes = 4096;  // small, so that small tests reach the paths of large messages
   std::chrono::nanoseconds timeout = std::chrono::seconds(30);  // of the job and its calls
   std::vector<LocalFaults> faults;                              // kLocal and kLocalMessages only
+  // The host that each rank pretends to be on; kLocal and kAuto only. Empty: all are on one.
+  std::vector<int> hosts = {};
 };
 
 // Over real loopback sockets where the medium has any; port 0 everywhere.

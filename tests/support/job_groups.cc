@@ -1,5 +1,6 @@
 #include "tests/support/job_groups.h"
 
+#include "lockstep/base/index.h"
 #include "lockstep/comm/transport/mesh.h"
 #include "lockstep/net/job/job.h"
 #include "tests/support/groups.h"
@@ -36,7 +37,11 @@ std::unique_ptr<Transport> Rendezvous::join(const GroupOptions& options, int ran
   job.master_port = port_;
   std::optional<Socket> listener;
   if (rank == 0) listener = std::move(listener_);
-  return make_mesh(join_job(job, std::move(listener)), medium_of(options.medium), options.timeout);
+  JoinedJob joined = join_job(job, std::move(listener));
+  for (std::size_t r = 0; r < options.hosts.size(); ++r) {
+    joined.roster[r].host.network_namespace = index_of(options.hosts[r]);
+  }
+  return make_mesh(std::move(joined), medium_of(options.medium), options.timeout);
 }
 
 }  // namespace lockstep::test

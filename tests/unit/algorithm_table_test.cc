@@ -11,7 +11,9 @@ namespace {
 
 constexpr Algorithm kAll[] = {
     Algorithm::kAuto,   Algorithm::kPair, Algorithm::kRing,   Algorithm::kHalvingDoubling,
-    Algorithm::kDirect, Algorithm::kTree, Algorithm::kShared, Algorithm::kNative};
+    Algorithm::kDirect, Algorithm::kTree, Algorithm::kShared, Algorithm::kTwoLevel,
+    Algorithm::kNative};
+constexpr Sharing kSharings[] = {Sharing::kNone, Sharing::kHosts, Sharing::kAll};
 constexpr Collective kCollectives[] = {
     Collective::kBarrier,     Collective::kAllReduce,         Collective::kReduceScatter,
     Collective::kReduce,      Collective::kAllGather,         Collective::kBroadcast,
@@ -28,14 +30,14 @@ Call call_of(Collective collective, std::size_t count, Algorithm algorithm) {
 
 TEST(AlgorithmTable, ChoosesWhatIsOffered) {
   for (const Collective collective : kCollectives) {
-    for (const bool shared_memory : {false, true}) {
+    for (const Sharing sharing : kSharings) {
       for (const int world_size : {2, 3, 8, 9, 64}) {
         for (const std::size_t count : {0, 1, 1000, 100'000, 100'000'000}) {
           const Call call = call_of(collective, count, Algorithm::kAuto);
-          const Algorithm chosen = choose_algorithm(call, world_size, shared_memory);
+          const Algorithm chosen = choose_algorithm(call, world_size, sharing);
           EXPECT_NE(chosen, Algorithm::kAuto);
           EXPECT_NE(chosen, Algorithm::kRing) << "the default is exact";
-          EXPECT_TRUE(offers(collective, chosen, shared_memory)) << to_string(collective);
+          EXPECT_TRUE(offers(collective, chosen, sharing)) << to_string(collective);
         }
       }
     }
@@ -46,14 +48,14 @@ TEST(AlgorithmTable, TakesTheCallersChoiceOrRefusesIt) {
   for (const Collective collective : kCollectives) {
     for (const Algorithm algorithm : kAll) {
       if (algorithm == Algorithm::kAuto) continue;
-      for (const bool shared_memory : {false, true}) {
+      for (const Sharing sharing : kSharings) {
         const Call call = call_of(collective, 1000, algorithm);
-        if (offers(collective, algorithm, shared_memory)) {
-          EXPECT_EQ(choose_algorithm(call, 4, shared_memory), algorithm);
+        if (offers(collective, algorithm, sharing)) {
+          EXPECT_EQ(choose_algorithm(call, 4, sharing), algorithm);
           continue;
         }
         try {
-          choose_algorithm(call, 4, shared_memory);
+          choose_algorithm(call, 4, sharing);
           ADD_FAILURE() << to_string(collective) << " " << to_string(algorithm);
         } catch (const Error& error) {
           EXPECT_EQ(error.code(), ErrorCode::kInvalidArgument);
@@ -66,21 +68,38 @@ TEST(AlgorithmTable, TakesTheCallersChoiceOrRefusesIt) {
 
 TEST(AlgorithmTable, SharedMemoryIsUsedWhereItIs) {
   const Call call = call_of(Collective::kAllReduce, 1000, Algorithm::kAuto);
-  EXPECT_EQ(choose_algorithm(call, 4, true), Algorithm::kShared);
-  EXPECT_NE(choose_algorithm(call, 4, false), Algorithm::kShared);
-  EXPECT_FALSE(offers(Collective::kAllReduce, Algorithm::kShared, false));
+  EXPECT_EQ(choose_algorithm(call, 4, Sharing::kAll), Algorithm::kShared);
+  EXPECT_NE(choose_algorithm(call, 4, Sharing::kNone), Algorithm::kShared);
+  EXPECT_FALSE(offers(Collective::kAllReduce, Algorithm::kShared, Sharing::kNone));
+  EXPECT_FALSE(offers(Collective::kAllReduce, Algorithm::kShared, Sharing::kHosts));
+}
+
+TEST(AlgorithmTable, LargeMessagesTakeTwoLevelsWhereSomeRanksShareAHost) {
+  for (const Collective collective :
+       {Collective::kAllReduce, Collective::kReduceScatter, Collective::kAllGather,
+        Collective::kBroadcast, Collective::kReduceNodes, Collective::kReduceScatterNodes}) {
+    const Call large = call_of(collective, std::size_t{25} << 20, Algorithm::kAuto);
+    EXPECT_EQ(choose_algorithm(large, 4, Sharing::kHosts), Algorithm::kTwoLevel);
+    EXPECT_NE(choose_algorithm(large, 4, Sharing::kNone), Algorithm::kTwoLevel);
+    EXPECT_NE(choose_algorithm(large, 4, Sharing::kAll), Algorithm::kTwoLevel);
+    const Call small = call_of(collective, 1000, Algorithm::kAuto);
+    EXPECT_NE(choose_algorithm(small, 4, Sharing::kHosts), Algorithm::kTwoLevel);
+  }
 }
 
 TEST(AlgorithmTable, SumsOverTooManyNodesForTheBoardsGoByMessages) {
   Call call = call_of(Collective::kReduceNodes, 1000, Algorithm::kAuto);
   call.owners = even_owners(100'000, 2);  // few nodes, for all their lanes
-  EXPECT_EQ(choose_algorithm(call, 2, true), Algorithm::kShared);
+  EXPECT_EQ(choose_algorithm(call, 2, Sharing::kAll), Algorithm::kShared);
   for (std::size_t lane = 0; lane < call.owners.size(); ++lane) {
     call.owners[lane] = static_cast<int>(lane % 2);
   }
-  EXPECT_EQ(choose_algorithm(call, 2, true), Algorithm::kDirect);
+  EXPECT_EQ(choose_algorithm(call, 2, Sharing::kAll), Algorithm::kDirect);
+  EXPECT_EQ(choose_algorithm(call, 2, Sharing::kHosts), Algorithm::kDirect);
   call.options.algorithm = Algorithm::kShared;
-  EXPECT_THROW(choose_algorithm(call, 2, true), Error);
+  EXPECT_THROW(choose_algorithm(call, 2, Sharing::kAll), Error);
+  call.options.algorithm = Algorithm::kTwoLevel;
+  EXPECT_THROW(choose_algorithm(call, 2, Sharing::kHosts), Error);
 }
 
 }  // namespace

@@ -84,5 +84,29 @@ TEST(Mesh, TheRightMemberWithAnotherRankIsNotMeant) {
   expect_another_answers(Medium::kTcp, swap_cards, "rank 1");
 }
 
+// A host is a boot and a network namespace; a rank without a door for neighbours is alone.
+TEST(Mesh, TellsWhichRanksShareAHost) {
+  JobOptions options;
+  options.world_size = 5;
+  options.timeout = 20s;
+  Socket listener = listen_for_rendezvous(options);
+  options.master_port = listener.local_address().port();
+  const auto errors = run_ranks(5, [&](int rank) {
+    JobOptions own = options;
+    own.rank = rank;
+    std::optional<Socket> mine;
+    if (rank == 0) mine = std::move(listener);
+    JoinedJob job = join_job(own, std::move(mine));
+    job.roster[1].host.network_namespace += 1;
+    job.roster[2].host.boot_id += "x";
+    job.roster[4].unix_name.clear();
+    const Medium medium = rank == 3 ? Medium::kTcp : Medium::kAuto;
+    const auto mesh = make_mesh(std::move(job), medium, 20s);
+    EXPECT_EQ(mesh->hosts(),
+              rank == 3 ? (std::vector<int>{0, 1, 2, 3, 4}) : (std::vector<int>{0, 1, 2, 0, 4}));
+  });
+  for (const auto& error : errors) EXPECT_FALSE(error) << error->what();
+}
+
 }  // namespace
 }  // namespace lockstep::mesh_test

@@ -6,6 +6,7 @@
 
 #include "lockstep/base/error.h"
 #include "lockstep/comm/collectives/shared_collectives.h"
+#include "lockstep/comm/collectives/two_level_collectives.h"
 
 namespace lockstep {
 namespace {
@@ -26,6 +27,8 @@ constexpr Row kAllReduce[] = {
     {std::numeric_limits<int>::max(), kAny, Algorithm::kDirect},
 };
 constexpr std::size_t kSmallBroadcast = 32 * 1024;
+// From this size on two levels were never slower than one, on 2 to 3 hosts with 2 to 4 ranks.
+constexpr std::size_t kTwoLevels = 8 * 1024;
 
 Algorithm from_table(const Call& call, int world_size) {
   const std::size_t bytes = call.total * size_of(call.out.type());
@@ -44,11 +47,14 @@ Algorithm from_table(const Call& call, int world_size) {
 
 }  // namespace
 
-bool offers(Collective collective, Algorithm algorithm, bool shared_memory) {
+bool offers(Collective collective, Algorithm algorithm, Sharing sharing) {
   switch (algorithm) {
     case Algorithm::kAuto: return true;
     case Algorithm::kNative: return false;
-    case Algorithm::kShared: return shared_memory && SharedCollectives::supports(collective);
+    case Algorithm::kShared:
+      return sharing == Sharing::kAll && SharedCollectives::supports(collective);
+    case Algorithm::kTwoLevel:
+      return sharing == Sharing::kHosts && TwoLevelCollectives::supports(collective);
     case Algorithm::kDirect: return true;
     case Algorithm::kPair:
     case Algorithm::kHalvingDoubling: return collective == Collective::kAllReduce;
@@ -62,15 +68,22 @@ bool offers(Collective collective, Algorithm algorithm, bool shared_memory) {
   return false;
 }
 
-Algorithm choose_algorithm(const Call& call, int world_size, bool shared_memory) {
+Algorithm choose_algorithm(const Call& call, int world_size, Sharing sharing) {
   const Algorithm asked = call.options.algorithm;
   if (asked == Algorithm::kAuto) {
-    return shared_memory && SharedCollectives::supports(call, world_size)
-               ? Algorithm::kShared
-               : from_table(call, world_size);
+    if (sharing == Sharing::kAll && SharedCollectives::supports(call, world_size)) {
+      return Algorithm::kShared;
+    }
+    const std::size_t bytes = call.total * size_of(call.out.type());
+    if (sharing == Sharing::kHosts && bytes >= kTwoLevels &&
+        TwoLevelCollectives::supports(call, world_size)) {
+      return Algorithm::kTwoLevel;
+    }
+    return from_table(call, world_size);
   }
-  if (!offers(call.collective, asked, shared_memory) ||
-      (asked == Algorithm::kShared && !SharedCollectives::supports(call, world_size))) {
+  if (!offers(call.collective, asked, sharing) ||
+      (asked == Algorithm::kShared && !SharedCollectives::supports(call, world_size)) ||
+      (asked == Algorithm::kTwoLevel && !TwoLevelCollectives::supports(call, world_size))) {
     throw Error(ErrorCode::kInvalidArgument,
                 fmt::format("{} does not offer the algorithm {} here", to_string(call.collective),
                             to_string(asked)));

@@ -1,14 +1,23 @@
 #pragma once
 
+#include <cstdint>
+
 #include "lockstep/comm/call.h"
 
 namespace lockstep {
 
-// Whether calls of this kind can use `algorithm` in a group that has shared memory, or has none.
-bool offers(Collective collective, Algorithm algorithm, bool shared_memory);
+// Which ranks of a group share memory.
+enum class Sharing : std::uint8_t {
+  kNone,
+  kHosts,  // those of a host: there are several hosts, one of them with several ranks
+  kAll,
+};
+
+// Whether calls of this kind can use `algorithm` in such a group.
+bool offers(Collective collective, Algorithm algorithm, Sharing sharing);
 
 // The caller's choice if there is one, otherwise by size and world size. Throws
 // Error{kInvalidArgument} for a choice that is not offered.
-Algorithm choose_algorithm(const Call& call, int world_size, bool shared_memory);
+Algorithm choose_algorithm(const Call& call, int world_size, Sharing sharing);
 
 }  // namespace lockstep

@@ -48,7 +48,7 @@ struct Plan {
 
 // After the plan ran on all ranks, every rank holds the reduction of all buffers.
 // kRing is order-free; all others combine in the canonical tree over ranks (canonical_tree.h).
-// kAuto, kShared and kNative have no plan: asking for one is a bug.
+// kAuto, kShared, kTwoLevel and kNative have no plan: asking for one is a bug.
 Plan plan_all_reduce(Algorithm algorithm, int rank, int world_size, std::size_t count);
 
 // `chunks[r]` of the buffer belongs to rank r; afterwards it holds the reduction there, and the

@@ -6,7 +6,6 @@
 
 #include "lockstep/base/check.h"
 #include "lockstep/base/index.h"
-#include "lockstep/comm/collectives/algorithm_table.h"
 #include "lockstep/comm/kernels/kernels.h"
 #include "lockstep/comm/kernels/outcome.h"
 
@@ -20,13 +19,20 @@ struct PlanEngine::Running {
   DataType type() const { return call.out.type(); }
 };
 
-PlanEngine::PlanEngine(std::unique_ptr<Transport> transport, PlanOptions options)
+PlanEngine::PlanEngine(std::unique_ptr<Transport> transport, PlanOptions options,
+                       std::uint32_t group)
     : transport_(std::move(transport)),
       options_(options),
       ranks_(TreeInputs::ranks(transport_->world_size())) {
   if (SharedSpace* space = transport_->shared_space()) {
     shared_ =
         std::make_unique<SharedCollectives>(*transport_, *space, transport_->oversubscribed());
+    return;
+  }
+  HostMap hosts(transport_->hosts());
+  if (hosts.has_two_levels()) {
+    two_level_ = std::make_unique<TwoLevelCollectives>(*transport_, std::move(hosts), group,
+                                                       options_.segment_bytes);
   }
 }
 
@@ -38,22 +44,34 @@ std::size_t PlanEngine::segment_bytes() const {
 }
 
 Algorithm PlanEngine::choose(const Call& call) const {
-  return choose_algorithm(call, world_size(), shared_ != nullptr);
+  return choose_algorithm(call, world_size(), sharing());
+}
+
+Sharing PlanEngine::sharing() const {
+  if (shared_ != nullptr) return Sharing::kAll;
+  return two_level_ != nullptr ? Sharing::kHosts : Sharing::kNone;
+}
+
+void PlanEngine::note_waits_in(WaitNote& waits) {
+  transport_->note_waits_in(waits);
+  if (two_level_ != nullptr) two_level_->note_waits_in(waits);
 }
 
 Buffer PlanEngine::allocate(std::size_t bytes) {
   SharedSpace* space = transport_->shared_space();
-  return space != nullptr ? space->allocate(bytes) : Buffer::heap(bytes);
+  if (space != nullptr) return space->allocate(bytes);
+  return two_level_ != nullptr ? two_level_->allocate(bytes) : Buffer::heap(bytes);
 }
 
 std::unique_ptr<Engine> PlanEngine::split(const std::vector<int>& members, std::uint32_t group) {
-  return std::make_unique<PlanEngine>(transport_->split(members, group), options_);
+  return std::make_unique<PlanEngine>(transport_->split(members, group), options_, group);
 }
 
 Outcome PlanEngine::run(const Call& call, const MeshFrame& stamp, Deadline deadline) {
   if (world_size() == 1) return run_alone(call);
   const Running running{call, stamp, deadline};
   if (running.algorithm() == Algorithm::kShared) return shared_->run(call, stamp, deadline);
+  if (running.algorithm() == Algorithm::kTwoLevel) return two_level_->run(call, stamp, deadline);
   switch (call.collective) {
     case Collective::kAllReduce: return all_reduce(running);
     case Collective::kReduceScatter: return reduce_scatter(running);

@@ -2,9 +2,11 @@
 
 #include <memory>
 
+#include "lockstep/comm/collectives/algorithm_table.h"
 #include "lockstep/comm/collectives/node_reduction.h"
 #include "lockstep/comm/collectives/round_runner.h"
 #include "lockstep/comm/collectives/shared_collectives.h"
+#include "lockstep/comm/collectives/two_level_collectives.h"
 #include "lockstep/comm/engine.h"
 #include "lockstep/comm/transport/transport.h"
 
@@ -16,10 +18,13 @@ struct PlanOptions {
   std::size_t segment_bytes = 0;
 };
 
-// Our own collectives over a Transport, through shared memory where the transport has it.
+// Our own collectives over a Transport, through shared memory where the transport has it: between
+// all ranks, or between those of a host.
 class PlanEngine final : public Engine {
  public:
-  explicit PlanEngine(std::unique_ptr<Transport> transport, PlanOptions options = {});
+  // `group` is the number of the transport's group.
+  explicit PlanEngine(std::unique_ptr<Transport> transport, PlanOptions options = {},
+                      std::uint32_t group = 0);
 
   int rank() const override { return transport_->rank(); }
   int world_size() const override { return transport_->world_size(); }
@@ -30,7 +35,7 @@ class PlanEngine final : public Engine {
   std::unique_ptr<Engine> split(const std::vector<int>& members, std::uint32_t group) override;
   Buffer allocate(std::size_t bytes) override;
   int waits_for() const override { return transport_->waits_for(); }
-  void note_waits_in(WaitNote& waits) override { transport_->note_waits_in(waits); }
+  void note_waits_in(WaitNote& waits) override;
 
  private:
   struct Running;  // a call with its stamp and deadline
@@ -53,11 +58,13 @@ class PlanEngine final : public Engine {
   void gather_chunks(const Running& running, std::span<const Range> chunks, BufferView data);
   void run_plan(const Running& running, const Plan& plan, BufferView data);
   std::size_t segment_bytes() const;
+  Sharing sharing() const;
 
   const std::unique_ptr<Transport> transport_;
   const PlanOptions options_;
   const TreeInputs ranks_;
-  std::unique_ptr<SharedCollectives> shared_;  // null without shared memory
+  std::unique_ptr<SharedCollectives> shared_;       // null unless all ranks share memory
+  std::unique_ptr<TwoLevelCollectives> two_level_;  // null unless those of some host do
   Scratch scratch_;
   Scratch temporary_;
 };

@@ -129,6 +129,12 @@ struct Group {
   std::map<std::pair<int, int>, Pair> pairs;                             // guarded by mutex
   std::map<std::pair<std::uint32_t, std::vector<int>>, Child> children;  // guarded by mutex
 
+  bool shares_memory(int rank, int other) const {
+    if (rank == other) return true;
+    const auto host_of = [&](int r) { return options.hosts.at(index_of(job_ranks[index_of(r)])); };
+    return options.shared_memory && (options.hosts.empty() || host_of(rank) == host_of(other));
+  }
+
   std::unique_ptr<Stream> connect(int from, int to) {
     const std::lock_guard lock(mutex);
     const std::pair ends(std::min(from, to), std::max(from, to));
@@ -184,7 +190,13 @@ class LocalStreams final : public Streams {
   int job_rank(int rank) const override { return group_->job_ranks[index_of(rank)]; }
   Supervisor& supervisor() override { return own_supervisor(); }
   SharedSpace* shared_space() override {
+    for (int r = 1; r < group_->world_size; ++r) {
+      if (!group_->shares_memory(0, r)) return nullptr;
+    }
     return group_->options.shared_memory ? &group_->space : nullptr;
+  }
+  bool shares_memory(int rank, int other) const override {
+    return group_->shares_memory(rank, other);
   }
   bool oversubscribed() const override { return oversubscribed_; }
   bool spare_cores() const override { return spare_cores_; }

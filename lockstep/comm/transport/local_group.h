@@ -12,6 +12,9 @@ namespace lockstep {
 struct LocalOptions {
   // Without it the ranks exchange messages only, as if they did not share memory.
   bool shared_memory = true;
+  // For tests: the host that each rank pretends to be on. Ranks of different hosts exchange
+  // messages only. Empty: all are on one.
+  std::vector<int> hosts;
   // For tests: what a rank of the group uses instead of a stream of its own. Null: the stream.
   std::function<std::unique_ptr<Stream>(int rank, std::unique_ptr<Stream> stream)> wrap_stream;
 };

@@ -35,11 +35,11 @@ struct Hub {
   const Card& card(int job_rank) const { return job.roster[index_of(job_rank)]; }
   const Card& own_card() const { return card(job.rank()); }
 
-  bool shares_memory_with(int job_rank) const {
-    const Card& other = card(job_rank);
-    return medium != Medium::kTcp && same_host(other.host, own_card().host) &&
-           !other.unix_name.empty() && !own_card().unix_name.empty();
+  bool share_memory(const Card& a, const Card& b) const {
+    return medium != Medium::kTcp && same_host(a.host, b.host) && !a.unix_name.empty() &&
+           !b.unix_name.empty();
   }
+  bool shares_memory_with(int job_rank) const { return share_memory(card(job_rank), own_card()); }
 
   // Made when the first group with shared memory needs it.
   std::shared_ptr<Arena> arena() {
@@ -139,6 +139,9 @@ class MeshStreams final : public Streams {
   int job_rank(int rank) const override { return members_[index_of(rank)]; }
   Supervisor& supervisor() override { return *hub_->job.control; }
   SharedSpace* shared_space() override { return space_.get(); }
+  bool shares_memory(int rank, int other) const override {
+    return rank == other || hub_->share_memory(card(rank), card(other));
+  }
   bool oversubscribed() const override { return oversubscribed_; }
   bool spare_cores() const override { return spare_cores_; }
   std::unique_ptr<Streams> split(const std::vector<int>& members, int rank,

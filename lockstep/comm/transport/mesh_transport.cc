@@ -299,6 +299,19 @@ void MeshTransport::fail_timeout(std::span<Active> active, const MeshFrame& stam
             first));
 }
 
+std::vector<int> MeshTransport::hosts() const {
+  std::vector<int> hosts;
+  for (int rank = 0; rank < world_size_; ++rank) {
+    int first = 0;
+    // Only the first ranks of hosts need a look.
+    while (first < rank &&
+           (hosts[index_of(first)] != first || !streams_->shares_memory(first, rank)))
+      ++first;
+    hosts.push_back(first);
+  }
+  return hosts;
+}
+
 std::unique_ptr<Transport> MeshTransport::split(const std::vector<int>& members,
                                                 std::uint32_t group) {
   const auto me = std::find(members.begin(), members.end(), rank_);

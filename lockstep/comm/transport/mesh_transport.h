@@ -27,6 +27,8 @@ class Streams {
                                          std::uint32_t group) = 0;
   // As in Transport.
   virtual SharedSpace* shared_space() = 0;
+  // Whether two ranks share memory. Every two of three do if one of them does with both others.
+  virtual bool shares_memory(int rank, int other) const { return rank == other; }
   virtual bool oversubscribed() const = 0;
   // Whether every rank of this host has a second core to itself, for large messages.
   virtual bool spare_cores() const = 0;
@@ -47,6 +49,7 @@ class MeshTransport final : public Transport {
   int job_rank(int rank) const override { return streams_->job_rank(rank); }
   Supervisor& supervisor() override { return streams_->supervisor(); }
   SharedSpace* shared_space() override { return streams_->shared_space(); }
+  std::vector<int> hosts() const override;
   bool oversubscribed() const override { return streams_->oversubscribed(); }
   void run(std::span<Transfer> transfers, const MeshFrame& stamp, TransferObserver* observer,
            Deadline deadline) override;

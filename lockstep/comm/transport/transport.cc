@@ -4,6 +4,7 @@
 
 #include <algorithm>
 #include <array>
+#include <numeric>
 
 #include "lockstep/comm/call.h"
 
@@ -55,6 +56,12 @@ std::span<std::byte> Layout::at(std::size_t offset) const {
   const std::size_t place =
       window_segments == 0 ? begin : (segment % window_segments) * segment_bytes;
   return {rows[row] + place + within, length - within};
+}
+
+std::vector<int> Transport::hosts() const {
+  std::vector<int> alone(static_cast<std::size_t>(world_size()));
+  std::iota(alone.begin(), alone.end(), 0);
+  return alone;
 }
 
 void Transport::check_peer(int peer, const char* operation) const {

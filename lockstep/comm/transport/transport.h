@@ -73,6 +73,10 @@ class Transport {
   virtual Supervisor& supervisor() = 0;
   // The memory that all ranks of the group share, or null.
   virtual SharedSpace* shared_space() = 0;
+  // Where each rank is: the lowest rank of the group that shares memory with it, itself if none
+  // below does. Two ranks with the same one share memory. The same on all ranks that were told the
+  // same medium.
+  virtual std::vector<int> hosts() const;
   // Whether this host has fewer cores than ranks of the job: then a waiting rank gives way at once.
   virtual bool oversubscribed() const = 0;
 

@@ -24,7 +24,7 @@ constexpr std::size_t kCases = 900;
 std::vector<Case> some_cases(int world_size) {
   std::vector<Case> all;
   for (const auto make : {reduction_cases, move_cases, node_cases}) {
-    const std::vector<Case> more = make(world_size, /*shared_memory=*/false);
+    const std::vector<Case> more = make(world_size, Sharing::kNone);
     std::vector<Case> some;
     std::ranges::sample(more, std::back_inserter(some), kCases / 3, std::mt19937(7));
     all.insert(all.end(), some.begin(), some.end());
