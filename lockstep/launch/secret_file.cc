@@ -9,7 +9,6 @@
 #include <cerrno>
 #include <cstdlib>
 
-#include "lockstep/base/descriptor.h"
 #include "lockstep/base/error.h"
 
 namespace lockstep {
@@ -46,21 +45,20 @@ SecretFile::SecretFile(const SocketAddress& bound, const std::string& secret)
                     "the job a --token-file");
   }
   ::unlink(path_.c_str());  // of a job that was killed
-  const Descriptor file(::open(path_.c_str(), O_WRONLY | O_CREAT | O_EXCL | O_NOFOLLOW | O_CLOEXEC,
-                               S_IRUSR | S_IWUSR));
-  if (!file || ::fstat(file.get(), &entry) != 0) throw_io("making " + path_, errno);
-  device_ = entry.st_dev;
-  inode_ = entry.st_ino;
-  if (::write(file.get(), secret.data(), secret.size()) != static_cast<ssize_t>(secret.size())) {
+  file_ = Descriptor(::open(path_.c_str(), O_WRONLY | O_CREAT | O_EXCL | O_NOFOLLOW | O_CLOEXEC,
+                            S_IRUSR | S_IWUSR));
+  if (!file_) throw_io("making " + path_, errno);
+  if (::write(file_.get(), secret.data(), secret.size()) != static_cast<ssize_t>(secret.size())) {
     throw_io("writing " + path_, errno);
   }
 }
 
 // Another job may have the address by now, and its own file there.
 SecretFile::~SecretFile() {
-  struct stat entry {};
-  if (::lstat(path_.c_str(), &entry) != 0) return;
-  if (entry.st_dev == device_ && entry.st_ino == inode_) ::unlink(path_.c_str());
+  struct stat own {};
+  struct stat there {};
+  if (::fstat(file_.get(), &own) != 0 || ::lstat(path_.c_str(), &there) != 0) return;
+  if (own.st_dev == there.st_dev && own.st_ino == there.st_ino) ::unlink(path_.c_str());
 }
 
 std::string read_secret_file(const SocketAddress& address) {

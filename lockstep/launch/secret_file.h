@@ -1,9 +1,8 @@
 #pragma once
 
-#include <sys/types.h>
-
 #include <string>
 
+#include "lockstep/base/descriptor.h"
 #include "lockstep/net/socket/address.h"
 
 namespace lockstep {
@@ -22,8 +21,7 @@ class SecretFile {
 
  private:
   const std::string path_;
-  dev_t device_ = 0;
-  ino_t inode_ = 0;
+  Descriptor file_;  // stays open: the number of a file that is gone may be another's
 };
 
 // Of the job that listens at this address, or at all addresses with its port. Empty if there is
