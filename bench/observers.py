@@ -51,7 +51,7 @@ class Reader(threading.Thread):
 def train(options, text, out, *arguments, readers=0):
     """Seconds of steps and of processor per step, and the weights."""
     command = [options.build / "lockstep", "train", "--data", text, *SHAPE, "--steps", options.steps, "--workers", options.workers, "--out", out,
-               "--log", "json", *arguments]
+               *arguments]
     before = resource.getrusage(resource.RUSAGE_CHILDREN)
     run = subprocess.Popen([str(word) for word in command], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
     asking = []
