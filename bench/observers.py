@@ -60,7 +60,7 @@ def train(options, text, out, *arguments, readers=0):
         said.append(line)
         if match := re.search(r"page: (http://\S+)", line):
             asking = [Reader(match[1]) for _ in range(readers)]
-    weights = run.stdout.read().strip()
+    weights = run.stdout.read().strip().splitlines()[-1]
     if run.wait() != 0:
         sys.exit("".join(said))
     for reader in asking:
