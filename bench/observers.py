@@ -51,7 +51,7 @@ class Reader(threading.Thread):
 def train(options, text, out, *arguments, readers=0):
     """Seconds of steps and of processor per step, and the weights."""
     command = [options.build / "lockstep", "train", "--data", text, *SHAPE, "--steps", options.steps, "--workers", options.workers, "--out", out,
-               "--log", "json", *arguments]
+               *arguments]
     before = resource.getrusage(resource.RUSAGE_CHILDREN)
     run = subprocess.Popen([str(word) for word in command], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
     asking = []
@@ -60,7 +60,7 @@ def train(options, text, out, *arguments, readers=0):
         said.append(line)
         if match := re.search(r"page: (http://\S+)", line):
             asking = [Reader(match[1]) for _ in range(readers)]
-    weights = run.stdout.read().strip()
+    weights = run.stdout.read().strip().splitlines()[-1]
     if run.wait() != 0:
         sys.exit("".join(said))
     for reader in asking:

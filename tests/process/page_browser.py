@@ -110,7 +110,7 @@ class InABrowser(PageCase):
 
     def test_a_slow_rank_and_a_run_that_is_cut_off(self):
         browser = self.browser
-        run, url = self.start("--steps", 4000, "--workers", 3, "--no-balance", LOCKSTEP_FAULT="rank=1 step=1 at=lane do=slow ms=30")
+        run, url = self.start("--steps", 4000, "--workers", 3, "--no-balance", LOCKSTEP_FAULT="rank=1 step=1 at=lane do=slow ms=100")
         browser.open(url)
         marked = "document.querySelector('svg[data-plot=phases]').textContent.includes('slow')"
         # Ranks look for one in every tenth step; the mark stays in those between.
