@@ -196,6 +196,20 @@ TEST_P(TwoLevelFailure, AnAbsentRankIsNamedOnEveryHost) {
   }
 }
 
+// Rank 3 comes late: its neighbour waits for it, and the other host for what it has to send.
+TEST_P(TwoLevelFailure, WhoWaitsForWhomIsNoted) {
+  warm_up();
+  const auto waits_for = [&](int rank) { return group_[rank].progress().front().waits_for; };
+  group_.run([&](Communicator& comm) {
+    const Deadline deadline = Deadline::after(30s);
+    while (comm.rank() == 3 && !deadline.expired() && (waits_for(2) != 3 || waits_for(1) != 3)) {
+      std::this_thread::yield();
+    }
+    comm.all_reduce(data(comm), ReduceOp::kSum, options_);
+    EXPECT_FALSE(deadline.expired());
+  });
+}
+
 TEST_P(TwoLevelFailure, AnAbortReachesBothHosts) {
   warm_up();
   const auto errors = group_.errors([&](Communicator& comm) {

@@ -87,11 +87,11 @@ TEST(Mesh, TheRightMemberWithAnotherRankIsNotMeant) {
 // A host is a boot and a network namespace; a rank without a door for neighbours is alone.
 TEST(Mesh, TellsWhichRanksShareAHost) {
   JobOptions options;
-  options.world_size = 5;
+  options.world_size = 6;
   options.timeout = 20s;
   Socket listener = listen_for_rendezvous(options);
   options.master_port = listener.local_address().port();
-  const auto errors = run_ranks(5, [&](int rank) {
+  const auto errors = run_ranks(6, [&](int rank) {
     JobOptions own = options;
     own.rank = rank;
     std::optional<Socket> mine;
@@ -99,11 +99,12 @@ TEST(Mesh, TellsWhichRanksShareAHost) {
     JoinedJob job = join_job(own, std::move(mine));
     job.roster[1].host.network_namespace += 1;
     job.roster[2].host.boot_id += "x";
-    job.roster[4].unix_name.clear();
+    job.roster[0].unix_name.clear();
+    job.roster[5].unix_name.clear();
     const Medium medium = rank == 3 ? Medium::kTcp : Medium::kAuto;
     const auto mesh = make_mesh(std::move(job), medium, 20s);
-    EXPECT_EQ(mesh->hosts(),
-              rank == 3 ? (std::vector<int>{0, 1, 2, 3, 4}) : (std::vector<int>{0, 1, 2, 0, 4}));
+    EXPECT_EQ(mesh->hosts(), rank == 3 ? (std::vector<int>{0, 1, 2, 3, 4, 5})
+                                       : (std::vector<int>{0, 1, 2, 3, 3, 5}));
   });
   for (const auto& error : errors) EXPECT_FALSE(error) << error->what();
 }
