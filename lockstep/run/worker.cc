@@ -857,11 +857,13 @@ int train_worker(const TrainOptions& options, Job& job, FlightWatch& watch) {
     watch.remove(flight);
     return code;
   } catch (const Error& error) {
-    const int rank = job.newcomer() ? -1 : flight->snapshot().rank;
+    // Not from the job: between two generations it has no communicator.
+    const FlightSnapshot last = flight->snapshot();
+    const int rank = job.newcomer() ? -1 : last.rank;
     const bool own = evidence_of(error, rank) == Evidence::kOwn;
     // Who names its own trouble before it trains has said all, and so has one alone that names a
     // file.
-    const bool alone = !job.newcomer() && job.world_size() == 1 && error.code() == ErrorCode::kIo;
+    const bool alone = !job.newcomer() && last.world_size == 1 && error.code() == ErrorCode::kIo;
     if (error.code() == ErrorCode::kInvalidArgument || (own && (alone || !worker->begun()))) {
       flight->set_written();  // by the launcher neither
       watch.remove(flight);
