@@ -214,28 +214,7 @@ class Hangs(Case):
 
 
 class SeenByNobodyElse(Case):
-    """Ranks that no launcher of ours has started, or another one than that of the job."""
-
-    def test_a_worker_that_has_joined_writes_for_itself(self):
-        out, slow = self.folder / "out", {**os.environ, "LOCKSTEP_FAULT": "rank=any step=1 at=lane do=slow ms=20"}
-        with reserved_port() as port, contextlib.ExitStack() as processes:
-            def run(*command):
-                process = subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True, env=slow, preexec_fn=die_with_parent)
-                processes.callback(process.communicate)
-                processes.callback(process.kill)
-                return process
-
-            launcher = run(*self.command("--steps", 10**8, "--workers", 2, "--listen", f"127.0.0.1:{port}", "--out", out, "--page", 0, "--log", "json"))
-            page = next(line for line in launcher.stderr if line.startswith("page: ")).split()[1]
-            run(LOCKSTEP, "train", "--join", f"127.0.0.1:{port}", "--data", str(self.text))
-            flight = self.wait_for(lambda: (told := json.load(urllib.request.urlopen(page + "api/flight", timeout=PATIENCE)))["asked"] and told)
-            self.assertEqual(([each["rank"] for each in flight["ranks"]], flight["asked"]), ([0, 1], [2]))
-            self.wait_for(lambda: "rank-2.json" in self.files(out / "flight"))
-            for path in (out / "flight").glob("generation-*/*.json"):
-                path.unlink()
-            launcher.send_signal(signal.SIGUSR2)
-            self.wait_for(lambda: len(self.files(out / "flight")) == 3)
-            self.assertEqual([file["written_by"] for file in self.files(out / "flight").values()], ["the launcher", "the launcher", "rank 2"])
+    """Ranks that are started as torchrun would."""
 
     def start(self, out, *arguments, fault, world=2, **environment):
         place = self.enterContext(reserved_port())
