@@ -82,7 +82,7 @@ def lockstep(network, per_host, size, folder, *options):
 
 
 def median_of(words, **options):
-    done = subprocess.run([str(word) for word in words], capture_output=True, text=True, timeout=300, **options)
+    done = subprocess.run([str(word) for word in words], capture_output=True, text=True, timeout=60, **options)
     rows = [json.loads(line) for line in done.stdout.splitlines() if line.startswith("{")]
     if done.returncode != 0 or len(rows) != 1 or not rows[0]["correct"]:
         raise RuntimeError(f"{' '.join(map(str, words))}: {done.stderr.strip() or done.stdout}")
@@ -139,7 +139,8 @@ def measure(shape, rate, options, folder):
         network.close()
     medians = {name: statistics.median(values) for name, values in times.items() if values}
     link = 2 * (count - 1) / count * size * 8 / rate * 1e3
-    limit = max(link, medians["raw TCP"] if medians["raw TCP"] > 1.1 * link else 0)
+    raw = medians.get("raw TCP", 0)
+    limit = raw if raw > 1.1 * link else link
     print(f"{shape} at {rate / 1e9:g} Gbit/s, {size / 2**20:g} MiB: the link allows {link:.1f} ms"
           f"{'' if limit == link else ', raw TCP is the limit'}")
     for name, median in medians.items():
