@@ -12,4 +12,5 @@ done
 python3 bench/run.py "$@"
 build/release/bench/star
 bench/netns_links.sh
+python3 bench/hosts.py
 python3 bench/overlap.py
