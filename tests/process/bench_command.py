@@ -14,7 +14,7 @@ import unittest
 from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).parent / "support"))
-from ranks import SLACK, Stopwatch, gone  # noqa: E402
+from ranks import SLACK, Stopwatch, children_of, gone  # noqa: E402
 
 LOCKSTEP = os.environ["LOCKSTEP_BIN"]
 KEYS = ["op", "transport", "algorithm", "ranks", "bytes", "median_us", "p99_us", "algbw_gbs", "busbw_gbs", "correct"]
@@ -26,10 +26,6 @@ ENVIRONMENT = {name: value for name, value in os.environ.items()
 def bench(*arguments, timeout=90, environment=None, **options):
     return subprocess.run([LOCKSTEP, "bench", "allreduce", *map(str, arguments)], capture_output=True, text=True,
                           timeout=timeout, env={**ENVIRONMENT, **(environment or {})}, **options)
-
-
-def children_of(pid):
-    return [int(child) for child in Path(f"/proc/{pid}/task/{pid}/children").read_text().split()]
 
 
 def rank_of(pid):

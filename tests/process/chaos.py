@@ -18,7 +18,7 @@ import time
 from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).parent / "support"))
-from ranks import Failure, die_with_parent, gone, reserved_port  # noqa: E402
+from ranks import Failure, children_of, die_with_parent, gone, reserved_port  # noqa: E402
 
 LOCKSTEP = os.environ["LOCKSTEP_BIN"]
 SECONDS = float(os.environ.get("LOCKSTEP_CHAOS_SECONDS", "60"))
@@ -34,13 +34,6 @@ SHAPE = ("--hidden 32 --layers 2 --heads 2 --intermediate 48 --context 32 --glob
          "--log plain --eval-every 20 --verify-every 10 --save-every 15").split()
 WEIGHTS = re.compile(r"^weights (\S+)$", re.M)
 ENVIRONMENT = {name: value for name, value in os.environ.items() if not name.startswith(("LOCKSTEP_", "RANK", "WORLD_SIZE", "MASTER_"))}
-
-
-def children_of(pid):
-    try:
-        return sorted(int(child) for child in Path(f"/proc/{pid}/task/{pid}/children").read_text().split())
-    except OSError:
-        return []
 
 
 def state_of(pid):

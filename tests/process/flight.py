@@ -17,17 +17,12 @@ from pathlib import Path
 from xml.etree import ElementTree
 
 sys.path.insert(0, str(Path(__file__).parent / "support"))
-from ranks import SANITIZED, die_with_parent, reserved_port  # noqa: E402
+from ranks import SANITIZED, children_of, die_with_parent, reserved_port  # noqa: E402
 from training import LOCKSTEP, TextCase, lockstep  # noqa: E402
 
 SHAPE = ["--hidden", "32", "--layers", "1", "--heads", "2", "--intermediate", "48", "--context", "32", "--global-batch", "6",
          "--micro-batch", "2", "--threads", "1", "--eval-every", "0"]
 PATIENCE = 120
-
-
-def children_of(pid):
-    output = subprocess.run(["pgrep", "-P", str(pid)], capture_output=True, text=True).stdout
-    return [int(line) for line in output.split()]
 
 
 class Case(TextCase):

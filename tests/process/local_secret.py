@@ -12,12 +12,8 @@ import unittest
 from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).parent / "support"))
-from ranks import PATIENCE, die_with_parent, reserved_port  # noqa: E402
+from ranks import PATIENCE, children_of, die_with_parent, reserved_port  # noqa: E402
 from training import LOCKSTEP, TrainingCase  # noqa: E402
-
-
-def children_of(pid):
-    return [int(child) for child in Path(f"/proc/{pid}/task/{pid}/children").read_text().split()]
 
 
 def ports_of(pids):

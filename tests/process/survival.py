@@ -14,7 +14,7 @@ import unittest
 from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).parent / "support"))
-from ranks import SANITIZED, die_with_parent, gone, reserved_port  # noqa: E402
+from ranks import SANITIZED, children_of, die_with_parent, gone, reserved_port  # noqa: E402
 from training import LOCKSTEP, TextCase  # noqa: E402
 
 SHAPE = ["--hidden", "32", "--layers", "2", "--heads", "2", "--intermediate", "48", "--context", "32", "--global-batch", "22",
@@ -23,11 +23,6 @@ WEIGHTS = re.compile(r"^weights (blake3:[0-9a-f]{64})$", re.M)
 STEPS = 8
 TIMEOUT = 3  # of silence; a stopped worker is noticed after it
 PATIENCE = 120
-
-
-def children_of(pid):
-    output = subprocess.run(["pgrep", "-P", str(pid)], capture_output=True, text=True).stdout
-    return [int(line) for line in output.split()]
 
 
 class Case(TextCase):

@@ -17,7 +17,7 @@ import unittest
 from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).parent / "support"))
-from ranks import SANITIZED, SLACK, Stopwatch, gone, reserved_port  # noqa: E402
+from ranks import SANITIZED, SLACK, Stopwatch, children_of, gone, reserved_port  # noqa: E402
 from training import LOCKSTEP, TextCase, forget_hash, steps_of  # noqa: E402
 
 SHAPE = ["--hidden", "32", "--layers", "2", "--heads", "2", "--intermediate", "48", "--context", "32", "--global-batch", "22",
@@ -34,11 +34,6 @@ def command(*arguments):
 def lockstep(*arguments, timeout=120, environment=None, cwd=None):
     return subprocess.run(command(*arguments), capture_output=True, text=True, timeout=timeout, cwd=cwd,
                           env={**os.environ, **(environment or {})})
-
-
-def children_of(pid):
-    output = subprocess.run(["pgrep", "-P", str(pid)], capture_output=True, text=True).stdout
-    return [int(line) for line in output.split()]
 
 
 def read_until(terminal, pattern):

@@ -36,6 +36,15 @@ def gone(pid):
         return True
 
 
+def children_of(pid):
+    """Those that its main thread has started, the oldest first; none if it has gone."""
+    try:
+        with open(f"/proc/{pid}/task/{pid}/children") as file:
+            return sorted(int(child) for child in file.read().split())
+    except OSError:
+        return []
+
+
 @contextlib.contextmanager
 def reserved_port():
     """A port of loopback, bound and not listening: a rank 0 may take it, nobody else will be given it."""
