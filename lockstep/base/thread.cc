@@ -12,13 +12,14 @@
 namespace lockstep {
 namespace {
 
-// Blocks all signals of the calling thread while it lives; a thread that is started meanwhile has
-// them blocked for good.
+// Blocks all signals of the calling thread while it lives, but for those of its own faults; a
+// thread that is started meanwhile has them blocked for good.
 class SignalsBlocked {
  public:
   SignalsBlocked() {
     sigset_t all;
     ::sigfillset(&all);
+    for (const int fault : {SIGBUS, SIGSEGV, SIGFPE, SIGILL}) ::sigdelset(&all, fault);
     ::pthread_sigmask(SIG_SETMASK, &all, &before_);
   }
   ~SignalsBlocked() { ::pthread_sigmask(SIG_SETMASK, &before_, nullptr); }

@@ -144,6 +144,22 @@ Call barrier(const CallOptions& options) {
   return call;
 }
 
+Call send(ConstBufferView data, int to, std::uint32_t tag, const CallOptions& options) {
+  // Its sender only reads it.
+  const BufferView view(const_cast<std::byte*>(data.data()), data.count(), data.type());
+  Call call = recv(view, to, tag, options);
+  call.sends = true;
+  return call;
+}
+
+Call recv(BufferView data, int from, std::uint32_t tag, const CallOptions& options) {
+  Call call = make(Collective::kPointToPoint, data, data, options);
+  call.root = from;
+  call.options.step = tag;
+  call.options.bucket = 0;
+  return call;
+}
+
 Call reduce_nodes(std::vector<ConstBufferView> partials, LeafOwners owners, BufferView out,
                   ReduceOp op, const CallOptions& options) {
   Call call = make(Collective::kReduceNodes, out, out, options);

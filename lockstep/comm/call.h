@@ -68,7 +68,8 @@ struct Call {
   ConstBufferView in{nullptr, 0, DataType::kU8};
   BufferView out{nullptr, 0, DataType::kU8};
   ReduceOp op = ReduceOp::kSum;
-  int root = 0;
+  int root = 0;                           // of a message: the other rank
+  bool sends = false;                     // a message only
   std::size_t total = 0;                  // elements of the whole vector
   std::vector<std::size_t> counts;        // of it, per rank; empty: even
   std::vector<std::size_t> recv_counts;   // all_to_all only
@@ -108,6 +109,11 @@ Call all_to_all(ConstBufferView in, BufferView out, std::vector<std::size_t> sen
                 std::vector<std::size_t> recv_counts = {}, const CallOptions& options = {});
 // Ends when every rank has called it.
 Call barrier(const CallOptions& options = {});
+// A message to another rank, and its receipt there: no collective, nobody else takes part. Messages
+// from one rank to another arrive in the order in which they were sent. Types, counts and tags must
+// be the same on both sides. A large message waits for its receiver.
+Call send(ConstBufferView data, int to, std::uint32_t tag = 0, const CallOptions& options = {});
+Call recv(BufferView data, int from, std::uint32_t tag = 0, const CallOptions& options = {});
 // out = the sum over all lanes, along the canonical tree. `partials` are this rank's sums over
 // owned_nodes(owners, rank), in that order, each as long as `out`. The bits do not depend on who
 // owns which lane.

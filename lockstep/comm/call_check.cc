@@ -113,8 +113,8 @@ void complete_call(Call& call, int rank, int world_size) {
   check_counts(call, call.counts, world_size);
   const bool at_root = rank == call.root;
   switch (call.collective) {
-    case Collective::kPointToPoint: refuse(call, ErrorCode::kInvalidArgument, "no collective");
     case Collective::kBarrier: break;
+    case Collective::kPointToPoint:
     case Collective::kAllReduce:
     case Collective::kBroadcast: call.total = call.out.count(); break;
     case Collective::kReduceScatter:
@@ -182,8 +182,12 @@ std::string describe(const MeshFrame& stamp) {
   const auto collective = static_cast<Collective>(stamp.kind);
   std::string text(to_string(collective));
   switch (collective) {
-    case Collective::kPointToPoint:
     case Collective::kBarrier: break;
+    case Collective::kPointToPoint:
+      if (stamp.count > 0) {
+        text += fmt::format(" {} x {}", to_string(static_cast<DataType>(stamp.type)), stamp.count);
+      }
+      return stamp.step > 0 ? text + fmt::format(", tag {}", stamp.step) : text;
     case Collective::kAllReduce:
     case Collective::kReduceScatter:
     case Collective::kReduce:

@@ -1,11 +1,15 @@
 #include "lockstep/comm/communicator.h"
 
+#include <fmt/format.h>
+
 #include <algorithm>
 #include <atomic>
 #include <condition_variable>
 #include <deque>
+#include <map>
 #include <mutex>
 #include <optional>
+#include <utility>
 
 #include "lockstep/base/index.h"
 #include "lockstep/base/thread.h"
@@ -20,13 +24,19 @@ namespace {
 // Whoever hangs in a collective learns from so many how the others called it before they went on.
 constexpr std::uint64_t kToldCollectives = 4;
 
+// What tells the numbers of groups of two ranks, and of groups with a label, from those of splits.
+constexpr std::uint32_t kMessages = 0x4000'0000;
+constexpr std::uint32_t kSubgroups = 0x8000'0000;
+
 // Records a collective while it lives.
 class CollectiveRecord {
  public:
-  CollectiveRecord(const FlightRecorder& recorder, FlightTrack& track, MeshFrame stamp)
+  // Begins at `ticks`.
+  CollectiveRecord(const FlightRecorder& recorder, FlightTrack& track, MeshFrame stamp,
+                   std::uint64_t ticks)
       : recorder_(recorder), track_(track) {
     stamp.generation = recorder.generation();
-    number_ = track.ring.enter(stamp, recorder.ticks());
+    number_ = track.ring.enter(stamp, ticks);
   }
   ~CollectiveRecord() {
     const std::uint64_t now = recorder_.ticks();
@@ -83,6 +93,8 @@ class Communicator::State {
   // How many groups have been split from this one, with the one that is being split now.
   std::uint32_t count_child() { return children_.fetch_add(1) + 1; }
 
+  // What carries out this call: this group, or for a message that of its two ranks.
+  State& carrier_of(Call& call);
   // In place: a Call is large beside the shortest collectives.
   void complete(Call& call) const { complete_call(call, engine_->rank(), engine_->world_size()); }
   Outcome run(const Call& call);
@@ -99,6 +111,15 @@ class Communicator::State {
   };
 
   Outcome execute(const Call& call);
+  // The deadline of a call without one of its own, a millisecond or so early: a clock that is read
+  // in every call would be felt in the shortest ones, and the ticks have been read in any case.
+  Deadline deadline_at(std::uint64_t ticks) {
+    if (ticks - deadline_ticks_ > flight_->ticks_per_millisecond()) {
+      deadline_ticks_ = ticks;
+      deadline_ = deadline_of({});
+    }
+    return deadline_;
+  }
   void serve();
 
   const std::shared_ptr<FlightRecorder> flight_;
@@ -107,8 +128,10 @@ class Communicator::State {
   const std::uint32_t group_;
   std::atomic<std::uint32_t> children_{0};
 
-  std::mutex running_;          // held by the thread that runs a collective
-  std::uint64_t sequence_ = 0;  // guarded by running_
+  std::mutex running_;                    // held by the thread that runs a collective
+  std::uint64_t sequence_ = 0;            // guarded by running_
+  std::uint64_t deadline_ticks_ = 0;      // guarded by running_: when deadline_ was made
+  Deadline deadline_ = Deadline::at({});  // guarded by running_
 
   // The collectives entered last; written by the thread that holds running_.
   std::unique_ptr<FlightTrack> own_track_;  // where the recorder had none left
@@ -122,9 +145,14 @@ class Communicator::State {
   bool closing_ = false;                        // guarded by queue_mutex_
   std::atomic<bool> started_{false};            // whether thread_ was ever needed
   Thread thread_;                               // guarded by queue_mutex_
+
+  // Groups of a sender and its receiver, made for their first message.
+  std::mutex pairs_mutex_;
+  std::map<std::pair<int, int>, std::unique_ptr<State>> pairs_;  // guarded by pairs_mutex_
 };
 
 Communicator::State::~State() {
+  pairs_.clear();
   {
     const std::lock_guard lock(queue_mutex_);
     closing_ = true;
@@ -136,6 +164,40 @@ Communicator::State::~State() {
   thread_.join();
   supervisor().progress_book().remove(this);
   if (!own_track_) flight_->drop_track(track_);
+}
+
+// A group per direction, so that two ranks can send each other large messages at once, and neither
+// waits for the collectives of the group.
+Communicator::State& Communicator::State::carrier_of(Call& call) {
+  if (call.collective != Collective::kPointToPoint) return *this;
+  const char* what = call.sends ? "send" : "recv";
+  const int rank = engine_->rank();
+  const int peer = std::exchange(call.root, 0);  // the sender is rank 0 of the two
+  if (peer < 0 || peer >= engine_->world_size()) {
+    throw Error(ErrorCode::kInvalidRank,
+                fmt::format("{}: rank {} is not in [0, {})", what, peer, engine_->world_size()));
+  }
+  if (peer == rank) {
+    throw Error(ErrorCode::kSelfSend,
+                fmt::format("{}: rank {} cannot exchange messages with itself", what, rank), rank);
+  }
+  // Two ranks that wait for each other's first messages would never make the groups for them.
+  if (engine_->split_waits()) {
+    throw Error(
+        ErrorCode::kInvalidArgument,
+        fmt::format("{}: MPI has no messages between two ranks; use another transport", what));
+  }
+  const std::pair<int, int> ends = call.sends ? std::pair(rank, peer) : std::pair(peer, rank);
+  const std::lock_guard lock(pairs_mutex_);
+  std::unique_ptr<State>& pair = pairs_[ends];
+  if (pair == nullptr) {
+    supervisor().latch().check();
+    const std::uint32_t number =
+        group_number(group_, kMessages + static_cast<std::uint32_t>(ends.second), ends.first);
+    pair = std::make_unique<State>(engine_->split({ends.first, ends.second}, number), timeout_,
+                                   number, flight_);
+  }
+  return *pair;
 }
 
 Outcome Communicator::State::run(const Call& call) {
@@ -217,8 +279,10 @@ Outcome Communicator::State::execute(const Call& call) {
   stamp.sequence = ++sequence_;
   if (engine_->world_size() == 1) return engine_->run(call, stamp, deadline_of(call.options));
   stamp.algorithm = static_cast<std::uint8_t>(engine_->choose(call));
-  CollectiveRecord record(*flight_, *track_, stamp);
-  const Outcome outcome = engine_->run(call, stamp, deadline_of(call.options));
+  const std::uint64_t now = flight_->ticks();
+  CollectiveRecord record(*flight_, *track_, stamp, now);
+  const Outcome outcome =
+      engine_->run(call, stamp, call.options.deadline ? *call.options.deadline : deadline_at(now));
   record.succeeded();
   return outcome;
 }
@@ -260,13 +324,15 @@ Algorithm Communicator::algorithm_for(Call call) const {
 }
 
 Outcome Communicator::run(Call call) {
-  state_->complete(call);
-  return state_->run(call);
+  State& carrier = state_->carrier_of(call);
+  carrier.complete(call);
+  return carrier.run(call);
 }
 
 Work Communicator::start(Call call) {
-  state_->complete(call);
-  return state_->start(std::move(call));
+  State& carrier = state_->carrier_of(call);
+  carrier.complete(call);
+  return carrier.start(std::move(call));
 }
 
 std::unique_ptr<Communicator> Communicator::split(int color, int key) {
@@ -283,6 +349,28 @@ std::unique_ptr<Communicator> Communicator::split(int color, int key) {
     return all[2 * index_of(a) + 1] < all[2 * index_of(b) + 1];
   });
   const std::uint32_t group = group_number(state_->group(), child, members[0]);
+  return std::make_unique<Communicator>(state_->engine().split(members, group), state_->timeout(),
+                                        group, state_->flight());
+}
+
+std::unique_ptr<Communicator> Communicator::subgroup(const std::vector<int>& members,
+                                                     std::string_view label) {
+  std::vector<int> sorted = members;
+  std::ranges::sort(sorted);
+  if (sorted.empty() || sorted.front() < 0 || sorted.back() >= world_size() ||
+      std::ranges::adjacent_find(sorted) != sorted.end()) {
+    throw Error(ErrorCode::kInvalidRank,
+                fmt::format("subgroup '{}': the members [{}] are not different ranks in [0, {})",
+                            label, fmt::join(members, ", "), world_size()));
+  }
+  if (!std::ranges::binary_search(sorted, rank())) {
+    throw Error(ErrorCode::kInvalidRank,
+                fmt::format("subgroup '{}': rank {} is none of its members", label, rank()));
+  }
+  check();
+  std::uint32_t name = kSubgroups;
+  for (const char letter : label) name = (name ^ static_cast<unsigned char>(letter)) * 0x01000193U;
+  const std::uint32_t group = group_number(state_->group(), name | kSubgroups, members[0]);
   return std::make_unique<Communicator>(state_->engine().split(members, group), state_->timeout(),
                                         group, state_->flight());
 }

@@ -4,6 +4,7 @@
 #include <cstdint>
 #include <memory>
 #include <string>
+#include <string_view>
 #include <utility>
 #include <vector>
 
@@ -48,7 +49,8 @@ class Communicator {
   // The algorithm that this call will use: its own choice, or the engine's.
   Algorithm algorithm_for(Call call) const;
 
-  // Carries out a call (call.h) on this thread, or starts it on the communication thread. Both
+  // Carries out a call (call.h) on this thread, or starts it on the communication thread; messages
+  // from one rank to another have a thread of their own. Both
   // throw Error{kInvalidArgument, kInvalidRank or kSizeMismatch} for arguments that do not fit
   // together, and then have done nothing.
   Outcome run(Call call);
@@ -86,6 +88,13 @@ class Communicator {
     return run(calls::all_to_all(in, out, std::move(send_counts), std::move(recv_counts), options));
   }
   Outcome barrier(const CallOptions& options = {}) { return run(calls::barrier(options)); }
+  Outcome send(ConstBufferView data, int to, std::uint32_t tag = 0,
+               const CallOptions& options = {}) {
+    return run(calls::send(data, to, tag, options));
+  }
+  Outcome recv(BufferView data, int from, std::uint32_t tag = 0, const CallOptions& options = {}) {
+    return run(calls::recv(data, from, tag, options));
+  }
   Outcome reduce_nodes(std::vector<ConstBufferView> partials, LeafOwners owners, BufferView out,
                        ReduceOp op = ReduceOp::kSum, const CallOptions& options = {}) {
     return run(calls::reduce_nodes(std::move(partials), std::move(owners), out, op, options));
@@ -100,6 +109,9 @@ class Communicator {
   // Ranks that give the same color form a new group, ordered by key, then by rank. A negative
   // color joins none and gets null. Collective. Groups of a job fail together.
   std::unique_ptr<Communicator> split(int color, int key);
+  // A group of some ranks, in the order of their new ranks. Only they call it, with the same
+  // arguments; no group of theirs has had this label before. Waits for nobody, except over MPI.
+  std::unique_ptr<Communicator> subgroup(const std::vector<int>& members, std::string_view label);
 
   // Ends everything at once, on every rank; callable from any thread.
   void abort(const std::string& reason);

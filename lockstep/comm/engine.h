@@ -31,6 +31,8 @@ class Engine {
   virtual Outcome run(const Call& call, const MeshFrame& stamp, Deadline deadline) = 0;
   // As Transport::split.
   virtual std::unique_ptr<Engine> split(const std::vector<int>& members, std::uint32_t group) = 0;
+  // Whether split() waits for the other members.
+  virtual bool split_waits() const { return false; }
   virtual Buffer allocate(std::size_t bytes) = 0;
   // Sums of values that are not finite end the job, instead of being results like any other.
   virtual bool finite_only() const { return false; }

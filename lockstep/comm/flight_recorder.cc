@@ -17,7 +17,7 @@ namespace lockstep {
 
 // All zeros but for the mark is a recorder that has recorded nothing.
 struct FlightMemory {
-  static constexpr std::uint64_t kMark = 0x4c4b'5346'4c54'0001;  // changes with the layout
+  static constexpr std::uint64_t kMark = 0x4c4b'5346'4c54'0002;  // changes with the layout
   static constexpr std::size_t kTracks = 4;
   static constexpr std::size_t kMostWords = 512;
 

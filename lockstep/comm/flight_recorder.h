@@ -30,6 +30,11 @@ namespace lockstep {
 class FlightClock {
  public:
   static bool counter_is_even();
+  // Of a millisecond, give or take half.
+  static std::uint64_t ticks_per_millisecond(bool counter) {
+    constexpr std::uint64_t kCounted = 3'000'000, kNanoseconds = 1'000'000;
+    return counter ? kCounted : kNanoseconds;
+  }
   static std::uint64_t read(bool counter) { return counter ? read_counter() : read_clock(); }
   static std::uint64_t read_clock();  // nanoseconds of the steady clock
 
@@ -100,7 +105,7 @@ class FlightRing {
     std::uint64_t number = 0;
     std::uint64_t begin = 0;
   };
-  struct Slot {
+  struct alignas(128) Slot {  // two cache lines, never three
     SeqLock<Begun> begun;
     std::atomic<std::uint64_t> end;
     std::atomic<std::uint64_t> note;
@@ -198,6 +203,9 @@ class FlightRecorder {
   std::uint32_t generation() const;
 
   std::uint64_t ticks() const { return FlightClock::read(counter_); }
+  std::uint64_t ticks_per_millisecond() const {
+    return FlightClock::ticks_per_millisecond(counter_);
+  }
   FlightRing<FlightPhase>& phases();
 
   FlightSnapshot snapshot() const;

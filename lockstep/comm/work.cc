@@ -16,6 +16,12 @@ bool Work::done() const {
   return state_->done;
 }
 
+bool Work::wait_until(Deadline deadline) const {
+  LOCKSTEP_CHECK(valid());
+  std::unique_lock lock(state_->mutex);
+  return state_->ended.wait_until(lock, deadline.time(), [&] { return state_->done; });
+}
+
 Outcome Work::wait(Deadline deadline) {
   LOCKSTEP_CHECK(valid());
   std::unique_lock lock(state_->mutex);

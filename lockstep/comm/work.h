@@ -36,6 +36,8 @@ class Work {
 
   bool valid() const { return state_ != nullptr; }
   bool done() const;
+  // Waits until then; whether the collective has ended. Aborts nothing.
+  bool wait_until(Deadline deadline) const;
   // Returns when the collective has ended, or throws its error. At the deadline it aborts the
   // group, so that the buffers are free when it throws.
   Outcome wait(Deadline deadline);

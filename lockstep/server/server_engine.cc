@@ -97,7 +97,7 @@ Outcome ServerEngine::run(const Call& call, const MeshFrame& stamp, Deadline dea
       case Collective::kGather: gather(call); break;
       case Collective::kScatter: scatter(call); break;
       case Collective::kAllToAll: all_to_all(call); break;
-      case Collective::kPointToPoint: LOCKSTEP_CHECK(false);  // complete_call refuses it
+      case Collective::kPointToPoint: LOCKSTEP_CHECK(false);  // needs split()
     }
   } catch (const Error& error) {
     supervisor().fail(error);

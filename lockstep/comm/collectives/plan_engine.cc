@@ -84,7 +84,9 @@ Outcome PlanEngine::run(const Call& call, const MeshFrame& stamp, Deadline deadl
     case Collective::kScatter: scatter_or_gather(running); break;
     case Collective::kAllToAll: all_to_all(running); break;
     case Collective::kBarrier: barrier(running); break;
-    case Collective::kPointToPoint: LOCKSTEP_CHECK(false);  // complete_call refuses it
+    case Collective::kPointToPoint:
+      run_plan(running, plan_broadcast(rank(), world_size(), call.total, call.root), call.out);
+      break;
   }
   return outcome_of(call, rank());
 }

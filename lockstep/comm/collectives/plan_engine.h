@@ -33,6 +33,7 @@ class PlanEngine final : public Engine {
   Algorithm choose(const Call& call) const override;
   Outcome run(const Call& call, const MeshFrame& stamp, Deadline deadline) override;
   std::unique_ptr<Engine> split(const std::vector<int>& members, std::uint32_t group) override;
+  bool split_waits() const override { return transport_->split_waits(); }
   Buffer allocate(std::size_t bytes) override;
   int waits_for() const override { return transport_->waits_for(); }
   void note_waits_in(WaitNote& waits) override;

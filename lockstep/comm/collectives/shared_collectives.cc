@@ -34,7 +34,8 @@ SharedCollectives::SharedCollectives(Transport& transport, SharedSpace& space, b
       ranks_(TreeInputs::ranks(world_size_)) {}
 
 bool SharedCollectives::supports(Collective collective) {
-  return collective != Collective::kScatter && collective != Collective::kAllToAll;
+  return collective != Collective::kScatter && collective != Collective::kAllToAll &&
+         collective != Collective::kPointToPoint;
 }
 
 bool SharedCollectives::supports(const Call& call, int world_size) {

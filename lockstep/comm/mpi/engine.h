@@ -21,6 +21,7 @@ class MpiEngine final : public Engine {
   Algorithm choose(const Call& call) const override;
   Outcome run(const Call& call, const MeshFrame& stamp, Deadline deadline) override;
   std::unique_ptr<Engine> split(const std::vector<int>& members, std::uint32_t group) override;
+  bool split_waits() const override { return true; }
   Buffer allocate(std::size_t bytes) override { return Buffer::heap(bytes); }
 
  private:

@@ -182,6 +182,7 @@ class MpiStreams final : public Streams {
                                  std::uint32_t group) override {
     return std::make_unique<MpiStreams>(group_->split(members, group));
   }
+  bool split_waits() const override { return true; }
   // MPI has its own ways within a host.
   SharedSpace* shared_space() override { return nullptr; }
   bool oversubscribed() const override { return group_->world().oversubscribed(); }

@@ -25,6 +25,7 @@ class Streams {
   virtual Supervisor& supervisor() = 0;
   virtual std::unique_ptr<Streams> split(const std::vector<int>& members, int rank,
                                          std::uint32_t group) = 0;
+  virtual bool split_waits() const { return false; }
   // As in Transport.
   virtual SharedSpace* shared_space() = 0;
   // Whether two ranks share memory. Every two of three do if one of them does with both others.
@@ -56,6 +57,7 @@ class MeshTransport final : public Transport {
   bool run_if_begun(Transfer& receive, const MeshFrame& stamp, Deadline begin,
                     Deadline deadline) override;
   std::unique_ptr<Transport> split(const std::vector<int>& members, std::uint32_t group) override;
+  bool split_waits() const override { return streams_->split_waits(); }
 
  private:
   struct Port;    // one direction of one stream

@@ -94,6 +94,8 @@ class Transport {
   // `group` before.
   virtual std::unique_ptr<Transport> split(const std::vector<int>& members,
                                            std::uint32_t group) = 0;
+  // Whether split() waits for the other members.
+  virtual bool split_waits() const { return false; }
 
   // Returns when the bytes are under way, which up to kSentAhead of them are without their reader.
   void send(int to, std::span<const std::byte> data, Deadline deadline);
