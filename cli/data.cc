@@ -79,10 +79,16 @@ class Percent {
 struct Texts {
   std::vector<std::string_view> training;
   std::vector<std::string_view> validation = {};  // no tokenizer learns from it
+  std::vector<MappedFile> files = {};             // whose texts they are
+
+  void require_whole() const {
+    for (const MappedFile& file : files) file.require_whole();
+  }
 };
 
 void build(const DataFlags& options, const Texts& texts, double entropy) {
   const auto tokenizer = make_tokenizer(options.tokenizer, texts.training);
+  texts.require_whole();
   std::size_t total = 0;
   for (const auto* part : {&texts.training, &texts.validation}) {
     for (const std::string_view text : *part) total += text.size();
@@ -94,7 +100,10 @@ void build(const DataFlags& options, const Texts& texts, double entropy) {
     std::size_t before = 0;
     const auto add = [&](std::span<const std::string_view> part) {
       for (const std::string_view text : part) {
-        builder.add_document(text, [&](std::size_t bytes) { percent.done(before + bytes); });
+        builder.add_document(text, [&](std::size_t bytes) {
+          texts.require_whole();
+          percent.done(before + bytes);
+        });
         before += text.size();
       }
     };
@@ -140,12 +149,11 @@ int build_from_files(const DataFlags& options) {
   const bool others = !input.empty() || std::ranges::any_of(paths, [](const std::string& path) {
     return !is_for_validation(path);
   });
-  std::vector<MappedFile> files;
-  files.reserve(paths.size());
+  texts.files.reserve(paths.size());
   for (const std::string& path : paths) {
-    files.emplace_back(path);
+    texts.files.emplace_back(path);
     (others && is_for_validation(path) ? texts.validation : texts.training)
-        .push_back(text_of(files.back()));
+        .push_back(text_of(texts.files.back()));
   }
   if (texts.training.empty()) refuse("there is no text in what was given");
   build(options, texts, 0);

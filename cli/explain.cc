@@ -40,12 +40,6 @@ struct ExplainFlags {
   double seconds = 0;
 };
 
-void write_file(const std::string& path, const std::string& text) {
-  AtomicFile file(path);
-  file.write(text);
-  file.commit();
-}
-
 constexpr double kMostSeconds = 1e8;  // years; as nanoseconds they fit their type
 
 int run_explain(const ExplainFlags& flags) {

@@ -79,10 +79,8 @@ std::optional<Blake3Hash> PayloadHash::kept() const {
 void PayloadHash::keep(const Blake3Hash& hash) const {
   try {
     // The tag keeps processes that do so at once from each other's temporaries.
-    AtomicFile file(file_->path() + kHashSuffix, WriteGuard{.tag = std::to_string(::getpid())},
-                    *storage_);
-    file.write(hash_file_text(status_, offset_, to_hex(hash)));
-    file.commit();
+    write_file(file_->path() + kHashSuffix, hash_file_text(status_, offset_, to_hex(hash)),
+               {.tag = std::to_string(::getpid())}, *storage_);
   } catch (const Error&) {  // a folder that cannot be written: the next run reads the file again
   }
 }

@@ -49,9 +49,7 @@ ShardBuilder::ShardBuilder(const Options& options, const Tokenizer& tokenizer)
     }
   }
   for (const TokenizerFile& made : tokenizer_.files()) {
-    AtomicFile file(fmt::format("{}/{}", options_.folder, made.name));
-    file.write(made.bytes);
-    file.commit();
+    write_file(fmt::format("{}/{}", options_.folder, made.name), made.bytes);
   }
 }
 
@@ -75,9 +73,9 @@ void ShardBuilder::add_document(std::string_view text,
       tokens_.push_back(*tokenizer_.end_of_document());
       ++bytes;
     }
-    write(bytes);
     done = end;
-    if (progress) progress(done);
+    if (progress) progress(done);  // may throw: then nothing of the piece is in a shard
+    write(bytes);
   }
   ++totals_.documents;
 }

@@ -30,7 +30,8 @@ class ShardBuilder {
 
   ShardBuilder(const Options& options, const Tokenizer& tokenizer);
 
-  // `progress` is told the bytes of this document that are done, now and then.
+  // `progress` is told the bytes of this document that are done, piece by piece. If it throws, no
+  // shard has anything of that piece.
   void add_document(std::string_view text, const std::function<void(std::size_t)>& progress);
   // What is added from now on goes to val_00000.bin and so on, which training keeps for validation.
   void for_validation();

@@ -150,8 +150,11 @@ DataSource open_texts(std::span<const Input> inputs, const TokenizerChoice& choi
   for (const MappedFile* file : training) texts.push_back(text_of(*file));
   DataSource source;
   source.tokenizer = tokenizer_for(choice, texts);
+  for (const MappedFile* file : training) file->require_whole();
   const auto encode = [&](const MappedFile& file, std::string_view text) {
-    return encode_text(file.path(), std::span(&text, 1), *source.tokenizer, 0);
+    TokenShard shard = encode_text(file.path(), std::span(&text, 1), *source.tokenizer, 0);
+    file.require_whole();
+    return shard;
   };
   for (std::size_t i = 0; i < training.size(); ++i) {
     source.training.push_back(encode(*training[i], texts[i]));

@@ -44,6 +44,13 @@ void AtomicFile::commit() {
   place_.folder->sync();
 }
 
+void write_file(const std::string& path, std::string_view text, const WriteGuard& guard,
+                Storage& storage) {
+  AtomicFile file(path, guard, storage);
+  file.write(text);
+  file.commit();
+}
+
 AtomicFolder::AtomicFolder(const std::string& path, WriteGuard guard, Storage& storage)
     : guard_(std::move(guard)),
       place_(place_of(path, storage)),

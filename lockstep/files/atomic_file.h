@@ -52,6 +52,10 @@ class AtomicFile {
   std::unique_ptr<File> file_;
 };
 
+// A whole text as such a file.
+void write_file(const std::string& path, std::string_view text, const WriteGuard& guard = {},
+                Storage& storage = disk());
+
 // A folder that appears under its name complete or not at all: written as a temporary, every file
 // and the folder synced, renamed, and the folder above synced. What an earlier one left under the
 // name of the temporary is removed first. Without commit() the temporary is removed. One file at a

@@ -1,5 +1,7 @@
 #pragma once
 
+#include <signal.h>
+
 #include <cstddef>
 #include <span>
 #include <string>
@@ -8,8 +10,10 @@
 namespace lockstep {
 
 // A file's bytes, read-only in memory. Move-only. Empty files map to no bytes. The file is read
-// once before it is mapped, so that a bad sector is found; who cuts it short later ends the
-// process. Errors are Error{kIo} that name the file, and the position where it cannot be read.
+// once before it is mapped, so that a bad sector is found. If it cannot be read any more later on,
+// because somebody has cut it short, its bytes become zeros from there on instead of SIGBUS: who
+// has made something of them calls require_whole(). Errors are Error{kIo} that name the file, and
+// the position where it cannot be read.
 class MappedFile {
  public:
   explicit MappedFile(std::string path);
@@ -19,10 +23,18 @@ class MappedFile {
 
   const std::string& path() const { return path_; }
   std::span<const std::byte> bytes() const { return bytes_; }
+  // Throws if not all bytes that were asked for were there.
+  void require_whole() const;
 
  private:
+  struct Guard;  // what the handler of SIGBUS knows of a mapping
+
+  static Guard* take_guard(std::span<const std::byte> bytes);
+  static void on_bus_error(int signal, siginfo_t* info, void* context);
+
   std::string path_;
   std::span<const std::byte> bytes_;
+  Guard* guard_ = nullptr;
 };
 
 // The text of a file. Throws Error{kIo} with the position where it is empty, not UTF-8, or has a

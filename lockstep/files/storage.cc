@@ -326,6 +326,19 @@ void make_folder(const std::string& path, Storage& storage) {
   place.folder->sync();
 }
 
+void append_whole(File& file, std::string_view text) {
+  const std::uint64_t before = file.size();
+  try {
+    file.write(std::as_bytes(std::span(text)));
+  } catch (const Error&) {
+    try {
+      file.truncate(before);
+    } catch (const Error&) {  // why the text is not there counts more
+    }
+    throw;
+  }
+}
+
 void remove_flat_folder(Folder& above, const std::string& name) {
   const auto folder = above.find_folder(name);
   if (!folder) {

@@ -7,6 +7,7 @@
 #include <memory>
 #include <span>
 #include <string>
+#include <string_view>
 #include <utility>
 #include <vector>
 
@@ -161,6 +162,10 @@ FilePlace place_of(const std::string& path, Storage& storage);
 
 // Creates the folder and those above it where they are missing; each is synced into the one above.
 void make_folder(const std::string& path, Storage& storage = disk());
+
+// Writes all of it at the file's end, or throws and leaves nothing of it, unless the disk refuses
+// that as well. The file must be open to append.
+void append_whole(File& file, std::string_view text);
 
 // A folder of plain files and all in it. It must have a name that nobody takes for a complete one,
 // because it goes bit by bit. In place of a folder anything else of that name goes; nothing there

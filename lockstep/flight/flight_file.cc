@@ -68,17 +68,30 @@ std::vector<fs::path> generation_folders(const std::string& folder) {
   return found;
 }
 
+// When the newest file in it was written; nothing while there is none.
+std::optional<std::int64_t> newest_in(const Folder& folder) {
+  std::optional<std::int64_t> newest;
+  for (const Folder::Entry& entry : folder.entries()) {
+    const auto file = entry.kind == Folder::Kind::kFile ? folder.find(entry.name) : nullptr;
+    if (file) newest = std::max(newest.value_or(0), file->status().modified_ns);
+  }
+  return newest;
+}
+
 // Others may be doing the same, and what one cannot remove another can.
-void remove_old_generations(const std::string& folder) {
-  std::vector<std::pair<fs::file_time_type, fs::path>> by_age;
-  std::error_code ignored;
-  for (const fs::path& each : generation_folders(folder)) {
-    by_age.emplace_back(fs::last_write_time(each, ignored), each);
+void remove_old_generations(const std::string& path, Storage& storage) {
+  const auto folder = storage.open_folder(path);
+  std::vector<std::pair<std::int64_t, std::string>> by_age;
+  for (const Folder::Entry& entry : folder->entries()) {
+    if (!entry.name.starts_with(kGenerationPrefix)) continue;
+    const auto generation = folder->find_folder(entry.name);
+    const auto written = generation ? newest_in(*generation) : std::nullopt;
+    if (written) by_age.emplace_back(*written, entry.name);
   }
   if (by_age.size() <= kKeptGenerations) return;
   std::ranges::sort(by_age);
   by_age.resize(by_age.size() - kKeptGenerations);
-  for (const auto& [age, path] : by_age) fs::remove_all(path, ignored);
+  for (const auto& [age, name] : by_age) remove_flat_folder(*folder, name);
 }
 
 void read_folder(const fs::path& folder, std::vector<FlightFile>& files,
@@ -240,15 +253,16 @@ std::optional<FlightFile> parse_flight_file(std::string_view text, std::string& 
   return std::nullopt;
 }
 
-std::string write_flight_file(const std::string& folder, const FlightFile& file) {
+std::string write_flight_file(const std::string& folder, const FlightFile& file, Storage& storage) {
   const std::string own = folder + "/" + generation_folder(file);
-  make_folder(own);
+  make_folder(own, storage);
   const std::string path = own + "/" + file_name(file);
   // The launcher may write about the same rank at the same time.
-  AtomicFile written(path, {.check = {}, .tag = std::to_string(::getpid())});
-  written.write(encode(file));
-  written.commit();
-  remove_old_generations(folder);
+  write_file(path, encode(file), {.check = {}, .tag = std::to_string(::getpid())}, storage);
+  try {
+    remove_old_generations(folder, storage);
+  } catch (const Error&) {  // one too many does no harm
+  }
   return path;
 }
 

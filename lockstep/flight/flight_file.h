@@ -7,6 +7,7 @@
 #include <vector>
 
 #include "lockstep/comm/flight_recorder.h"
+#include "lockstep/files/storage.h"
 
 namespace lockstep {
 
@@ -62,7 +63,8 @@ std::optional<FlightFile> parse_flight_file(std::string_view text, std::string& 
 
 // Writes it to FOLDER/generation-NUMBER-TAG/rank-RANK.json, over an older one, and removes all but
 // the newest few of such folders. Returns the file's path. Throws Error{kIo}.
-std::string write_flight_file(const std::string& folder, const FlightFile& file);
+std::string write_flight_file(const std::string& folder, const FlightFile& file,
+                              Storage& storage = disk());
 inline constexpr std::size_t kKeptGenerations = 8;
 
 // What a run keeps below its own folder.

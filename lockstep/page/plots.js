@@ -51,15 +51,15 @@ const Plots = (() => {
     return values;
   }
 
-  // Powers of ten, and 2 and 5 times them while there are few.
+  // Powers of ten, and 2 and 5 times them while there are few; even steps where that gives fewer than three.
   function logTicks(low, high) {
     const decades = Math.log10(high / low);
-    if (decades < 0.3) return ticks(low, high, 5).filter(value => value > 0);
     const values = [];
     for (let power = Math.floor(Math.log10(low)); power <= Math.ceil(Math.log10(high)); ++power) {
       for (const times of decades > 3 ? [1] : [1, 2, 5]) values.push(Number((times * 10 ** power).toPrecision(12)));
     }
-    return values.filter(value => value >= low * 0.999 && value <= high * 1.001);
+    const within = values.filter(value => value >= low * 0.999 && value <= high * 1.001);
+    return within.length > 2 ? within : ticks(low, high, 5).filter(value => value > 0);
   }
 
   // Of more points than there are pixels, the lowest and the highest of each pixel, in their order.

@@ -47,12 +47,6 @@ std::vector<std::string> short_names(const std::vector<std::string>& folders) {
   return names;
 }
 
-void write_file(const std::string& path, const std::string& text) {
-  AtomicFile file(path);
-  file.write(text);
-  file.commit();
-}
-
 }  // namespace
 
 std::vector<std::string> find_runs(const std::vector<std::string>& folders) {

@@ -132,17 +132,7 @@ void MetricsFile::write_event(const std::string& line) { write(line); }
 
 void MetricsFile::write(const std::string& line) {
   guard_.require(path_);
-  const std::uint64_t before = file_->size();
-  const std::string text = line + "\n";
-  try {
-    file_->write(std::as_bytes(std::span(text)));
-  } catch (const Error&) {
-    try {
-      file_->truncate(before);
-    } catch (const Error&) {  // why the line is not there counts more
-    }
-    throw;
-  }
+  append_whole(*file_, line + "\n");
 }
 
 }  // namespace lockstep

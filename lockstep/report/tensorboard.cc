@@ -4,7 +4,6 @@
 #include <unistd.h>
 
 #include <bit>
-#include <cerrno>
 #include <utility>
 #include <vector>
 
@@ -146,25 +145,30 @@ std::string text_event(double time, std::int64_t step, std::string_view tag,
   return event.text();
 }
 
-TensorBoardFile::TensorBoardFile(const std::string& out, std::int64_t steps_done, WriteGuard guard)
+TensorBoardFile::TensorBoardFile(const std::string& out, std::int64_t steps_done, WriteGuard guard,
+                                 Storage& storage)
     : guard_(std::move(guard)), last_step_(steps_done) {
-  const std::string folder = out + "/" + kTensorBoardFolder;
-  guard_.require(folder);
-  make_folder(folder);
-  // TensorBoard reads files in the order of their names.
-  path_ = fmt::format("{}/events.out.tfevents.{:017.6f}.{}.{}", folder, unix_time(),
-                      this_host().hostname, ::getpid());
-  file_.reset(std::fopen(path_.c_str(), "wxe"));
-  if (!file_) throw_io("creating " + path_, errno);
+  const std::string path = out + "/" + kTensorBoardFolder;
+  guard_.require(path);
+  make_folder(path, storage);
+  const auto folder = storage.open_folder(path);
   ProtoWriter version;
   version.fixed64(kWallTime, unix_time());
   version.bytes(kFileVersion, "brain.Event:2");
-  write(version.text());
   ProtoWriter session;
   session.varint(kSessionStatus, kStatusStart);
   ProtoWriter begin = event_at(unix_time(), steps_done + 1);
   begin.bytes(kSessionLog, session.text());
-  write(begin.text());
+  // TensorBoard reads files in the order of their names.
+  const std::string name = fmt::format("events.out.tfevents.{:017.6f}.{}.{}", unix_time(),
+                                       this_host().hostname, ::getpid());
+  file_ = folder->open(name, Folder::Mode::kAppend);
+  try {
+    write(tfevents_record(version.text()) + tfevents_record(begin.text()));
+  } catch (const Error&) {
+    folder->remove(name);
+    throw;
+  }
 }
 
 void TensorBoardFile::add(const StepReport& report) {
@@ -193,21 +197,17 @@ void TensorBoardFile::add(const StepReport& report) {
       }
     }
   }
-  write(scalars_event(unix_time(), report.step, values));
+  write(tfevents_record(scalars_event(unix_time(), report.step, values)));
   last_step_ = report.step;
 }
 
 void TensorBoardFile::add_text(std::string_view tag, std::string_view text, std::int64_t step) {
-  write(text_event(unix_time(), step, tag, text));
+  write(tfevents_record(text_event(unix_time(), step, tag, text)));
 }
 
-void TensorBoardFile::write(const std::string& event) {
-  guard_.require(path_);
-  const std::string record = tfevents_record(event);
-  if (std::fwrite(record.data(), 1, record.size(), file_.get()) != record.size() ||
-      std::fflush(file_.get()) != 0) {
-    throw_io("writing " + path_, errno);
-  }
+void TensorBoardFile::write(const std::string& record) {
+  guard_.require(file_->path());
+  append_whole(*file_, record);
 }
 
 }  // namespace lockstep

@@ -2,7 +2,6 @@
 
 #include <chrono>
 #include <cstdint>
-#include <cstdio>
 #include <memory>
 #include <optional>
 #include <span>
@@ -27,11 +26,13 @@ std::string scalars_event(double time, std::int64_t step, std::span<const Scalar
 std::string text_event(double time, std::int64_t step, std::string_view tag, std::string_view text);
 
 // One event file, for TensorBoard. A process writes one of its own; TensorBoard reads all that are
-// in the folder. Throws Error{kIo} when the file cannot be written. One thread.
+// in the folder. Throws Error{kIo} when the file cannot be written; then the event is not there,
+// not even a part of it, unless the disk refuses that as well. One thread.
 class TensorBoardFile {
  public:
   // In OUT/tensorboard. What earlier files tell of steps after `steps_done` does not count.
-  TensorBoardFile(const std::string& out, std::int64_t steps_done, WriteGuard guard = {});
+  TensorBoardFile(const std::string& out, std::int64_t steps_done, WriteGuard guard = {},
+                  Storage& storage = disk());
 
   // Scalars of a step; the phases of the ranks at most once a second. Of a step that comes twice,
   // because the run went back, the first counts.
@@ -39,15 +40,11 @@ class TensorBoardFile {
   void add_text(std::string_view tag, std::string_view text, std::int64_t step);
 
  private:
-  struct Close {
-    void operator()(std::FILE* file) const { std::fclose(file); }
-  };
-  void write(const std::string& event);
+  void write(const std::string& record);
 
   const WriteGuard guard_;
-  std::string path_;
   std::int64_t last_step_;
-  std::unique_ptr<std::FILE, Close> file_;
+  std::unique_ptr<File> file_;
   std::optional<std::chrono::steady_clock::time_point> told_phases_;
 };
 

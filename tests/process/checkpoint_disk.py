@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""Disks that are full or read-only: clear messages, nothing lost, nothing overwritten, and training goes on."""
+"""Disks that are full or read-only, and text that cannot be read any more: clear messages, nothing lost, nothing overwritten, and training goes on."""
 # ctest: TIMEOUT 120
 
 import os
@@ -47,15 +47,29 @@ class Disk(TrainingCase):
         weights, _ = self.train("--steps", 6)
         # Room for two checkpoints and a half.
         mount("-t", "tmpfs", "-o", f"size={int(2.5 * CHECKPOINT_KIB)}k", "tmpfs", self.out)
-        run = lockstep(*self.command(*self.arguments))
+        run = lockstep(*self.command(*self.arguments, "--tensorboard"))
         self.assertEqual(run.returncode, 1, run.stderr)
         self.assertIn("No space left on device", run.stderr.splitlines()[-1])
-        self.assertTrue(self.files() <= {"checkpoint-2", "checkpoint-4", "metrics.jsonl", "config.json", "run.json", "flight"}, self.files())
+        self.assertTrue(self.files() <= {"checkpoint-2", "checkpoint-4", "metrics.jsonl", "config.json", "run.json", "flight", "tensorboard"}, self.files())
         self.assertIn("checkpoint-4: OK", self.verify(self.out))
         # Once there is room, the run goes on as if nothing had been.
         mount("-o", f"remount,size={20 * CHECKPOINT_KIB}k", self.out)
         self.assertEqual(self.train(*self.arguments, "--resume")[0], weights)
         self.assertEqual(self.verify(self.out).count("OK"), 4)  # and the model
+
+    def test_text_that_is_gone_while_it_is_mapped(self):
+        """A hole in a file of a full tmpfs can be read, but not mapped: that is SIGBUS, as after a cut."""
+        mount("-t", "tmpfs", "-o", "size=64k", "tmpfs", self.out)
+        text = self.out / "text.txt"
+        text.write_bytes(b"a" * 4096)
+        os.truncate(text, 1 << 20)
+        with (self.out / "rest").open("wb", buffering=0) as rest:
+            with self.assertRaises(OSError):
+                while True:
+                    rest.write(bytes(4096))
+        for command in (["train", "--data", text, "--steps", 1], ["data", text, "--out", self.folder / "shards"]):
+            said = self.fails(1, *command)
+            self.assertIn(f"{text}: byte 4096: cannot be read any more", said)
 
     def test_read_only(self):
         mount("-t", "tmpfs", "-o", f"size={20 * CHECKPOINT_KIB}k", "tmpfs", self.out)

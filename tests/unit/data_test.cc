@@ -1,10 +1,15 @@
+#include <fmt/format.h>
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
+#include <unistd.h>
 
+#include <algorithm>
 #include <fstream>
 #include <numeric>
+#include <utility>
 
 #include "lockstep/base/error.h"
+#include "lockstep/base/thread.h"
 #include "lockstep/data/samples.h"
 #include "lockstep/data/shard_builder.h"
 #include "lockstep/data/source.h"
@@ -228,6 +233,57 @@ TEST(OpenData, ATextThatCannotBeReadIsAnError) {
   if (!std::filesystem::exists(bad)) GTEST_SKIP() << bad << " is not there";
   EXPECT_THAT(message_of([&] { const MappedFile file(bad); }),
               HasSubstr("reading " + bad + " at byte 0"));
+}
+
+// Somebody cuts it short, or writes another one in its place, while it is read.
+TEST(OpenData, ATextThatIsCutShortWhileItIsMappedIsAnError) {
+  TemporaryFolder folder;
+  const auto page = static_cast<std::size_t>(::sysconf(_SC_PAGESIZE));
+  const std::string path = write(folder.path() + "/cut.txt", std::string(3 * page, 'a'));
+  const std::string other = write(folder.path() + "/other.txt", std::string(3 * page, 'b'));
+  MappedFile file(path);
+  const MappedFile untouched(other);
+  file.require_whole();
+  ASSERT_EQ(::truncate(path.c_str(), static_cast<off_t>(page)), 0);
+  const auto bytes = file.bytes();
+  EXPECT_EQ(std::ranges::count(bytes, std::byte{'a'}), static_cast<std::ptrdiff_t>(page));
+  EXPECT_EQ(std::ranges::count(bytes, std::byte{0}), static_cast<std::ptrdiff_t>(2 * page));
+  const MappedFile moved = std::move(file);
+  const auto expected = fmt::format("{}: byte {}: cannot be read any more", path, page);
+  EXPECT_THAT(message_of([&] { moved.require_whole(); }), HasSubstr(expected));
+  EXPECT_THAT(message_of([&] { text_of(moved); }), HasSubstr(expected));
+  EXPECT_EQ(std::ranges::count(untouched.bytes(), std::byte{'b'}),
+            static_cast<std::ptrdiff_t>(3 * page));
+  untouched.require_whole();
+}
+
+// A thread of ours has its faults handled, too.
+TEST(OpenData, ATextThatIsCutShortIsFoundOnEveryThread) {
+  TemporaryFolder folder;
+  const std::string path = write(folder.path() + "/cut.txt", std::string(1 << 16, 'a'));
+  const MappedFile file(path);
+  ASSERT_EQ(::truncate(path.c_str(), 0), 0);
+  Thread thread;
+  thread.start(
+      "a reader", [&] { EXPECT_EQ(std::ranges::count(file.bytes(), std::byte{'a'}), 0); },
+      [](const Error& error) { ADD_FAILURE() << error.what(); });
+  thread.join();
+  EXPECT_THAT(message_of([&] { file.require_whole(); }), HasSubstr("byte 0"));
+}
+
+TEST(ShardBuilder, APieceThatIsRefusedIsInNoShard) {
+  TemporaryFolder folder;
+  const std::string out = folder.path() + "/shards";
+  const std::string text(3 << 20, 'a');  // three pieces
+  std::size_t pieces = 0;
+  const auto refuse_last = [&](std::size_t) {
+    if (++pieces == 3) throw Error(ErrorCode::kIo, "gone");
+  };
+  {
+    ShardBuilder builder({out, 1 << 20, 0}, *byte_tokenizer());
+    EXPECT_THAT(message_of([&] { builder.add_document(text, refuse_last); }), HasSubstr("gone"));
+  }
+  EXPECT_EQ(shards_in(out).size(), 2u);
 }
 
 TEST(OpenData, ValidationByName) {

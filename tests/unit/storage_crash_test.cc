@@ -1,4 +1,5 @@
-// Every crash point of a run: of its saves, rotations, resumes and lines of metrics. The file
+// Every crash point of a run: of its lease, run.json, saves, rotations, resumes, lines of metrics,
+// events for TensorBoard, halt.json, flight files, and of its model with its tokenizer. The file
 // system is one in memory that loses what was not synced.
 
 #include <fmt/format.h>
@@ -8,7 +9,9 @@
 #include <atomic>
 #include <cerrno>
 #include <chrono>
+#include <cstring>
 #include <map>
+#include <memory>
 #include <optional>
 #include <set>
 #include <string>
@@ -17,9 +20,14 @@
 #include "lockstep/base/error.h"
 #include "lockstep/comm/collectives/plan_engine.h"
 #include "lockstep/comm/transport/local_group.h"
+#include "lockstep/data/tokenizer.h"
+#include "lockstep/files/atomic_file.h"
 #include "lockstep/files/json.h"
+#include "lockstep/files/lease.h"
+#include "lockstep/flight/flight_file.h"
 #include "lockstep/model/weights_hash.h"
 #include "lockstep/report/metrics.h"
+#include "lockstep/report/tensorboard.h"
 #include "lockstep/train/checkpoint/folders.h"
 #include "lockstep/train/resume.h"
 #include "lockstep/train/run_checkpoints.h"
@@ -40,7 +48,10 @@ constexpr const char* kOut = "/runs/out";
 constexpr const char* kMetrics = "/runs/out/metrics.jsonl";
 constexpr std::int64_t kSteps = 4;
 constexpr std::int64_t kSaveEvery = 2;
+constexpr std::int64_t kHaltedStep = 3;
 constexpr std::int64_t kKeepLast = 1;
+constexpr const char* kRemembered = R"({"options":["--steps","4"]})";
+constexpr const char* kHalt = R"({"step":3,"lane":1})";
 
 // Whatever the machine makes of what was not synced.
 struct Crash {
@@ -55,7 +66,7 @@ constexpr Crash kCrashes[] = {
 
 TrainingState first_state() {
   TrainingState state;
-  state.run.settings.model = {.vocab = 8,
+  state.run.settings.model = {.vocab = 264,
                               .hidden = 16,
                               .layers = 1,
                               .heads = 1,
@@ -85,6 +96,49 @@ void step(TrainingState& state) {
   }
 }
 
+// A tokenizer with two files.
+std::shared_ptr<const Tokenizer> small_tokenizer() {
+  static const auto made = [] {
+    const std::string_view text = "aa ab aa";
+    return std::shared_ptr<const Tokenizer>(
+        bpe_tokenizer(train_bpe(std::span(&text, 1), 258), "{}", "small"));
+  }();
+  return made;
+}
+
+// The lease of a run, on a clock that goes on when it is asked to.
+class Hold {
+ public:
+  explicit Hold(FaultyStorage& storage)
+      : storage_(storage), now_(LeaseRule::Time() + std::chrono::hours(++runs_)) {}
+
+  void take() {
+    lease_.emplace(Lease::Options{.folder = kOut,
+                                  .job = "run",
+                                  .generation = "1",
+                                  .member = fmt::format("m{}", runs_),
+                                  .term = kTerm,
+                                  .clock = [this] { return now_; },
+                                  .thread = false,
+                                  .storage = &storage_});
+    for (int look = 0; look < 50; ++look) {
+      if (lease_->held()) return;
+      pass();
+    }
+    throw Error(ErrorCode::kTimeout, "the lease cannot be had");
+  }
+  void pass() { now_ += kTerm / 10; }
+  WriteGuard guard() { return lease_->guard(); }
+
+ private:
+  static constexpr std::chrono::seconds kTerm{10};
+  static inline int runs_ = 0;
+
+  FaultyStorage& storage_;
+  LeaseRule::Time now_;
+  std::optional<Lease> lease_;
+};
+
 std::string hash_of(const TrainingState& state) {
   return weights_hash(ParameterLayout(state.run.settings.model), state.parameters.span());
 }
@@ -94,19 +148,37 @@ struct Told {
   std::int64_t saved = 0;
 };
 
+// What a run that stumbles leaves for people. That it cannot be written does not end the run.
+void tell_halt(const WriteGuard& guard, FaultyStorage& storage) {
+  try {
+    write_file(fmt::format("{}/{}", kOut, kHaltFile), kHalt, guard, storage);
+    FlightFile flight;
+    flight.rank = 0;
+    flight.world_size = 1;
+    write_flight_file(fmt::format("{}/{}", kOut, kFlightFolderOfRun), flight, storage);
+  } catch (const Error&) {
+  }
+}
+
 // A run in kOut, from wherever it stands to its end: returns the hash of its weights. A save that
 // fails does not end it, and lines of metrics wait; what else fails does.
 std::string run(FaultyStorage& storage, Told& told) {
   Communicator communicator(std::make_unique<PlanEngine>(std::move(make_local_group(1)[0])),
                             std::chrono::seconds(20));
-  ResumePoint resume = find_resume_point(communicator, kOut, FolderUse::kResume, {}, storage);
+  Hold hold(storage);
+  ResumePoint resume = find_resume_point(
+      communicator, kOut, FolderUse::kResume, [&] { hold.take(); }, storage);
+  const WriteGuard guard = hold.guard();
   TrainingState state = resume.state ? std::move(*resume.state) : first_state();
+  state.tokenizer = small_tokenizer();
+  write_file(fmt::format("{}/{}", kOut, kRunFile), kRemembered, guard, storage);
   std::optional<MetricsFile> metrics;
-  metrics.emplace(kMetrics, state.run.step, WriteGuard{}, storage);
+  metrics.emplace(kMetrics, state.run.step, guard, storage);
+  std::optional<TensorBoardFile> board;
   std::map<std::int64_t, std::string> waiting;
   const auto write_waiting = [&] {
     try {
-      if (!metrics) metrics.emplace(MetricsFile::go_on(kMetrics, {}, storage));
+      if (!metrics) metrics.emplace(MetricsFile::go_on(kMetrics, guard, storage));
       while (!waiting.empty()) {
         metrics->write_step(waiting.begin()->first, waiting.begin()->second);
         waiting.erase(waiting.begin());
@@ -115,21 +187,34 @@ std::string run(FaultyStorage& storage, Told& told) {
       metrics.reset();
     }
   };
+  const auto write_event = [&] {
+    StepReport report;
+    report.step = state.run.step;
+    try {
+      if (!board) board.emplace(kOut, state.run.step - 1, guard, storage);
+      board->add(report);
+    } catch (const Error&) {  // it is not there, and the run goes on
+    }
+  };
   while (state.run.step < kSteps) {
+    for (int i = 0; i < 3; ++i) hold.pass();  // so that the lease is renewed
     step(state);
+    write_event();
+    if (state.run.step == kHaltedStep) tell_halt(guard, storage);
     waiting[state.run.step] = fmt::format(R"({{"step":{},"loss":1.5}})", state.run.step);
     write_waiting();
     if (state.run.step % kSaveEvery != 0 && state.run.step != kSteps) continue;
     try {
-      save_checkpoint(kOut, state, {}, storage);
+      save_checkpoint(kOut, state, guard, storage);
       told.saved = state.run.step;
-      delete_old_checkpoints(kOut, state.run.step, kKeepLast, resume.damaged, {}, storage);
+      delete_old_checkpoints(kOut, state.run.step, kKeepLast, resume.damaged, guard, storage);
     } catch (const Error&) {
     }
   }
   write_waiting();
   const ParameterLayout layout(state.run.settings.model);
-  save_model(kOut, layout, state.parameters.span(), nullptr, state.run.step, {}, storage);
+  save_model(kOut, layout, state.parameters.span(), state.tokenizer.get(), state.run.step, guard,
+             storage);
   return hash_of(state);
 }
 
@@ -157,6 +242,19 @@ std::vector<std::int64_t> lines_of(const FaultyStorage& storage) {
   return steps;
 }
 
+void flight_files_are_whole(const FaultyStorage& storage) {
+  const std::string flight = fmt::format("{}/{}", kOut, kFlightFolderOfRun);
+  for (const std::string& generation : storage.names_in(flight)) {
+    const std::string folder = flight + "/" + generation;
+    for (const std::string& name : storage.names_in(folder)) {
+      if (!name.ends_with(".json")) continue;  // one that was being written
+      std::string problem;
+      EXPECT_TRUE(parse_flight_file(storage.contents(folder + "/" + name).value(), problem))
+          << name << ": " << problem;
+    }
+  }
+}
+
 class CrashedRun : public ::testing::Test {
  protected:
   void SetUp() override {
@@ -177,16 +275,30 @@ class CrashedRun : public ::testing::Test {
       TrainingState expected = first_state();
       while (expected.run.step < newest->state.run.step) step(expected);
       EXPECT_EQ(hash_of(newest->state), hash_of(expected));
+      // --resume needs no other option.
+      EXPECT_EQ(storage.contents(fmt::format("{}/{}", kOut, kRunFile)), kRemembered);
     } else {
       EXPECT_EQ(told.saved, 0);
     }
+    // Whole or not at all.
+    const auto is_whole = [&](const char* name, const char* text) {
+      const auto there = storage.contents(fmt::format("{}/{}", kOut, name));
+      EXPECT_TRUE(!there || *there == text) << name << ": " << there.value_or("");
+    };
+    is_whole(kRunFile, kRemembered);
+    is_whole(kHaltFile, kHalt);
+    flight_files_are_whole(storage);
     Told again;
     const auto hash = run_if_it_can(storage, again);
     ASSERT_TRUE(hash);
     EXPECT_EQ(*hash, hash_);
     EXPECT_EQ(load_newest_checkpoint(kOut, storage)->state.run.step, kSteps);
     EXPECT_EQ(hash_of(load_newest_checkpoint(kOut, storage)->state), hash_);
-    EXPECT_EQ(load_model(kOut, storage).weights, hash_);
+    const SavedModel model = load_model(kOut, storage);
+    EXPECT_EQ(model.weights, hash_);
+    ASSERT_TRUE(model.tokenizer);
+    EXPECT_EQ(model.tokenizer->files()[0].bytes, small_tokenizer()->files()[0].bytes);
+    is_whole(kRunFile, kRemembered);
     const std::vector<std::int64_t> lines = lines_of(storage);
     EXPECT_TRUE(std::ranges::is_sorted(lines));
     EXPECT_EQ(std::set(lines.begin(), lines.end()).size(), lines.size()) << "a step has two lines";
@@ -335,6 +447,63 @@ TEST(StorageFolders, ThoseAboveAreSynced) {
   storage.restart(Names::kLost, Bytes::kLost);
   EXPECT_TRUE(storage.find_folder("/a/b/c"));
   EXPECT_EQ(storage.find_folder("/a/d"), nullptr);
+}
+
+// The records in a file for TensorBoard; bytes that are none are a failure.
+std::size_t records_in(std::string_view bytes) {
+  std::size_t records = 0;
+  while (!bytes.empty()) {
+    std::uint64_t size = 0;
+    constexpr std::size_t kAround = 8 + 4 + 4;  // length and two checksums
+    EXPECT_GE(bytes.size(), kAround);
+    if (bytes.size() < kAround) break;
+    std::memcpy(&size, bytes.data(), sizeof size);
+    EXPECT_LE(size, bytes.size() - kAround);
+    if (size > bytes.size() - kAround) break;
+    EXPECT_EQ(bytes.substr(0, size + kAround), tfevents_record(bytes.substr(12, size)));
+    bytes.remove_prefix(size + kAround);
+    ++records;
+  }
+  return records;
+}
+
+// A torn record would hide all that come after it from TensorBoard.
+TEST(TensorBoard, AnEventThatDoesNotFitIsNotThere) {
+  FaultyStorage storage;
+  make_folder(kOut, storage);
+  const std::string folder = fmt::format("{}/{}", kOut, kTensorBoardFolder);
+  storage.capacity = 20;
+  EXPECT_THROW(TensorBoardFile(kOut, 0, {}, storage), Error);
+  EXPECT_THAT(storage.names_in(folder), ElementsAre());
+  storage.capacity = UINT64_MAX;
+  TensorBoardFile board(kOut, 0, {}, storage);
+  const auto bytes = [&] {
+    return storage.contents(folder + "/" + storage.names_in(folder).at(0)).value();
+  };
+  StepReport report;
+  report.step = 1;
+  board.add(report);
+  EXPECT_EQ(records_in(bytes()), 3u);  // the version, the start, the step
+  report.step = 2;
+  storage.capacity = bytes().size() + 30;
+  EXPECT_THROW(board.add(report), Error);
+  EXPECT_EQ(records_in(bytes()), 3u);
+  storage.capacity = UINT64_MAX;
+  board.add(report);
+  EXPECT_EQ(records_in(bytes()), 4u);
+}
+
+// --overwrite begins with an empty folder, whatever the run before has left.
+TEST(StorageFolders, AnEarlierRunGoesWithItsFlightFiles) {
+  FaultyStorage storage;
+  make_folder(kOut, storage);
+  TensorBoardFile(kOut, 0, {}, storage);
+  tell_halt({}, storage);
+  ASSERT_FALSE(storage.names_in(fmt::format("{}/{}", kOut, kFlightFolderOfRun)).empty());
+  Communicator communicator(std::make_unique<PlanEngine>(std::move(make_local_group(1)[0])),
+                            std::chrono::seconds(20));
+  find_resume_point(communicator, kOut, FolderUse::kOverwrite, {}, storage);
+  EXPECT_THAT(storage.names_in(kOut), ElementsAre());
 }
 
 TEST(Metrics, ALineThatDoesNotFitIsNotThere) {
