@@ -57,10 +57,12 @@ messages of up to 100 MB only, so that nobody in their job may send more.
 
 SIGUSR1 asks workers that train in mode lanes to save a checkpoint after the step under way.
 
-Other hosts can only be served with a token (--token-file or LOCKSTEP_TOKEN), the same everywhere.
-It authenticates workers and coordinator to each other, and what they send to other hosts is encrypted.
-The original protocol has neither: with --insecure its workers need no token, and whoever reaches the
-port can join as one, read the averages and send gradients. docs/security.md says what that means.)";
+Without a token only processes of the same user on this host may join: who is at the other end of a
+connection over loopback is in the kernel's table of connections. Other hosts and other users can only be
+served with a token (--token-file or LOCKSTEP_TOKEN), the same everywhere. It authenticates workers and
+coordinator to each other, and what they send to other hosts is encrypted. The original protocol has
+neither: with --insecure its workers need no token, and whoever reaches the port can join as one, read
+the averages and send gradients. docs/security.md says what that means.)";
 
 // What the coordinator does for its workers.
 enum class Service : std::uint8_t { kAny, kVector, kBlocks, kLanes };
@@ -385,11 +387,12 @@ void run_served(CoordinatorFlags& options, SaveSignal& signal) {
   fmt::print("listening on {}; {} workers expected\n", to_string(listener.local_address()),
              options.server.workers);
   std::fflush(stdout);
-  if (options.insecure && !listener.local_address().is_loopback()) {
+  if (options.insecure) {
     log(LogLevel::kWarning,
-        "--insecure: whoever reaches {} can join as a worker of the original protocol, which has "
+        "--insecure: whoever reaches {}{} can join as a worker of the original protocol, which has "
         "no secret and no encryption; it can read the averages and send gradients",
-        to_string(listener.local_address()));
+        to_string(listener.local_address()),
+        listener.local_address().is_loopback() ? ", any user of this host," : "");
   }
   const auto control = open_door(std::move(listener), options);
   if (options.service == Service::kAny) {
@@ -481,7 +484,7 @@ void add_coordinator(CLI::App& app, Action& action) {
   command.add_flag("--plain-wire", options->plain_wire,
                    "Between hosts: checksums instead of encryption; for all workers or none");
   command.add_flag("--insecure", options->insecure,
-                   "With a token: let in workers that have none, such as the original protocol's");
+                   "Let in workers without the token, and without one those of other users");
   command
       .add_option("--timeout", options->timeout,
                   "A worker that is silent for so long is dead; in seconds")

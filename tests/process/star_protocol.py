@@ -386,6 +386,27 @@ class Recorder(client.Connection):
         super().send_bytes(data)
 
 
+def other_users(insecure):
+    """Without a token only processes of the coordinator's user are let in, whatever they speak."""
+    with Star(2, "--steps", 1, "--total-samples", 10, *["--insecure"] * insecure) as star:
+        for own in (False, True):
+            child = os.fork()
+            if child == 0:
+                os.setuid(65534)
+                code = 2
+                try:
+                    client.join(star.address, "stranger", own)
+                    code = 0
+                except (client.Refused, client.Closed, OSError):
+                    code = 1
+                finally:
+                    os._exit(code)
+            status = os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
+            check(status == (0 if insecure else 1), f"another user got {status}")
+            if not insecure:
+                star.wait_line(star.coordinator, "runs as user 65534")
+
+
 def tokens(insecure):
     token = b"correct horse battery staple"
     with tempfile.NamedTemporaryFile() as file:
@@ -452,6 +473,8 @@ def main():
     cases.run("200 strangers that never speak", strangers, 200)
     cases.run("slow-loris", slow_loris)
     cases.run("who comes late", late)
+    for insecure in (False, True) if os.geteuid() == 0 else ():
+        cases.run(f"other users{', --insecure' * insecure}", other_users, insecure)
     for insecure in (False, True):
         cases.run(f"tokens{', --insecure' * insecure}", tokens, insecure)
     cases.finish()

@@ -13,6 +13,7 @@
 #include "lockstep/net/socket/unix_socket.h"
 #include "lockstep/wire/gradient_messages.h"
 #include "lockstep/wire/wire_error.h"
+#include "tests/support/other_user.h"
 #include "tests/support/ranks.h"
 
 namespace lockstep::door_test {
@@ -290,6 +291,53 @@ TEST(Door, ManyVisitorsThatTrickleAreCheap) {
   };
   // 25 µs a byte would be 1 % of a core at 400 bytes a second; a sanitizer takes its share.
   EXPECT_LT((seconds(after) - seconds(before)) / (kRounds * 400), 500e-6);
+}
+
+// Where there is no token, users tell each other apart; --insecure lets all in.
+TEST(Door, WithoutATokenOtherUsersOfTheHostStayOut) {
+  if (::geteuid() != 0) GTEST_SKIP() << "only root can run a process as another user";
+  for (const bool insecure : {false, true}) {
+    for (const bool speaks_original : {false, true}) {
+      testing::internal::CaptureStderr();
+      OpenDoor at({Purpose::kServer}, /*original=*/true, /*token=*/"", insecure);
+      Socket socket;
+      const OtherUser other([&] {
+        socket = at.visit();
+        socket.send_all(
+            speaks_original
+                ? encode(JoinRequest{"stranger", 0, "cpu"})
+                : Handshake(Handshake::Role::kClient, identity_of(""), Purpose::kServer).opening(),
+            soon());
+      });
+      at.serve();
+      const std::string log = testing::internal::GetCapturedStderr();
+      if (insecure) {
+        EXPECT_THAT(log, Not(HasSubstr("user 65534")));
+        EXPECT_EQ(at.arrivals.size(), speaks_original ? 1u : 0u);  // who greets waits for an answer
+      } else {
+        EXPECT_THAT(log, HasSubstr("runs as user 65534"));
+        EXPECT_TRUE(at.arrivals.empty());
+      }
+    }
+  }
+}
+
+// Whoever was first on the port is not the centre for that.
+TEST(Handshake, WithoutATokenACentreOfAnotherUserIsNotTrusted) {
+  if (::geteuid() != 0) GTEST_SKIP() << "only root can run a process as another user";
+  const Socket listener = listen_tcp(SocketAddress::loopback_v4());
+  Socket own = connect_tcp(listener.local_address(), soon());
+  Socket accepted;
+  const OtherUser other([&] {
+    accepted = accept(listener, soon());
+    accepted.send_all(
+        Handshake(Handshake::Role::kClient, identity_of(""), Purpose::kRendezvous).opening(),
+        soon());
+  });
+  const Error error =
+      error_of([&] { client_handshake(own, identity_of(""), Purpose::kRendezvous, 0, soon()); });
+  EXPECT_EQ(error.code(), ErrorCode::kAuthentication);
+  EXPECT_THAT(error.what(), HasSubstr("runs as user 65534"));
 }
 
 }  // namespace

@@ -108,6 +108,52 @@ TEST(LaneSum, SameBitsForAnyNumberOfWorkers) {
   }());
 }
 
+TEST(LaneSum, InPiecesAsAWhole) {
+  constexpr std::size_t kElements = 3000;
+  for (const int workers : {1, 3}) {
+    run_ranks(workers, [&](Job& job) {
+      LaneSum whole(job, 7, kElements, 2);
+      const LaneSum::Sum expected = whole.sum(1, compute);
+      LaneSum pieces(job, 7, kElements, 2, 4096);
+      EXPECT_THROW(pieces.ready(0, {0, 1}), Error);  // before begin()
+      pieces.begin(1);
+      const std::vector<std::uint32_t> lanes = pieces.own_lanes();
+      for (std::size_t i = 0; i < lanes.size(); ++i) {
+        EXPECT_THROW(pieces.finish(), Error);
+        std::ranges::fill(pieces.lane_gradient(i), 0.0F);
+        compute(lanes[i], pieces.lane_gradient(i), pieces.lane_numbers(i));
+        EXPECT_THROW(pieces.ready(i, {1, 2}), Error);      // a gap
+        EXPECT_THROW(pieces.ready(i + 1, {0, 1}), Error);  // another lane
+        pieces.ready(i, {0, 1999});
+        EXPECT_THROW(pieces.ready(i, {1999, kElements + 1}), Error);
+        pieces.ready(i, {1999, kElements});
+      }
+      EXPECT_THROW(pieces.ready(lanes.size(), {0, 1}), Error);
+      EXPECT_TRUE(pieces.wait_until(Deadline::after(std::chrono::seconds(30))));
+      const LaneSum::Sum sum = pieces.finish();
+      EXPECT_TRUE(std::ranges::equal(sum.gradient, expected.gradient));
+      EXPECT_EQ(sum.numbers, expected.numbers);
+      job.leave();
+    });
+  }
+}
+
+// Nothing of it has been sent: it can begin again.
+TEST(LaneSum, AStepThatWasBrokenOff) {
+  run_ranks(2, [](Job& job) {
+    LaneSum lanes(job, 4, 100);
+    const auto fails = [](std::uint32_t, std::span<float>, std::span<double>) {
+      throw std::runtime_error("asked for");
+    };
+    EXPECT_THROW(lanes.sum(1, fails), std::runtime_error);
+    const auto ones = [](std::uint32_t, std::span<float> gradient, std::span<double>) {
+      std::ranges::fill(gradient, 1.0F);
+    };
+    EXPECT_EQ(lanes.sum(1, ones).gradient[99], 4.0F);
+    job.leave();
+  });
+}
+
 TEST(LaneSum, NeedsALaneForEveryWorker) {
   run_ranks(2, [](Job& job) {
     EXPECT_THROW(LaneSum(job, 1, 10), Error);

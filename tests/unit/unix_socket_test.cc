@@ -2,15 +2,14 @@
 
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
-#include <poll.h>
 #include <sys/mman.h>
-#include <sys/wait.h>
 #include <unistd.h>
 
-#include <functional>
 #include <utility>
 
 #include "lockstep/net/job/handshake.h"
+#include "lockstep/net/socket/peer_user.h"
+#include "tests/support/other_user.h"
 #include "tests/support/ranks.h"
 
 namespace lockstep::unix_socket_test {
@@ -74,34 +73,6 @@ TEST(UnixSocket, AFullQueueEndsAtTheDeadline) {
   EXPECT_TRUE(error.code() == ErrorCode::kTimeout || error.code() == ErrorCode::kIo)
       << error.what();
 }
-
-// A process of this test that runs as another user, until it is told to go.
-class OtherUser {
- public:
-  explicit OtherUser(const std::function<void()>& body) : ends_(unix_socket_pair()) {
-    child_ = ::fork();
-    if (child_ != 0) {
-      wait_for(ends_.first.fd(), POLLIN, soon(), nullptr, "waiting for the other user");
-      return;
-    }
-    constexpr uid_t kNobody = 65534;
-    if (::setuid(kNobody) != 0) ::_exit(1);
-    body();
-    std::byte word{};
-    ends_.second.send_all({&word, 1}, soon());
-    ends_.second.recv_all({&word, 1}, soon());
-    ::_exit(0);
-  }
-  ~OtherUser() {
-    const std::byte word{};
-    ends_.first.send_all({&word, 1}, soon());
-    ::waitpid(child_, nullptr, 0);
-  }
-
- private:
-  std::pair<Socket, Socket> ends_;
-  pid_t child_ = -1;
-};
 
 TEST(UnixSocket, AnotherUserIsNoPeer) {
   if (::geteuid() != 0) GTEST_SKIP() << "only root can run a process as another user";

@@ -59,7 +59,8 @@ std::optional<RosterMessage> ControlPlane::join(std::optional<Link> link, Member
     // Whoever does not know the centre looks for it, too.
     const bool known = !news.redirect->empty();
     if (!known) ::poll(nullptr, 0, deadline.poll_timeout(kPauseBetweenCalls));
-    loop_->join(way_back_.call(known ? *news.redirect : way_back_.first, {}, deadline), options_);
+    const std::string& next = known ? *news.redirect : way_back_.first;
+    loop_->join(way_back_.call(next, options_.card.rank, {}, deadline), options_);
   }
 }
 
@@ -95,7 +96,8 @@ RosterMessage ControlPlane::wait_for_roster(Deadline deadline) {
 
 RosterMessage ControlPlane::regroup(Standing standing, std::int64_t step) {
   LOCKSTEP_CHECK(loop_);
-  if (const auto cause = latch().error()) why_ended_ = cause->message();
+  const auto cause = latch().error();
+  why_ended_ = cause ? cause->message() : loop_->centre_left() ? "it left" : "";
   watch_ = std::make_shared<Watch>();
   loop_->join_again(watch_, standing, step);
   const Deadline deadline = Deadline::after(options_.patience + std::chrono::seconds(1));
@@ -149,7 +151,8 @@ void ControlPlane::find_centre(const ControlNews& news, Standing standing, std::
       return loop_->join(std::nullopt, options);
     }
     try {
-      loop_->join(way_back_.call(action.address, action.whom, Deadline::at(action.until)), options);
+      loop_->join(way_back_.call(action.address, -1, action.whom, Deadline::at(action.until)),
+                  options);
     } catch (const Error&) {  // nobody there, or a stranger
       search.unreachable(Deadline::Clock::now());
       continue;

@@ -25,8 +25,8 @@ struct Watch;
 // How a member finds the centre of its job again after it has lost it.
 struct WayBack {
   // Calls whoever listens at the address and passes the handshake, and is `whom` where that is
-  // given; throws an Error if nobody does.
-  std::function<Link(const std::string& address, const std::optional<MemberId>& whom,
+  // given; throws an Error if nobody does. This process says that it is `rank`; -1: it has none.
+  std::function<Link(const std::string& address, int rank, const std::optional<MemberId>& whom,
                      Deadline deadline)>
       call;
   // For this process in the role of the centre; null where the role does not move.

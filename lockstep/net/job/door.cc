@@ -7,7 +7,7 @@
 #include <utility>
 
 #include "lockstep/base/log.h"
-#include "lockstep/net/socket/unix_socket.h"
+#include "lockstep/net/socket/peer_user.h"
 #include "lockstep/wire/bytes.h"
 #include "lockstep/wire/gradient_messages.h"
 #include "lockstep/wire/wire_error.h"
@@ -121,7 +121,7 @@ void Door::admit(Socket socket, std::size_t entrance, Time now) {
     if (address.family() == AF_UNIX) {
       require_trusted_peer(socket);
     } else {
-      // Without a token the handshake proves nothing, so strangers stay out by their address.
+      // Without a token strangers stay out by their address, and later by their user.
       if (identity_.token.empty() && !address.is_loopback()) return;
       tune_tcp(socket, timeout_);
     }
@@ -167,6 +167,7 @@ void Door::attend(Visitors::iterator visitor, std::vector<Arrival>& arrivals) {
     v.link.pump();
     if (!v.handshake && is_original(v)) {
       if (has_whole_frame(v.link.rest())) {
+        require_own_user(v);
         arrivals.push_back(let_in(visitor, /*original=*/true));
         return;
       }
@@ -236,8 +237,24 @@ bool Door::is_original(const Visitor& visitor) const {
   return true;
 }
 
+void Door::require_own_user(const Visitor& visitor) const {
+  const Socket& socket = visitor.link.socket();
+  const bool tcp = socket.peer_address().family() != AF_UNIX;  // others were looked at
+  if (tcp && identity_.token.empty() && !entrances_[visitor.entrance].insecure) {
+    require_trusted_peer(socket);
+  }
+}
+
 void Door::shake_hands(Visitor& visitor, const Message& message) {
-  if (!visitor.handshake) visitor.handshake.emplace(make_handshake(visitor, message));
+  if (!visitor.handshake) {
+    try {
+      require_own_user(visitor);
+    } catch (const Error& error) {
+      visitor.link.socket().send_if_heard(frame(MessageKind::kRefusal, encode_wire_error(error)));
+      throw;
+    }
+    visitor.handshake.emplace(make_handshake(visitor, message));
+  }
   Handshake::Step step = visitor.handshake->receive(message);
   if (!step.reply.empty()) {
     visitor.link.queue(std::make_shared<const std::vector<std::byte>>(std::move(step.reply)));

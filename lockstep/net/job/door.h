@@ -20,9 +20,10 @@ namespace lockstep {
 struct Entrance {
   Socket listener;  // TCP or unix
   std::vector<Purpose> purposes;
-  // Peers of the original gradient protocol may come: where there is no token, or with `insecure`.
+  // Peers of the original gradient protocol may come: this user's where there is no token, or
+  // anybody with `insecure`.
   bool original = false;
-  bool insecure = false;  // with a token: let in those who have none
+  bool insecure = false;  // let in those who have no token, whoever they are
 };
 
 // Where all connections to this process arrive: accepts them, runs their handshakes side by side
@@ -67,6 +68,8 @@ class Door {
   void attend(Visitors::iterator visitor, std::vector<Arrival>& arrivals);
   // Whether the visitor speaks the original protocol; throws if it may not, or speaks neither.
   bool is_original(const Visitor& visitor) const;
+  // Where there is no token, the handshake proves nothing. Throws if it is another user's.
+  void require_own_user(const Visitor& visitor) const;
   void shake_hands(Visitor& visitor, const Message& message);
   Handshake make_handshake(const Visitor& visitor, const Message& first) const;
   Arrival let_in(Visitors::iterator visitor, bool original);

@@ -9,6 +9,7 @@
 
 #include "lockstep/base/check.h"
 #include "lockstep/base/utf8.h"
+#include "lockstep/net/socket/peer_user.h"
 #include "lockstep/wire/bytes.h"
 #include "lockstep/wire/wire_error.h"
 
@@ -278,13 +279,17 @@ Message receive_message(const Socket& socket, Deadline deadline, const FailureLa
   return message;
 }
 
-PeerIdentity run(Handshake handshake, Socket& socket, Deadline deadline,
+// `nothing_proven`: there is no token, so that who answers is known by its user alone.
+PeerIdentity run(Handshake handshake, Socket& socket, bool nothing_proven, Deadline deadline,
                  const FailureLatch* latch) {
+  const bool by_user = nothing_proven && socket.peer_address().is_loopback();
   socket.send_all(handshake.opening(), deadline, latch);
   while (!handshake.done()) {
     Handshake::Step step;
     try {
       step = handshake.receive(receive_message(socket, deadline, latch));
+      // Not of a refusal: who refuses has gone by now, and is not trusted with anything.
+      if (by_user && !step.failure) require_trusted_peer(socket);
     } catch (const Error& error) {
       // Tell a peer of another version why it is turned away.
       if (error.code() == ErrorCode::kVersionMismatch) {
@@ -310,14 +315,14 @@ PeerIdentity client_handshake(Socket& socket, const Identity& identity, Purpose 
                               std::uint32_t group, Deadline deadline, const FailureLatch* latch) {
   return run(Handshake(Handshake::Role::kClient, identity, purpose, group,
                        protection_for(socket, identity)),
-             socket, deadline, latch);
+             socket, identity.token.empty(), deadline, latch);
 }
 
 PeerIdentity server_handshake(Socket& socket, const Identity& identity, Purpose purpose,
                               Deadline deadline, const FailureLatch* latch) {
   return run(
       Handshake(Handshake::Role::kServer, identity, purpose, 0, protection_for(socket, identity)),
-      socket, deadline, latch);
+      socket, identity.token.empty(), deadline, latch);
 }
 
 }  // namespace lockstep

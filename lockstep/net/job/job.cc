@@ -78,6 +78,26 @@ Card make_card(const JobOptions& options, const MemberId& id) {
   return card;
 }
 
+// A member of the job that runs already, at one of the peers. None: nobody answers there.
+std::optional<Socket> call_peers(const JobOptions& options, const Identity& identity,
+                                 Deadline deadline) {
+  constexpr std::chrono::seconds kOneCall{1};
+  for (const std::string& host : options.peers) {
+    const Deadline soon = earlier(deadline, Deadline::after(kOneCall));
+    try {
+      for (const SocketAddress& address : resolve({host, options.master_port}, soon)) {
+        Socket socket = connect_tcp(address, soon);
+        require_token_for(socket.peer_address(), identity.token);
+        client_handshake(socket, identity, Purpose::kRendezvous, 0, soon);
+        return socket;
+      }
+    } catch (const Error& error) {  // it has not begun, or is gone
+      if (error.code() == ErrorCode::kAuthentication) throw;
+    }
+  }
+  return std::nullopt;
+}
+
 // Where other ranks connect to this one; `card` then tells them.
 void add_entrances(std::vector<Entrance>& entrances, Card& card, const JobOptions& options,
                    const SocketAddress& local) {
@@ -169,11 +189,10 @@ Deadline::Clock::duration patience_of(const JobOptions& options) {
 
 WayBack way_back(const JobOptions& options, const Identity& identity, const Card& card) {
   WayBack way;
-  Identity caller = identity;
-  caller.rank = -1;  // it has none until the next generation
-  way.call = [caller, timeout = options.timeout](const std::string& address,
-                                                 const std::optional<MemberId>& whom,
-                                                 Deadline deadline) {
+  way.call = [caller = identity, timeout = options.timeout](
+                 const std::string& address, int rank, const std::optional<MemberId>& whom,
+                 Deadline deadline) mutable {
+    caller.rank = rank;
     return call_centre(address, whom, caller, timeout, deadline);
   };
   if (options.fixed_centre) {
@@ -228,8 +247,9 @@ Link call_centre(const std::string& address, const std::optional<MemberId>& whom
   return Link(std::move(socket), kMaxRosterBody);
 }
 
-JoinedJob join_job(const JobOptions& options, std::optional<Socket> listener) {
-  validate(options);
+JoinedJob join_job(const JobOptions& given, std::optional<Socket> listener) {
+  validate(given);
+  JobOptions options = given;
   const Deadline deadline = Deadline::after(options.timeout);
   JoinedJob job;
   job.identity = {.job = options.job,
@@ -237,6 +257,18 @@ JoinedJob join_job(const JobOptions& options, std::optional<Socket> listener) {
                   .rank = options.rank,
                   .token = options.token,
                   .wire = options.wire};
+  const bool serves = options.rank == 0 && !options.served_elsewhere;
+  std::optional<Socket> socket;  // to the centre, or to whoever knows it
+  if (serves && options.survives) {
+    Identity caller = job.identity;
+    caller.rank = -1;
+    socket = call_peers(options, caller, deadline);
+    if (socket) {
+      job.identity = caller;
+      options.rank = -1;
+      options.world_size = 0;
+    }
+  }
   Card card = make_card(options, job.identity.id);
   if (options.world_size == 1 && !options.served_elsewhere) {
     job.roster = {card};
@@ -250,7 +282,7 @@ JoinedJob join_job(const JobOptions& options, std::optional<Socket> listener) {
   std::optional<Link> link;  // none: the centre is in this process
   std::string where = "the rendezvous";
   std::string called;
-  if (options.rank == 0 && !options.served_elsewhere) {
+  if (serves && !socket) {
     if (!listener) listener = listen_for_rendezvous(options);
     const SocketAddress bound = listener->local_address();
     require_token_for(bound, options.token);
@@ -264,13 +296,18 @@ JoinedJob join_job(const JobOptions& options, std::optional<Socket> listener) {
                       .member = card.id};
     centre = std::make_unique<Centre>(std::move(own), Deadline::Clock::now());
   } else {
-    Socket socket =
-        connect_to_rendezvous({options.master_host, options.master_port}, job.identity, deadline);
-    tune_tcp(socket, options.timeout);
-    add_entrances(entrances, card, options, socket.local_address());
-    where = fmt::format("the rendezvous at {}", socket.peer());
-    called = to_string(socket.peer_address());
-    link.emplace(std::move(socket), kMaxRosterBody);
+    if (!socket) {
+      socket =
+          connect_to_rendezvous({options.master_host, options.master_port}, job.identity, deadline);
+    }
+    tune_tcp(*socket, options.timeout);
+    add_entrances(entrances, card, options, socket->local_address());
+    if (!options.peers.empty()) {  // so that each of them can be asked
+      entrances.push_back({listen_for_rendezvous(options), {Purpose::kRendezvous}});
+    }
+    where = fmt::format("the rendezvous at {}", socket->peer());
+    called = to_string(socket->peer_address());
+    link.emplace(std::move(*socket), kMaxRosterBody);
   }
   std::unique_ptr<Door> door;
   if (!entrances.empty()) {

@@ -5,6 +5,7 @@
 #include <memory>
 #include <optional>
 #include <string>
+#include <vector>
 
 #include "lockstep/base/version.h"
 #include "lockstep/net/job/control_plane.h"
@@ -22,6 +23,8 @@ struct JobOptions {
   std::string master_host = "127.0.0.1";
   std::uint16_t master_port = 0;
   bool served_elsewhere = false;
+  // Hosts where the other ranks listen at master_port, too: a rank 0 that comes back asks them.
+  std::vector<std::string> peers = {};
   // Whether other ranks connect to this one: not where MPI or a gradient server carries the data.
   bool listens = true;
 
@@ -60,7 +63,8 @@ struct JoinedJob {
 // Opens this rank's door, joins the rendezvous and returns once all ranks are there, or throws
 // an Error that names who is missing or wrong. Takes at most `timeout`. Rank 0 serves the
 // rendezvous at master_host:master_port, or on `listener` where it is already open (master_port is
-// then ignored). World size 1 opens no socket at all. Where the job runs already, a process without
+// then ignored); if the job runs already at one of `peers`, it comes as a process without a rank.
+// World size 1 opens no socket at all. Where the job runs already, a process without
 // a rank returns as a newcomer: ControlPlane::welcome() says what the job is, and regroup_job()
 // with Standing::kPrepared lets it in.
 JoinedJob join_job(const JobOptions& options, std::optional<Socket> listener = std::nullopt);

@@ -11,6 +11,7 @@
 #include <cstring>
 
 #include "lockstep/base/check.h"
+#include "lockstep/net/socket/peer_user.h"
 
 namespace lockstep {
 namespace {
@@ -91,19 +92,6 @@ std::pair<Socket, Socket> unix_socket_pair() {
     throw_io("opening a pair of unix sockets", errno);
   }
   return {Socket(Descriptor(fds[0]), "this process"), Socket(Descriptor(fds[1]), "this process")};
-}
-
-void require_trusted_peer(const Socket& socket) {
-  ucred credentials{};
-  socklen_t size = sizeof(credentials);
-  if (::getsockopt(socket.fd(), SOL_SOCKET, SO_PEERCRED, &credentials, &size) != 0) {
-    throw_io("asking for a peer's credentials", errno);
-  }
-  if (credentials.uid != 0 && credentials.uid != ::geteuid()) {
-    throw Error(ErrorCode::kAuthentication,
-                fmt::format("{} (pid {}) runs as user {}, this process as user {}", socket.peer(),
-                            credentials.pid, credentials.uid, ::geteuid()));
-  }
 }
 
 void send_descriptors(const Socket& socket, std::span<const int> descriptors, Deadline deadline,

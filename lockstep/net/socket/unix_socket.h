@@ -13,14 +13,11 @@ namespace lockstep {
 // be left behind. They carry descriptors, which is how ranks share memory.
 
 Socket listen_unix(const std::string& name);
-// Use accept() of socket.h on the listener, then require_trusted_peer().
+// Use accept() of socket.h on the listener, then require_trusted_peer() of peer_user.h.
 // Error{kAuthentication}: the listener is a process of another user.
 Socket connect_unix(const std::string& name, Deadline deadline,
                     const FailureLatch* latch = nullptr);
 std::pair<Socket, Socket> unix_socket_pair();
-
-// The process at the other end runs as our user or as root; otherwise Error{kAuthentication}.
-void require_trusted_peer(const Socket& socket);
 
 inline constexpr std::size_t kMaxDescriptors = 16;  // in one message
 

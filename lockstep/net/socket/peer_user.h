@@ -1,0 +1,23 @@
+#pragma once
+
+#include <sys/types.h>
+
+#include <optional>
+#include <string_view>
+
+#include "lockstep/net/socket/socket.h"
+
+namespace lockstep {
+
+// Whether the other end of a connection within this host is a process of this user, or of root.
+
+// Of a unix socket, or of TCP over loopback. Throws Error{kAuthentication} that says who it is, or
+// that nobody can tell: of a TCP connection that the other side has closed, or not accepted yet.
+void require_trusted_peer(const Socket& socket);
+
+// The owner of the socket at `local` that is connected to `remote`, in the text of /proc/net/tcp or
+// /proc/net/tcp6. Nothing if it is not there, or no process has it open. Pure.
+std::optional<uid_t> owner_in_table(std::string_view table, const SocketAddress& local,
+                                    const SocketAddress& remote);
+
+}  // namespace lockstep
