@@ -34,11 +34,30 @@ void LaneSums::fail(ErrorCode code, int rank, const std::string& what) const {
   throw Error(code, fmt::format("{} {}", names_[index_of(rank)], what), rank);
 }
 
-// Ranks may be ahead of the open piece, but not behind it: its opener has brought all before it.
-void LaneSums::check_step(int rank, const BulkHead& head) const {
-  if (!open_ || head.step >= open_->head.step) return;
+bool LaneSums::can_come_next(const Place& place) const {
+  return place == next_ || (sum_may_be_over_ && place == Place{next_.step + 1, 0});
+}
+
+void LaneSums::check_place(int rank, const BulkHead& head) const {
+  const Place place = place_of(head);
+  const auto in_words = [](const Place& at) {
+    return fmt::format("sum {}, elements from {} on", at.step, at.offset);
+  };
+  if (!open_ && can_come_next(place)) return;
+  if (open_) {
+    const Place open = place_of(open_->head);
+    const bool ahead = place == Place{open.step, open.offset + open_->head.count};
+    if (place == open || (ahead && open_->has_brought[index_of(rank)])) return;
+    // Only the ranks know how long a sum is.
+    if (can_come_next(place)) {
+      throw Error(ErrorCode::kStepMismatch,
+                  fmt::format("{} is at {}, but {} is at {}", names_[index_of(rank)],
+                              in_words(place), names_[index_of(open_->opener)], in_words(open)));
+    }
+  }
   fail(ErrorCode::kStepMismatch, rank,
-       fmt::format("sent a PartialSum of sum {}; sum {} is expected", head.step, open_->head.step));
+       fmt::format("sent a PartialSum of {}; {} is expected", in_words(place),
+                   in_words(open_ ? place_of(open_->head) : next_)));
 }
 
 bool LaneSums::offer(int rank, const BulkHead& head) {
@@ -47,7 +66,7 @@ bool LaneSums::offer(int rank, const BulkHead& head) {
          fmt::format("sent a {}; a {} is expected", to_string(head.tag),
                      to_string(WireTag::kPartialSum)));
   }
-  check_step(rank, head);
+  check_place(rank, head);
   if (head.count > kMostPieceBytes / sizeof(float) || foot_bytes(head) > kMostTailBytes) {
     fail(ErrorCode::kMessageTooLarge, rank,
          fmt::format(
@@ -60,21 +79,22 @@ bool LaneSums::offer(int rank, const BulkHead& head) {
                      kMostLanes));
   }
   if (!open_) {
-    open_.emplace(Open{head, rank, LaneTree(head.lanes), std::vector<std::size_t>(names_.size())});
+    open_.emplace(Open{head, rank, LaneTree(head.lanes), std::vector<std::size_t>(names_.size()),
+                       std::vector<bool>(names_.size())});
   }
   const BulkHead& first = open_->head;
   const std::string& opener = names_[index_of(open_->opener)];
-  if (head.step == first.step && head.call != first.call) {
+  if (head.call != first.call) {
     fail(ErrorCode::kCollectiveMismatch, rank,
          fmt::format("is in another collective than {}", opener));
   }
-  if (head.step == first.step && head.lanes != first.lanes) {
+  if (head.lanes != first.lanes) {
     fail(ErrorCode::kSizeMismatch, rank,
          fmt::format("counts {} lanes in sum {}, but {} counts {}", head.lanes, head.step, opener,
                      first.lanes));
   }
-  if (head.step != first.step || head.offset != first.offset) {
-    waiting_at_[index_of(rank)] = Place{head.step, head.offset};
+  if (head.offset != first.offset) {
+    waiting_at_[index_of(rank)] = place_of(head);
     return false;
   }
   if (head.count != first.count || head.tail_count != first.tail_count) {
@@ -85,6 +105,7 @@ bool LaneSums::offer(int rank, const BulkHead& head) {
                      first.tail_count));
   }
   waiting_at_[index_of(rank)].reset();
+  open_->has_brought[index_of(rank)] = true;
   std::size_t& brought = open_->brought[index_of(rank)];
   brought += head.count * sizeof(float) + foot_bytes(head);
   if (brought > kMostBroughtBytes) {
@@ -111,11 +132,7 @@ void LaneSums::check_finite(int rank, const BulkHead& head, const LaneValue& val
 }
 
 void LaneSums::add(int rank, const BulkHead& head, LaneValue value) {
-  // Another piece may begin where the finished one did.
-  const bool fits = open_ && open_->head.step == head.step && open_->head.offset == head.offset &&
-                    open_->head.count == head.count && open_->head.tail_count == head.tail_count &&
-                    open_->head.lanes == head.lanes;
-  if (!fits) {
+  if (!open_ || place_of(open_->head) != place_of(head)) {
     fail(ErrorCode::kSizeMismatch, rank,
          fmt::format("sent {}, but others have sent all lanes already", node_name(head)));
   }
@@ -150,6 +167,10 @@ std::optional<LaneSums::Piece> LaneSums::take_finished() {
   if (!open_ || !open_->tree.complete()) return std::nullopt;
   Piece piece{open_->head, open_->tree.take()};
   piece.head.tag = WireTag::kRawSum;
+  // The last piece of a sum has the tail, if there is any; one without elements is the only one.
+  sum_may_be_over_ = piece.head.tail_count == 0 && piece.head.count > 0;
+  next_ = sum_may_be_over_ ? Place{piece.head.step, piece.head.offset + piece.head.count}
+                           : Place{piece.head.step + 1, 0};
   open_.reset();
   waiting_at_.assign(names_.size(), std::nullopt);
   const std::size_t at =

@@ -12,10 +12,12 @@
 namespace lockstep {
 
 // Sums over lanes, as the gradient server of ranks sees them. Ranks send partials, the sums of
-// nodes of T(0, lanes), in pieces of the flat gradient; they number their sums alike. The first
-// frame of a piece opens the piece. A piece is finished when the nodes that have come cover all
-// lanes, whoever brought them. No I/O. A frame that does not fit throws an Error that names the
-// rank at fault. What a rank may bring is bounded: the lanes, and the bytes that are held for it.
+// nodes of T(0, lanes), in pieces of the flat gradient; they number their sums alike, from 0 on,
+// and nobody begins a sum before the one before it has come back. The first frame of a piece opens
+// the piece. A piece is finished when the nodes that have come cover all lanes, whoever brought
+// them. No I/O. A frame that does not fit throws an Error that names the rank at fault, even if its
+// frame was the first. What a rank may bring is bounded: the lanes, and the bytes that are held for
+// it.
 class LaneSums {
  public:
   explicit LaneSums(std::vector<std::string> names);
@@ -44,21 +46,29 @@ class LaneSums {
     int opener = -1;
     LaneTree tree;
     std::vector<std::size_t> brought;  // bytes, by rank
+    std::vector<bool> has_brought;     // anything, by rank
   };
-
-  [[noreturn]] void fail(ErrorCode code, int rank, const std::string& what) const;
-  void check_step(int rank, const BulkHead& head) const;
-  void check_finite(int rank, const BulkHead& head, const LaneValue& value) const;
-
-  // Where a frame that was put off belongs.
+  // Of a piece.
   struct Place {
     std::uint64_t step = 0;
     std::uint64_t offset = 0;
+
+    bool operator==(const Place&) const = default;
   };
+  static Place place_of(const BulkHead& head) { return {head.step, head.offset}; }
+
+  [[noreturn]] void fail(ErrorCode code, int rank, const std::string& what) const;
+  // Whether a piece can begin there, after all that are finished.
+  bool can_come_next(const Place& place) const;
+  // Throws unless it is the open piece, or the one after it from a rank that has brought its part.
+  void check_place(int rank, const BulkHead& head) const;
+  void check_finite(int rank, const BulkHead& head, const LaneValue& value) const;
 
   const std::vector<std::string> names_;
   std::optional<Open> open_;
-  std::vector<std::optional<Place>> waiting_at_;
+  std::vector<std::optional<Place>> waiting_at_;  // by rank: where a frame belongs that was put off
+  Place next_;                                    // where the finished pieces end
+  bool sum_may_be_over_ = false;                  // then the next sum may begin instead
 };
 
 }  // namespace lockstep

@@ -10,6 +10,7 @@
 #include "lockstep/base/error.h"
 #include "lockstep/comm/collectives/plan_engine.h"
 #include "lockstep/comm/communicator.h"
+#include "lockstep/comm/flight_recorder.h"
 #include "lockstep/comm/transport/mesh_transport.h"
 #include "lockstep/comm/transport/ring_stream.h"
 #include "tests/fuzz/script.h"
@@ -17,6 +18,12 @@
 using namespace lockstep;
 
 namespace {
+
+// To map its memory for every input would take most of the time.
+std::shared_ptr<FlightRecorder> shared_recorder() {
+  static const auto recorder = std::make_shared<FlightRecorder>();
+  return recorder;
+}
 
 class Thrower final : public Supervisor {
  public:
@@ -92,7 +99,7 @@ void meet_on_a_mesh(fuzz::Script& script) {
   auto streams = std::make_unique<OnePeer>(script.bytes(SIZE_MAX), supervisor);
   Communicator communicator(
       std::make_unique<PlanEngine>(std::make_unique<MeshTransport>(0, 2, 1, 0, std::move(streams))),
-      std::chrono::seconds(2));
+      std::chrono::seconds(2), 0, shared_recorder());
   try {
     switch (collective) {
       case 0: communicator.all_reduce(std::span(data), ReduceOp::kSum); break;
@@ -229,7 +236,7 @@ void meet_in_shared_memory(fuzz::Script& script) {
   auto streams = std::make_unique<SharingPeer>(space, supervisor);
   Communicator communicator(
       std::make_unique<PlanEngine>(std::make_unique<MeshTransport>(0, 2, 1, 0, std::move(streams))),
-      std::chrono::seconds(5));
+      std::chrono::seconds(5), 0, shared_recorder());
   static std::vector<float> heap(2 * kLarge, 1.0F);
   const std::span<float> shown(reinterpret_cast<float*>(HostileSpace::arena(0).data()), 2 * kLarge);
   CallOptions options;

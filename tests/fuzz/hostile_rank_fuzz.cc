@@ -21,6 +21,8 @@ constexpr std::size_t kMostWords = 100'000;
 constexpr std::size_t kElements = 50;
 // A rank that is gone is waited for a tenth of it.
 constexpr std::chrono::milliseconds kTimeout{100};
+// Without one, whose the other end is would be looked up for every connection.
+constexpr const char* kToken = "0123456789abcdef";
 
 JoinedJob join(const ServerRun& server, int rank) {
   JobOptions place;
@@ -30,6 +32,7 @@ JoinedJob join(const ServerRun& server, int rank) {
   place.served_elsewhere = true;
   place.listens = false;
   place.timeout = kTimeout;
+  place.token = kToken;
   return join_job(place);
 }
 
@@ -116,6 +119,7 @@ extern "C" int LLVMFuzzerTestOneInput(const std::uint8_t* data, std::size_t size
   HostOptions options;
   options.world_size = 2;
   options.timeout = kTimeout;
+  options.token = kToken;
   ServerRun server(listen_tcp(SocketAddress::loopback_v4()), options);
   std::promise<void> done;  // the honest rank
   std::thread hostile([&] {
