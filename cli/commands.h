@@ -5,6 +5,8 @@
 #include <string>
 #include <vector>
 
+#include "lockstep/launch/host_agent.h"
+
 namespace lockstep::cli {
 
 // What the command line asked for; returns the exit code. Parsing only chooses it, main runs it
@@ -15,9 +17,16 @@ using Action = std::function<int()>;
 // `app` and, when it is chosen, sets `action`. `arguments` are the program's own, for commands that
 // start themselves again as ranks. All outlive the parse.
 void add_train(CLI::App& app, const std::vector<std::string>& arguments, Action& action);
+// What a host of `lockstep launch` runs for its part of a training run.
+HostCommand train_on_host(const HostOrder& order);
+// `behind` is what follows "--".
+void add_launch(CLI::App& app, const std::vector<std::string>& behind, Action& action);
+void add_agent(CLI::App& app, Action& action);
 void add_data(CLI::App& app, Action& action);
 void add_generate(CLI::App& app, Action& action);
 void add_verify(CLI::App& app, Action& action);
+// `program` is what run starts, with its arguments, which main has taken off the line.
+void add_run(CLI::App& app, const std::vector<std::string>& program, Action& action);
 void add_report(CLI::App& app, Action& action);
 void add_doctor(CLI::App& app, Action& action);
 void add_explain(CLI::App& app, Action& action);

@@ -25,20 +25,18 @@ std::string completion_for(const std::string& shell, std::span<const HelpCommand
   return shell == "zsh" ? zsh_completion(commands) : fish_completion(commands);
 }
 
-void write_file(const std::filesystem::path& path, const std::string& text) {
+void write_below(const std::filesystem::path& path, const std::string& text) {
   make_folder(path.parent_path());
-  AtomicFile file(path);
-  file.write(text);
-  file.commit();
+  write_file(path, text);
 }
 
 // What belongs into the folder `share` of an installation.
 void write_share(const std::filesystem::path& folder, std::span<const HelpCommand> commands) {
-  write_file(folder / "bash-completion/completions/lockstep", bash_completion(commands));
-  write_file(folder / "zsh/site-functions/_lockstep", zsh_completion(commands));
-  write_file(folder / "fish/vendor_completions.d/lockstep.fish", fish_completion(commands));
+  write_below(folder / "bash-completion/completions/lockstep", bash_completion(commands));
+  write_below(folder / "zsh/site-functions/_lockstep", zsh_completion(commands));
+  write_below(folder / "fish/vendor_completions.d/lockstep.fish", fish_completion(commands));
   for (const HelpCommand& command : commands) {
-    write_file(folder / "man/man1" / (command.name('-') + ".1"), man_page(commands, command));
+    write_below(folder / "man/man1" / (command.name('-') + ".1"), man_page(commands, command));
   }
 }
 

@@ -54,6 +54,15 @@ void raise_file_limit() {
   ::setrlimit(RLIMIT_NOFILE, &limit);
 }
 
+// What `lockstep launch` is to start: the words behind "--", which are no longer among `arguments`.
+std::vector<std::string> take_launched(std::vector<std::string>& arguments) {
+  const auto dashes = std::ranges::find(arguments, "--");
+  if (arguments.empty() || arguments[0] != "launch" || dashes == arguments.end()) return {};
+  std::vector<std::string> behind(dashes + 1, arguments.end());
+  arguments.erase(dashes, arguments.end());
+  return behind;
+}
+
 int run(int argc, char** argv) {
   CLI::App app{"Data-parallel training of transformer language models.", "lockstep"};
   app.set_version_flag("--version", fmt::format("lockstep {}", version()));
@@ -65,10 +74,14 @@ int run(int argc, char** argv) {
     arguments.erase(arguments.begin());
     arguments.emplace_back("--help");
   }
+  const std::vector<std::string> launched = take_launched(arguments);
   add_train(app, arguments, action);
+  add_launch(app, launched, action);
   add_data(app, action);
   add_generate(app, action);
   add_verify(app, action);
+  std::vector<std::string> program;
+  add_run(app, program, action);
   add_report(app, action);
   add_explain(app, action);
   add_doctor(app, action);
@@ -80,8 +93,12 @@ int run(int argc, char** argv) {
   add_worker(app, action);
   add_completion(app, action);
   add_share(app, action);
+  add_agent(app, action);
 
   let_the_last_count(app);
+  if (!arguments.empty() && arguments[0] == "run") {
+    program = take_program(*app.get_subcommand("run"), arguments);
+  }
 
   if (const auto problem = missing_value(app, arguments)) {
     log_line(LogLevel::kError, *problem);

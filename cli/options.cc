@@ -176,6 +176,19 @@ std::optional<std::string> missing_value(CLI::App& app, const std::vector<std::s
   return std::nullopt;
 }
 
+std::vector<std::string> take_program(const CLI::App& command, std::vector<std::string>& words) {
+  std::size_t end = 1;  // behind the command's name
+  for (; end < words.size() && words[end].starts_with('-') && words[end] != "--"; ++end) {
+    const CLI::Option* option = command.get_option_no_throw(words[end]);
+    if (option != nullptr && option->get_items_expected_min() > 0) ++end;
+  }
+  end = std::min(end, words.size());
+  const std::size_t begin = end < words.size() && words[end] == "--" ? end + 1 : end;
+  std::vector<std::string> program(words.begin() + static_cast<std::ptrdiff_t>(begin), words.end());
+  words.resize(end);
+  return program;
+}
+
 CLI::Validator tokenizer_name() {
   return {[](std::string& text) -> std::string {
             const std::vector<std::string> names = {"bytes", "sentencepiece", "bpe"};
@@ -306,6 +319,7 @@ void refuse_together(const CLI::App& command, const std::string& option,
 
 std::string token_from(const std::string& file) {
   if (!file.empty()) return read_token_file(file);
+  if (std::string token = launched_token(); !token.empty()) return token;
   const char* value = std::getenv(kTokenVariable);
   return value == nullptr ? "" : value;
 }

@@ -55,6 +55,10 @@ void let_the_last_count(CLI::App& app);
 // its place: one line that says so. (CLI11 would take that name for the value.)
 std::optional<std::string> missing_value(CLI::App& app, const std::vector<std::string>& words);
 
+// Takes the program and its arguments off the words of `command`: from the first on that is neither
+// an option nor its value, or all behind a --.
+std::vector<std::string> take_program(const CLI::App& command, std::vector<std::string>& words);
+
 // One line that says what is wrong with the command line, and which command or option was meant.
 std::string usage_problem(const CLI::App& app, const CLI::ParseError& error);
 
@@ -74,7 +78,8 @@ void apply_options_file(CLI::App& command, const std::string& path);
 void refuse_together(const CLI::App& command, const std::string& option,
                      const std::vector<std::string>& others);
 
-// The job's secret: from --token-file, else from LOCKSTEP_TOKEN, else empty.
+// The job's secret: from --token-file, else from `lockstep launch`, else from LOCKSTEP_TOKEN, else
+// empty.
 std::string token_from(const std::string& file);
 
 std::chrono::nanoseconds duration_of(double seconds);

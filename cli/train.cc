@@ -17,6 +17,7 @@
 #include "lockstep/base/error.h"
 #include "lockstep/base/log.h"
 #include "lockstep/data/mix.h"
+#include "lockstep/launch/host_agent.h"
 #include "lockstep/launch/launch.h"
 #include "lockstep/launch/rank_environment.h"
 #include "lockstep/net/job/roster.h"
@@ -622,19 +623,75 @@ int run_train(TrainFlags& options, CLI::App& command, const std::vector<std::str
   return train(options.run, arguments);
 }
 
-}  // namespace
-
-void add_train(CLI::App& app, const std::vector<std::string>& arguments, Action& action) {
+CLI::App& add_train_options(CLI::App& app, TrainFlags& options) {
   CLI::App& command = *app.add_subcommand("train", "Train a language model.");
   command.footer(kTrainExplanation);
+  add_data_options(command, options);
+  add_model_options(command, options.run);
+  add_training_options(command, options.run);
+  add_run_options(command, options.run);
+  add_options_file(command, options.config)->group("Run");
+  add_checkpoint_options(command, options);
+  add_worker_options(command, options);
+  return command;
+}
+
+// A host says nothing of these: the launch does, or there is one process of the kind.
+constexpr const char* kOfLaunch[] = {"--join",        "--workers", "--expect",
+                                     "--coordinator", "--dry-run", "--replay"};
+
+}  // namespace
+
+HostCommand train_on_host(const HostOrder& order) {
+  CLI::App app;
+  TrainFlags options;
+  CLI::App& command = add_train_options(app, options);
+  let_the_last_count(app);
+  if (order.joins) {  // who joins takes the job's, and its file need not be here
+    command.get_option("--tokenizer")->get_validator(kOneOf)->active(false);
+  }
+  std::vector<std::string> words = order.arguments;
+  words.insert(words.begin(), "train");
+  try {
+    if (const auto problem = missing_value(app, words)) {
+      throw Error(ErrorCode::kInvalidArgument, *problem);
+    }
+    app.parse(std::vector<std::string>(words.rbegin(), words.rend()));
+    apply_options_file(command, options.config);
+  } catch (const CLI::ParseError& error) {
+    throw Error(ErrorCode::kInvalidArgument, usage_problem(app, error));
+  }
+  for (const char* name : kOfLaunch) {
+    if (command.count(name) == 0) continue;
+    throw Error(ErrorCode::kInvalidArgument,
+                fmt::format("{} does not go with lockstep launch", name));
+  }
+  if (command.count("--log") == 0) words.insert(words.end(), {"--log", order.log});
+  if (!order.joins) {
+    const std::string listen = options.run.listen.empty() ? order.address : options.run.listen;
+    words.insert(words.end(), {"--workers", std::to_string(order.workers), "--expect",
+                               std::to_string(order.expect), "--listen", listen});
+    return {words, listen};
+  }
+  std::vector<std::string> own = {"train", "--join", order.address, "--workers",
+                                  std::to_string(order.workers)};
+  for (const CLI::Option* option : command.get_options()) {
+    const std::string name = option->get_single_name();
+    if (option->count() == 0 || name == "config" ||
+        std::ranges::find(kLocalOptions, name) == std::end(kLocalOptions)) {
+      continue;
+    }
+    const bool flag = option->get_items_expected_max() == 0;
+    own.push_back("--" + name);
+    if (!flag) own.insert(own.end(), option->results().begin(), option->results().end());
+  }
+  if (command.count("--log") == 0) own.insert(own.end(), {"--log", order.log});
+  return {own, ""};
+}
+
+void add_train(CLI::App& app, const std::vector<std::string>& arguments, Action& action) {
   const auto options = std::make_shared<TrainFlags>();
-  add_data_options(command, *options);
-  add_model_options(command, options->run);
-  add_training_options(command, options->run);
-  add_run_options(command, options->run);
-  add_options_file(command, options->config)->group("Run");
-  add_checkpoint_options(command, *options);
-  add_worker_options(command, *options);
+  CLI::App& command = add_train_options(app, *options);
   command.callback([options, &command, &arguments, &action] {
     apply_options_file(command, options->config);
     refuse_options_of_the_job(command);

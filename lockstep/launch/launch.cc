@@ -6,7 +6,6 @@
 #include <sched.h>
 #include <sys/mman.h>
 #include <sys/prctl.h>
-#include <sys/signalfd.h>
 #include <sys/wait.h>
 #include <unistd.h>
 
@@ -34,6 +33,8 @@
 #include "lockstep/base/signal_count.h"
 #include "lockstep/comm/flight_recorder.h"
 #include "lockstep/flight/flight_file.h"
+#include "lockstep/launch/blocked_signals.h"
+#include "lockstep/launch/piped_process.h"
 #include "lockstep/launch/rank_environment.h"
 #include "lockstep/launch/rank_lines.h"
 #include "lockstep/launch/restart_policy.h"
@@ -47,46 +48,14 @@ extern char** environ;
 namespace lockstep {
 namespace {
 
-// Blocks the signals that the launcher reads from a descriptor; undone when it goes.
-class BlockedSignals {
- public:
-  BlockedSignals() {
-    sigset_t set;
-    sigemptyset(&set);
-    for (const int number : {SIGCHLD, SIGINT, SIGTERM, SIGUSR1, SIGUSR2}) sigaddset(&set, number);
-    // Under nohup it stays ignored: a blocked signal would be read all the same.
-    struct sigaction hangup {};
-    ::sigaction(SIGHUP, nullptr, &hangup);
-    if (hangup.sa_handler != SIG_IGN) sigaddset(&set, SIGHUP);
-    ::sigprocmask(SIG_BLOCK, &set, &before_);
-    descriptor_ = Descriptor(::signalfd(-1, &set, SFD_CLOEXEC | SFD_NONBLOCK));
-    if (!descriptor_) throw_io("signalfd", errno);
-  }
-  ~BlockedSignals() { ::sigprocmask(SIG_SETMASK, &before_, nullptr); }
-  BlockedSignals(const BlockedSignals&) = delete;
-  BlockedSignals& operator=(const BlockedSignals&) = delete;
-
-  int fd() const { return descriptor_.get(); }
-  const sigset_t& before() const { return before_; }
-  std::optional<signalfd_siginfo> next() const {
-    signalfd_siginfo info{};
-    if (::read(fd(), &info, sizeof info) != sizeof info) return std::nullopt;
-    return info;
-  }
-
- private:
-  sigset_t before_{};
-  Descriptor descriptor_;
-};
-
 constexpr const char* kLaunchedVariable = "LOCKSTEP_LAUNCHED_RANK";
 constexpr std::string_view kErrorPrefix = "error: ";
 // What a launcher tells its ranks, and these not theirs.
 constexpr std::string_view kOfALauncher[] = {
-    kRankVariable,        kWorldSizeVariable,  kLocalRankVariable, kLaunchedVariable,
-    kMasterHostVariable,  kMasterPortVariable, kListenerVariable,  kHostedVariable,
-    kAttemptVariable,     kSecretVariable,     kNewcomerVariable,  kFlightMemoryVariable,
-    kFlightFolderVariable};
+    kRankVariable,         kWorldSizeVariable,  kLocalRankVariable, kLaunchedVariable,
+    kMasterHostVariable,   kMasterPortVariable, kListenerVariable,  kHostedVariable,
+    kAttemptVariable,      kSecretVariable,     kNewcomerVariable,  kFlightMemoryVariable,
+    kFlightFolderVariable, kStatusVariable};
 constexpr int kCompanion = -1;  // among the parts of the job; the others are ranks
 constexpr std::string_view kClearLine = "\r\x1b[K";
 // How often the job is asked what has become of its members.
@@ -115,14 +84,6 @@ struct Child {
   // It came to the end of the run.
   bool finished() const { return !running && status == 0 && !left; }
 };
-
-// Strings as execve wants them.
-std::vector<char*> pointers_to(std::vector<std::string>& strings) {
-  std::vector<char*> pointers;
-  for (std::string& string : strings) pointers.push_back(string.data());
-  pointers.push_back(nullptr);
-  return pointers;
-}
 
 // What a rank is told by its environment. A newcomer gets its rank from the job.
 struct Place {
@@ -179,6 +140,15 @@ Descriptor secret_file(const std::string& text) {
   return file;
 }
 
+// Where `lockstep launch` reads what becomes of the job; none if it has not started us.
+Descriptor inherited_status() {
+  const char* number = std::getenv(kStatusVariable);
+  if (number == nullptr) return Descriptor();
+  Descriptor status(std::atoi(number));
+  ::fcntl(status.get(), F_SETFD, FD_CLOEXEC);
+  return status;
+}
+
 // Every rank stays on its share of the cores: schedulers like to put two that talk on one core.
 cpu_set_t cores_for(int rank, int ranks) {
   cpu_set_t set;
@@ -190,7 +160,8 @@ cpu_set_t cores_for(int rank, int ranks) {
 // Between fork and exec: system calls only.
 [[noreturn]] void become_rank(bool reads, pid_t parent, const cpu_set_t& cores,
                               const sigset_t& signals, int messages, int secret, int flight,
-                              char* const* arguments, char* const* environment) {
+                              const char* program, char* const* arguments,
+                              char* const* environment) {
   ::prctl(PR_SET_PDEATHSIG, SIGKILL);
   if (::getppid() != parent) ::_exit(1);  // it ended before we asked to end with it
   ::sched_setaffinity(0, sizeof cores, &cores);
@@ -205,8 +176,12 @@ cpu_set_t cores_for(int rank, int ranks) {
     ::dup2(nothing, STDIN_FILENO);
     ::close(nothing);
   }
-  ::execve("/proc/self/exe", arguments, environment);
-  constexpr std::string_view kText = "this program could not be started again\n";
+  if (*program != '\0') {
+    ::execvpe(program, arguments, environment);
+  } else {
+    ::execve("/proc/self/exe", arguments, environment);
+  }
+  constexpr std::string_view kText = "the program could not be started\n";
   [[maybe_unused]] const ssize_t written = ::write(STDERR_FILENO, kText.data(), kText.size());
   ::_exit(1);
 }
@@ -262,8 +237,11 @@ class Launcher {
     rendezvous_ = {bound.is_any() ? "127.0.0.1" : bound.host(), bound.port()};
     if (options_.listen) {
       if (!options_.secret.empty()) kept_secret_.emplace(bound, options_.secret);
-      log(LogLevel::kInfo, "others can join this job: lockstep train --join {} --data PATH",
-          to_string(bound));
+      // `lockstep launch` brings them.
+      if (!tell_status(std::to_string(bound.port()))) {
+        log(LogLevel::kInfo, "others can join this job: lockstep train --join {} --data PATH",
+            to_string(bound));
+      }
     }
     HostOptions job = *options_.job;
     job.title = "the launcher";
@@ -271,6 +249,13 @@ class Launcher {
     job.job = job_name(job.job, attempt_);
     control_ = host_job(job, {std::move(listener), {Purpose::kRendezvous}});
     centre_ = control_;
+  }
+
+  // False if nobody wants to know.
+  bool tell_status(std::string_view line) const {
+    if (!status_) return false;
+    const std::string text = std::string(line) + "\n";
+    return ::write(status_.get(), text.data(), text.size()) > 0;
   }
 
   // Who looks at the board may want to know of ranks on other hosts, too. Those of this one that
@@ -301,7 +286,7 @@ class Launcher {
     std::vector<std::string> environment = environment_for(
         {place, newcomer, attempt_, rendezvous_, secret_.get(), flight_file.get()}, options_);
     std::vector<std::string> arguments = options_.arguments;
-    arguments.insert(arguments.begin(), "lockstep");
+    arguments.insert(arguments.begin(), options_.program.empty() ? "lockstep" : options_.program);
     const std::vector<char*> argv = pointers_to(arguments);
     const std::vector<char*> envp = pointers_to(environment);
     const cpu_set_t cores = cores_for(place, options_.ranks);
@@ -311,7 +296,7 @@ class Launcher {
     if (child.pid < 0) throw_io("fork", errno);
     if (child.pid == 0) {
       become_rank(reads, parent, cores, signals_.before(), write_end.get(), secret_.get(),
-                  flight_file.get(), argv.data(), envp.data());
+                  flight_file.get(), options_.program.c_str(), argv.data(), envp.data());
     }
     restart_.started(place, std::chrono::steady_clock::now());
     children_.push_back(std::move(child));
@@ -391,6 +376,7 @@ class Launcher {
     const auto centre = centre_.lock();
     const auto roster = centre ? centre->centre_roster() : std::nullopt;
     if (!roster || roster->generation.number == generation_) return;
+    if (generation_ == 0) tell_status("formed");
     generation_ = roster->generation.number;
     others_.clear();
     for (const Card& card : roster->roster) {
@@ -497,7 +483,8 @@ class Launcher {
     }
     stopped_by_ = signal;
     restart_.stop();
-    if (const auto centre = centre_.lock(); options_.survive && centre) {
+    if (const auto centre = centre_.lock();
+        options_.survive && centre && options_.program.empty()) {
       // A signal to one rank alone would have it leave.
       centre->wish({.stop = static_cast<std::uint32_t>(signal)});
     } else if (signal == SIGHUP) {  // which they ignore
@@ -788,6 +775,7 @@ class Launcher {
 
   const LaunchOptions options_;
   const BlockedSignals signals_;
+  const Descriptor status_ = inherited_status();
   std::string attempt_ = to_string(random_member_id());
   const HostIdentity host_ = this_host();
   std::shared_ptr<ControlPlane> control_;  // of the job whose centre we are

@@ -16,8 +16,11 @@ namespace lockstep {
 
 struct LaunchOptions {
   int ranks = 1;
-  // Of this program, for every rank; without its name.
+  // For every rank; without the program's name.
   std::vector<std::string> arguments;
+  // What every rank runs, by its path or found in PATH; empty: this program. Another one is told to
+  // stop by signals: it need not know of links.
+  std::string program = {};
   // "NAME=value" for every rank, before what is inherited.
   std::vector<std::string> environment = {};
   // The job that the ranks form, if they form one among themselves: this process is its centre,
@@ -61,15 +64,16 @@ struct LaunchOptions {
   std::function<void(int code)> before_failure = {};
 };
 
-// Runs this program once for every rank, as child processes that find their rank in the environment
+// Runs a program once for every rank, as child processes that find their rank in the environment
 // (rank_environment.h), each on its share of the cores if there are enough, and waits for all of
 // them. Rank 0 has our standard input; what the ranks print is passed on as it is. SIGINT, SIGTERM
 // and SIGHUP are passed on to the ranks; SIGUSR1 is passed on to one of them; on SIGUSR2 what all
 // of them did last is written.
 //
 // With `survive` a rank that is lost ends nobody: the last line is about the job as a whole, and
-// the ranks that are left when it ends decide. They are told to stop over their links to the
-// centre, not by signals. Until the job has formed the first loss ends it all the same.
+// the ranks that are left when it ends decide. Those of this program are told to stop over their
+// links to the centre, not by signals. Until the job has formed the first loss ends it all the
+// same.
 //
 // Otherwise: returns 0 if all succeeded. When one fails the rest are ended and reaped, the last
 // line on stderr tells which rank or companion is to blame (blame.h) and how it ended, and its exit

@@ -5,6 +5,7 @@
 #include <sys/stat.h>
 #include <unistd.h>
 
+#include <algorithm>
 #include <array>
 #include <cerrno>
 #include <charconv>
@@ -31,6 +32,8 @@ constexpr Names kLaunchers[] = {
     {"PMI_RANK", "PMI_SIZE", "MPI_LOCALRANKID"},
 };
 constexpr Names kSlurm = {"SLURM_PROCID", "SLURM_NTASKS", "SLURM_LOCALID"};
+// An indexed Job numbers its pods; how many there are its manifest has to say.
+constexpr Names kKubernetes = {"JOB_COMPLETION_INDEX", kWorldSizeVariable, kLocalRankVariable};
 constexpr const char* kSlurmNodes = "SLURM_JOB_NODELIST";
 constexpr const char* kSlurmJob = "SLURM_JOB_ID";
 constexpr const char* kSlurmStep = "SLURM_STEP_ID";
@@ -70,6 +73,7 @@ bool started_by_srun() {
 }
 
 std::optional<Names> find_launcher() {
+  if (started_by_kubernetes()) return kKubernetes;
   for (const Names& names : kLaunchers) {
     if (is_set(names.rank) || is_set(names.world_size)) return names;
   }
@@ -96,18 +100,23 @@ std::string attempt_name() {
   return "";
 }
 
-// Our launcher's secret, from the file that we have inherited.
-std::string inherited_secret() {
-  if (!is_set(kSecretVariable)) return "";
-  const int file = number_in(kSecretVariable, 3, 1 << 20);
-  ::fcntl(file, F_SETFD, FD_CLOEXEC);  // not for those that this process starts
+// A secret from a file that we have inherited under the number that the variable has.
+std::string inherited_text(const char* variable) {
+  const int file = number_in(variable, 3, 1 << 20);
   std::array<char, 256> text{};
   const ssize_t size = ::pread(file, text.data(), text.size(), 0);
   if (size <= 0) {
     throw Error(ErrorCode::kInvalidArgument,
-                fmt::format("{}={} is no file with a secret", kSecretVariable, file));
+                fmt::format("{}={} is no file with a secret", variable, file));
   }
   return {text.data(), static_cast<std::size_t>(size)};
+}
+
+// Our launcher's secret; not for those that this process starts.
+std::string inherited_secret() {
+  if (!is_set(kSecretVariable)) return "";
+  ::fcntl(number_in(kSecretVariable, 3, 1 << 20), F_SETFD, FD_CLOEXEC);
+  return inherited_text(kSecretVariable);
 }
 
 // Memory of our launcher for the flight recorder; whoever opens it first has it.
@@ -184,10 +193,27 @@ std::optional<RankEnvironment> rank_environment() {
     found.master_host = host;
     found.master_port = static_cast<std::uint16_t>(number_in(kMasterPortVariable, 1, 65535));
     if (agent_has_the_port()) found.master_port = port_for(found.master_port);
+    if (started_by_kubernetes()) found.peers = pods_after(found.master_host, found.world_size);
   } else if (started_by_srun()) {
     meet_by_slurm(found);
   }
   return found;
+}
+
+// Whoever sets RANK, too, has started processes of its own in the pod.
+bool started_by_kubernetes() {
+  return is_set(kKubernetes.rank) && is_set(kKubernetes.world_size) && !is_set(kRankVariable);
+}
+
+std::vector<std::string> pods_after(std::string_view first, int world_size) {
+  const std::size_t dot = std::min(first.find('.'), first.size());
+  const std::string_view name = first.substr(0, dot);
+  std::vector<std::string> pods;
+  if (!name.ends_with("-0")) return pods;
+  for (int rank = 1; rank < world_size; ++rank) {
+    pods.push_back(fmt::format("{}{}{}", name.substr(0, dot - 1), rank, first.substr(dot)));
+  }
+  return pods;
 }
 
 std::string job_name(const std::string& name, const std::string& attempt) {
@@ -212,6 +238,10 @@ std::string read_token_file(const std::string& path) {
     throw Error(ErrorCode::kInvalidArgument, fmt::format("{} holds no token", path));
   }
   return token;
+}
+
+std::string launched_token() {
+  return is_set(kTokenFileVariable) ? inherited_text(kTokenFileVariable) : "";
 }
 
 std::optional<std::string> first_host(std::string_view list) {

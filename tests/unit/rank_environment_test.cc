@@ -42,7 +42,8 @@ constexpr const char* kAll[] = {"RANK",
                                 "LOCKSTEP_HOSTED",
                                 "LOCKSTEP_ATTEMPT",
                                 "LOCKSTEP_SECRET_FD",
-                                "LOCKSTEP_NEWCOMER"};
+                                "LOCKSTEP_NEWCOMER",
+                                "JOB_COMPLETION_INDEX"};
 
 // An environment with these variables and no others that matter; undone at the end.
 class Environment {
@@ -121,6 +122,33 @@ TEST(RankEnvironment, SlurmTellsWhereToMeet) {
   other["MASTER_PORT"] = "1234";
   EXPECT_EQ(found_in(other).master_host, "login");
   EXPECT_EQ(found_in(other).master_port, 1234);
+}
+
+TEST(RankEnvironment, AnIndexedJobOfKubernetesNumbersItsPods) {
+  std::map<std::string, std::string> variables = {{"JOB_COMPLETION_INDEX", "2"},
+                                                  {"WORLD_SIZE", "3"},
+                                                  {"MASTER_ADDR", "train-0.net"},
+                                                  {"MASTER_PORT", "29500"}};
+  const auto found = found_in(variables);
+  expect_rank(found, 2, 3, std::nullopt);
+  EXPECT_EQ(found.master_host, "train-0.net");
+  EXPECT_THAT(found.peers, testing::ElementsAre("train-1.net", "train-2.net"));
+  // torchrun in a pod has its own numbers; pods that are not told how many they are work alone.
+  variables["RANK"] = "1";
+  expect_rank(found_in(variables), 1, 3, std::nullopt);
+  EXPECT_THAT(found_in(variables).peers, testing::IsEmpty());
+  const std::map<std::string, std::string> alone = {{"JOB_COMPLETION_INDEX", "2"}};
+  const Environment environment(alone);
+  EXPECT_FALSE(rank_environment());
+}
+
+TEST(RankEnvironment, PodsAreCalledByTheirIndex) {
+  EXPECT_THAT(pods_after("a-b-0", 3), testing::ElementsAre("a-b-1", "a-b-2"));
+  EXPECT_THAT(pods_after("train-0.x.default.svc", 2),
+              testing::ElementsAre("train-1.x.default.svc"));
+  for (const char* other : {"", "10.0.0.1", "train", "train-10.x", "train.x-0"}) {
+    EXPECT_THAT(pods_after(other, 4), testing::IsEmpty()) << other;
+  }
 }
 
 TEST(RankEnvironment, ABatchScriptAndAnInteractiveShellAreNoRanks) {
