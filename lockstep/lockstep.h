@@ -14,9 +14,11 @@
 #include <string_view>
 #include <vector>
 
+#include "lockstep/base/deadline.h"
 #include "lockstep/base/error.h"
 #include "lockstep/base/hash/blake3.h"
 #include "lockstep/base/random.h"
+#include "lockstep/base/range.h"
 #include "lockstep/base/version.h"
 #include "lockstep/comm/call.h"
 #include "lockstep/comm/communicator.h"
@@ -45,6 +47,9 @@ struct JoinOptions {
   std::uint16_t master_port = 0;
   std::optional<int> listener = std::nullopt;
   bool hosted = false;
+  // Hosts of the other workers, where each listens at master_port, too: a rank 0 that is started
+  // again finds its job there.
+  std::vector<std::string> peers = {};
   // Memory that `lockstep train` shares with this process, for its flight recorder: a descriptor,
   // which join() takes over.
   std::optional<int> flight = std::nullopt;
@@ -69,8 +74,8 @@ struct JoinOptions {
   std::chrono::nanoseconds patience{};  // for so long; zero: ten timeouts
 
   // `given`, with this process's place in the job as torchrun, mpirun, srun or `lockstep train`
-  // tell it: RANK, WORLD_SIZE, MASTER_ADDR and MASTER_PORT, or what Open MPI, MPICH and Slurm set
-  // instead. LOCKSTEP_TOKEN, or what `lockstep train` hands down, is the secret where none is
+  // tell it: RANK, WORLD_SIZE, MASTER_ADDR and MASTER_PORT, or what Open MPI, MPICH, Slurm and
+  // Kubernetes set instead. LOCKSTEP_TOKEN, or what `lockstep train` hands down, is the secret where none is
   // given. Just `given` where no launcher started this process. Throws Error{kInvalidArgument} that
   // names the variable which is missing or makes no sense.
   static JoinOptions from_environment(JoinOptions given);
@@ -193,14 +198,16 @@ class LaneSum {
   using Compute =
       std::function<void(std::uint32_t lane, std::span<float> gradient, std::span<double> numbers)>;
   struct Sum {
-    std::span<const float> gradient;  // valid until the next sum()
+    std::span<float> gradient;  // valid until the next sum() or begin(); may be changed
     std::vector<double> numbers;
   };
 
   // For `lanes` gradients of `elements` numbers, with `numbers` beside each. The same on all
   // workers; at least a lane for each of them. The job stays where it is and outlives this; every
   // generation of it shares the lanes anew.
-  LaneSum(Job& job, std::uint32_t lanes, std::size_t elements, std::size_t numbers = 0);
+  // What travels at once are buckets of `bucket_bytes`.
+  LaneSum(Job& job, std::uint32_t lanes, std::size_t elements, std::size_t numbers = 0,
+          std::size_t bucket_bytes = std::size_t{4} << 20);
   ~LaneSum();
   LaneSum(LaneSum&& other) noexcept;
   LaneSum& operator=(LaneSum&& other) noexcept;
@@ -208,6 +215,23 @@ class LaneSum {
   // The sum over all lanes of all workers. Collective, with the same step everywhere. Errors are
   // the communicator's and final; Error{kNonFinite} where a gradient server meets NaN or infinity.
   Sum sum(std::int64_t step, const Compute& compute);
+
+  // The same piece by piece, for gradients that others compute: begin(); for every own lane, in
+  // their order, fill lane_gradient() and call ready() as parts of it are final; finish(). What is
+  // final in the last lane travels while the rest is computed. Error{kInvalidArgument} for another
+  // order.
+  std::vector<std::uint32_t> own_lanes();  // of this worker in this generation, as to be computed
+  void begin(std::int64_t step);
+  // Of the index-th own lane. The gradient holds what was there before, the numbers zeros. Valid
+  // until the generation ends.
+  std::span<float> lane_gradient(std::size_t index);
+  std::span<double> lane_numbers(std::size_t index);
+  // Elements `range` are final: all that were not yet, up to its end.
+  void ready(std::size_t index, Range range);
+  // All lanes are ready: waits until then for the sum; whether it has come. Errors as in sum().
+  bool wait_until(Deadline deadline);
+  // Likewise, until it has come.
+  Sum finish();
 
  private:
   struct State;

@@ -195,6 +195,7 @@ Job join_mesh(const JoinOptions& options) {
   place.master_host = options.master_host;
   place.master_port = options.master_port;
   place.served_elsewhere = options.hosted;
+  place.peers = options.peers;
   place.job = job_name(options.name, options.attempt);
   place.token = options.token;
   place.wire = wire_choice(options.plain_wire);
@@ -283,6 +284,7 @@ JoinOptions JoinOptions::from_environment(JoinOptions given) {
     given.master_port = found->master_port;
     given.listener = found->listener;
     given.hosted = found->hosted;
+    given.peers = found->peers;
     given.flight = found->flight;
     given.attempt = found->attempt;
   }

@@ -6,6 +6,7 @@
 #include <algorithm>
 #include <charconv>
 #include <chrono>
+#include <csignal>
 #include <cstdint>
 #include <cstdio>
 #include <map>
@@ -24,6 +25,7 @@
 #include "lockstep/comm/flight_recorder.h"
 #include "lockstep/files/atomic_file.h"
 #include "lockstep/launch/launch.h"
+#include "lockstep/launch/rank_environment.h"
 #include "lockstep/model/gpu_model.h"
 #include "lockstep/net/job/blame.h"
 #include "lockstep/page/page.h"
@@ -531,6 +533,7 @@ int Worker::leave() {
   job_.leave();
   log(LogLevel::kInfo, "this worker leaves after step {}; the others go on",
       trainer_->steps_done());
+  if (started_by_kubernetes()) return 128 + SIGTERM;  // 0 would be the end of the work
   return is_launched() ? kLeftCode : 0;
 }
 
@@ -787,17 +790,13 @@ void Worker::save_model() {
 // So that --resume needs no other option.
 void Worker::remember() {
   if (options_.out.empty() || options_.remembered.empty()) return;
-  AtomicFile file(options_.out + "/" + kRunFile, hold_.guard());
-  file.write(options_.remembered);
-  file.commit();
+  write_file(options_.out + "/" + kRunFile, options_.remembered, hold_.guard());
 }
 
 void Worker::write_halt(const HaltReport& report) {
   if (!is_first() || options_.out.empty()) return;
   const std::string path = options_.out + "/" + kHaltFile;
-  AtomicFile file(path, hold_.guard());
-  file.write(to_json(report) + "\n");
-  file.commit();
+  write_file(path, to_json(report) + "\n", hold_.guard());
   log(LogLevel::kInfo,
       "{} says which lane it was: --replay {} computes it once more, --skip-lanes {} leaves it out",
       path, path, path);

@@ -337,6 +337,16 @@ std::vector<double> GradientReducer::sum_tails(std::span<const std::vector<doubl
   return total;
 }
 
+bool GradientReducer::wait_until(Deadline deadline) {
+  if (options_.overlap) ready({final_, partials_[0].size()});
+  for (; told_ < works_.size(); finish_bucket(told_++)) {
+    for (const Work& work : works_[told_]) {
+      if (!work.wait_until(deadline)) return false;
+    }
+  }
+  return true;
+}
+
 ReducedStep GradientReducer::finish(std::span<const std::vector<double>> lane_tails) {
   LOCKSTEP_CHECK(!lane_tails.empty());
   if (options_.overlap) {

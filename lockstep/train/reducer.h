@@ -8,6 +8,7 @@
 #include <string_view>
 #include <vector>
 
+#include "lockstep/base/deadline.h"
 #include "lockstep/base/float_buffer.h"
 #include "lockstep/comm/communicator.h"
 #include "lockstep/model/layout.h"
@@ -97,11 +98,16 @@ class GradientReducer {
   void begin(std::int64_t step);
   // Elements `range` of all partials are final. Ranges come in ascending order without gaps.
   void ready(Range range);
-  // The rest of the gradient is final as well. `lane_tails` has the tail of every lane of this
+  // The rest of the gradient is final as well: waits until then for what is under way; whether all
+  // has come.
+  bool wait_until(Deadline deadline);
+  // Likewise, until it has come. `lane_tails` has the tail of every lane of this
   // rank, in lane order (LaneWork::place) and of equal length; tails are added in the same tree and
   // never rounded. The sum replaces the first partial.
   ReducedStep finish(std::span<const std::vector<double>> lane_tails);
 
+  // Whether something of the step has been sent.
+  bool under_way() const { return !works_.empty(); }
   std::size_t buckets() const { return buckets_.size(); }
   // Bytes sent per rank for every byte of gradient: more than 1 where ranks have several partials.
   double traffic() const;

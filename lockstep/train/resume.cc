@@ -31,11 +31,11 @@ constexpr std::initializer_list<const char*> kOurFiles = {
   throw Error(ErrorCode::kInvalidArgument, message);
 }
 
-// One of our files that was being written when its process ended: NAME.TAG.tmp.
+// One of our files that was being written when its process ended: NAME.TAG.tmp. Who is just trying
+// to get the lease tries again.
 bool is_unfinished(const std::string& name) {
-  return name.ends_with(".tmp") && std::ranges::any_of(kOurFiles, [&](const std::string& ours) {
-           return name.starts_with(ours + ".");
-         });
+  const auto is_of = [&](const std::string& ours) { return name.starts_with(ours + "."); };
+  return name.ends_with(".tmp") && (is_of(kLeaseFile) || std::ranges::any_of(kOurFiles, is_of));
 }
 
 bool is_ours(const std::string& name) {
@@ -107,6 +107,9 @@ void remove_earlier_run(const std::string& out, Storage& storage) {
   }
   folder->sync();
   remove_flat_folder(*folder, kTensorBoardFolder);
+  if (const auto flight = folder->find_folder(kFlightFolderOfRun)) {
+    for (const Folder::Entry& entry : flight->entries()) remove_flat_folder(*flight, entry.name);
+  }
   remove_flat_folder(*folder, kFlightFolderOfRun);
   for (const char* name : kOurFiles) folder->remove(name);
   remove_unfinished(out, storage);

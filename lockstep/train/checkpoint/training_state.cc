@@ -12,20 +12,17 @@
 #include "lockstep/base/error.h"
 #include "lockstep/base/hash/blake3.h"
 #include "lockstep/base/index.h"
-#include "lockstep/base/thread_pool.h"
 #include "lockstep/files/hashed_read.h"
 #include "lockstep/files/mapped_file.h"
 #include "lockstep/model/layout.h"
 #include "lockstep/train/checkpoint/manifest.h"
+#include "lockstep/train/checkpoint/state_file.h"
 #include "lockstep/train/formats/model_files.h"
 #include "lockstep/train/formats/safetensors.h"
 #include "lockstep/wire/bytes.h"
 
 namespace lockstep {
 namespace {
-
-// What is written at once, or hashed twice while it is in the cache.
-constexpr std::size_t kPieceBytes = 256 << 10;
 
 constexpr const char* kFirstMoment = "exp_avg.";
 constexpr const char* kSecondMoment = "exp_avg_sq.";
@@ -35,43 +32,6 @@ constexpr std::string_view kMagic = "LOCKSTAT";
 constexpr std::uint32_t kBytesVersion = 1;
 constexpr std::uint32_t kMostFiles = 64;
 constexpr std::uint32_t kLongestName = 255;
-
-template <typename Body>
-void for_pieces(std::span<const std::byte> bytes, Body&& body) {
-  for (; !bytes.empty(); bytes = bytes.subspan(std::min(kPieceBytes, bytes.size()))) {
-    body(bytes.first(std::min(kPieceBytes, bytes.size())));
-  }
-}
-
-// One file: `head`, then the values of the tensors, which belong to the state.
-struct StateFile {
-  std::string name;
-  std::string head;
-  std::vector<TensorToStore> tensors = {};
-
-  std::uint64_t bytes() const {
-    std::uint64_t count = head.size();
-    for (const TensorToStore& tensor : tensors) count += tensor.values.size_bytes();
-    return count;
-  }
-};
-
-using ByteSink = std::function<void(std::span<const std::byte>)>;
-
-StateFile tensors_file(const char* name, std::vector<TensorToStore> tensors) {
-  std::string head = safetensors_head(tensors, {{"format", "pt"}});
-  return {name, std::move(head), std::move(tensors)};
-}
-
-Manifest read_manifest(FileSource& files) {
-  const auto text = files.find_text(kManifestFile);
-  if (!text) throw_bad_file(files.path(kManifestFile), "is missing");
-  auto parsed = parse_manifest(*text);
-  if (const auto* problem = std::get_if<FormatProblem>(&parsed)) {
-    throw_bad_file(files.path(kManifestFile), problem->what);
-  }
-  return std::get<Manifest>(std::move(parsed));
-}
 
 constexpr const char* kHashDoesNotHold = "is damaged: its hash does not hold";
 
@@ -287,45 +247,11 @@ std::vector<StateFile> state_files(const TrainingState& state) {
   std::vector<TensorToStore> residuals;
   for (std::size_t at = 0; at < state.residuals.size(); at += layout.size()) {
     residuals.push_back({fmt::format("{}{}", kRank, residuals.size()),
-                         {static_cast<std::int64_t>(layout.size())},
+                         std::vector{static_cast<std::int64_t>(layout.size())},
                          state.residuals.span().subspan(at, layout.size())});
   }
   if (!residuals.empty()) files.push_back(tensors_file(kResidualFile, std::move(residuals)));
   return files;
-}
-
-// The file's entry of the manifest.
-ManifestFile hash_file(const StateFile& file) {
-  ManifestFile entry = {.name = file.name, .bytes = file.bytes()};
-  Blake3 all;
-  all.update(std::as_bytes(std::span(file.head)));
-  for (const TensorToStore& tensor : file.tensors) {
-    Blake3 own;
-    for_pieces(std::as_bytes(tensor.values), [&](std::span<const std::byte> piece) {
-      own.update(piece);
-      all.update(piece);
-    });
-    entry.tensors.push_back({tensor.name, to_hex(own.finish())});
-  }
-  entry.hash = to_hex(all.finish());
-  return entry;
-}
-
-// Gives the file to `sink` in pieces, while another thread hashes it; returns its entry of the
-// manifest.
-ManifestFile emit_file(const StateFile& file, const ByteSink& sink) {
-  constexpr std::size_t kWrites = 0, kTasks = 2;
-  ManifestFile entry;
-  ThreadPool pool(kTasks);
-  pool.run(kTasks, [&](std::size_t task) {
-    if (task != kWrites) {
-      entry = hash_file(file);
-      return;
-    }
-    for_pieces(std::as_bytes(std::span(file.head)), sink);
-    for (const TensorToStore& tensor : file.tensors) for_pieces(std::as_bytes(tensor.values), sink);
-  });
-  return entry;
 }
 
 Manifest make_manifest(const RunState& run, std::vector<ManifestFile> files) {

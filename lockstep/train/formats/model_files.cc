@@ -144,13 +144,6 @@ ModelConfig read_config(const ConfigReader& reader) {
   return config;
 }
 
-void write_file(const std::string& path, std::string_view text, const WriteGuard& guard,
-                Storage& storage) {
-  AtomicFile file(path, guard, storage);
-  file.write(text);
-  file.commit();
-}
-
 std::shared_ptr<const Tokenizer> read_bpe(FileSource& files) {
   return bpe_tokenizer(files.text(kBpeFile), files.find_text(kBpeConfigFile).value_or(""),
                        files.path(kBpeFile));

@@ -20,16 +20,6 @@ constexpr std::size_t kLengthBytes = 8;
 constexpr std::uint64_t kMostHeader = 100'000'000;
 constexpr std::size_t kMostDimensions = 8;
 
-// Bytes per element of the types of the format; 0: another type.
-std::size_t size_of(std::string_view type) {
-  if (type == "F64" || type == "I64" || type == "U64") return 8;
-  if (type == "F32" || type == "I32" || type == "U32") return 4;
-  if (type == "F16" || type == "BF16" || type == "I16" || type == "U16") return 2;
-  if (type == "I8" || type == "U8" || type == "BOOL" || type == "F8_E4M3" || type == "F8_E5M2")
-    return 1;
-  return 0;
-}
-
 TensorType tensor_type(std::string_view type) {
   if (type == "F32") return TensorType::kF32;
   if (type == "F16") return TensorType::kF16;
@@ -55,9 +45,10 @@ std::optional<std::string> read_entry(const SortedJson& entry, std::size_t data_
     return "lacks dtype, shape or data_offsets";
   }
   const auto& type_name = type->get_ref<const std::string&>();
-  std::uint64_t bytes = size_of(type_name);
+  std::uint64_t bytes = safetensors_type_bytes(type_name);
   if (bytes == 0) return fmt::format("has the unknown type {}", type_name);
   tensor.type = tensor_type(type_name);
+  tensor.type_name = type_name;
   if (shape->size() > kMostDimensions) return fmt::format("has {} dimensions", shape->size());
   for (const SortedJson& dimension : *shape) {
     const auto size = as_size(dimension);
@@ -142,6 +133,15 @@ std::size_t StoredTensor::elements() const {
   std::size_t count = 1;
   for (const std::int64_t size : shape) count *= static_cast<std::size_t>(size);
   return count;
+}
+
+std::size_t safetensors_type_bytes(std::string_view type) {
+  if (type == "F64" || type == "I64" || type == "U64" || type == "C64") return 8;
+  if (type == "F32" || type == "I32" || type == "U32") return 4;
+  if (type == "F16" || type == "BF16" || type == "I16" || type == "U16") return 2;
+  if (type == "I8" || type == "U8" || type == "BOOL" || type == "F8_E4M3" || type == "F8_E5M2")
+    return 1;
+  return 0;
 }
 
 std::uint64_t safetensors_head_bytes(std::span<const std::byte> begin, std::uint64_t file_bytes) {
@@ -256,9 +256,9 @@ std::string safetensors_head(std::span<const TensorToStore> tensors,
   if (!metadata.empty()) header["__metadata__"] = metadata;
   std::size_t offset = 0;
   for (const TensorToStore& tensor : tensors) {
-    const std::size_t end = offset + tensor.values.size_bytes();
+    const std::size_t end = offset + tensor.bytes.size();
     header[tensor.name] = {
-        {"dtype", "F32"}, {"shape", tensor.shape}, {"data_offsets", {offset, end}}};
+        {"dtype", tensor.type}, {"shape", tensor.shape}, {"data_offsets", {offset, end}}};
     offset = end;
   }
   std::string text = to_text(header);
@@ -273,7 +273,7 @@ void write_safetensors(const std::string& path, std::span<const TensorToStore> t
                        Storage& storage) {
   AtomicFile file(path, guard, storage);
   file.write(safetensors_head(tensors, metadata));
-  for (const TensorToStore& tensor : tensors) file.write(std::as_bytes(tensor.values));
+  for (const TensorToStore& tensor : tensors) file.write(tensor.bytes);
   file.commit();
 }
 

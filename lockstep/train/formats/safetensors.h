@@ -7,6 +7,7 @@
 #include <span>
 #include <string>
 #include <string_view>
+#include <utility>
 #include <variant>
 #include <vector>
 
@@ -23,12 +24,16 @@ enum class TensorType { kF32, kF16, kBf16, kOther };
 struct StoredTensor {
   std::string name = {};
   TensorType type = TensorType::kF32;
+  std::string type_name = {};  // as the format calls it
   std::vector<std::int64_t> shape = {};
   std::size_t begin = 0;  // in the file
   std::size_t end = 0;
 
   std::size_t elements() const;
 };
+
+// Bytes per element of a type of the format; 0: no such type.
+std::size_t safetensors_type_bytes(std::string_view type);
 
 struct SafetensorsProblem {
   std::size_t position = 0;
@@ -77,11 +82,21 @@ class SafetensorsFile {
   SafetensorsHeader tensors_;
 };
 
-// One f32 tensor to be written.
+// One tensor to be written.
 struct TensorToStore {
+  TensorToStore(std::string named, std::vector<std::int64_t> sizes, std::span<const float> values)
+      : TensorToStore(std::move(named), std::move(sizes), std::as_bytes(values), "F32") {}
+  TensorToStore(std::string named, std::vector<std::int64_t> sizes,
+                std::span<const std::byte> contents, std::string type_name)
+      : name(std::move(named)),
+        shape(std::move(sizes)),
+        bytes(contents),
+        type(std::move(type_name)) {}
+
   std::string name;
   std::vector<std::int64_t> shape;
-  std::span<const float> values;
+  std::span<const std::byte> bytes;
+  std::string type;  // as the format calls it
 };
 using SafetensorsMetadata = std::map<std::string, std::string>;
 

@@ -1,0 +1,79 @@
+#include "lockstep/train/checkpoint/state_file.h"
+
+#include <algorithm>
+#include <utility>
+#include <variant>
+
+#include "lockstep/base/hash/blake3.h"
+#include "lockstep/base/thread_pool.h"
+#include "lockstep/files/mapped_file.h"
+
+namespace lockstep {
+namespace {
+
+// What is written at once, or hashed twice while it is in the cache.
+constexpr std::size_t kPieceBytes = 256 << 10;
+
+template <typename Body>
+void for_pieces(std::span<const std::byte> bytes, Body&& body) {
+  for (; !bytes.empty(); bytes = bytes.subspan(std::min(kPieceBytes, bytes.size()))) {
+    body(bytes.first(std::min(kPieceBytes, bytes.size())));
+  }
+}
+
+// The file's entry of the manifest.
+ManifestFile hash_file(const StateFile& file) {
+  ManifestFile entry = {.name = file.name, .bytes = file.bytes()};
+  Blake3 all;
+  all.update(std::as_bytes(std::span(file.head)));
+  for (const TensorToStore& tensor : file.tensors) {
+    Blake3 own;
+    for_pieces(tensor.bytes, [&](std::span<const std::byte> piece) {
+      own.update(piece);
+      all.update(piece);
+    });
+    entry.tensors.push_back({tensor.name, to_hex(own.finish())});
+  }
+  entry.hash = to_hex(all.finish());
+  return entry;
+}
+
+}  // namespace
+
+std::uint64_t StateFile::bytes() const {
+  std::uint64_t count = head.size();
+  for (const TensorToStore& tensor : tensors) count += tensor.bytes.size();
+  return count;
+}
+
+StateFile tensors_file(const char* name, std::vector<TensorToStore> tensors) {
+  std::string head = safetensors_head(tensors, {{"format", "pt"}});
+  return {name, std::move(head), std::move(tensors)};
+}
+
+ManifestFile emit_file(const StateFile& file, const ByteSink& sink) {
+  constexpr std::size_t kWrites = 0, kTasks = 2;
+  ManifestFile entry;
+  ThreadPool pool(kTasks);
+  pool.run(kTasks, [&](std::size_t task) {
+    if (task != kWrites) {
+      entry = hash_file(file);
+      return;
+    }
+    for_pieces(std::as_bytes(std::span(file.head)), sink);
+    for (const TensorToStore& tensor : file.tensors) for_pieces(tensor.bytes, sink);
+  });
+  return entry;
+}
+
+Manifest read_manifest(FileSource& files) {
+  const auto text = files.find_text(kManifestFile);
+  if (!text) throw_bad_file(files.path(kManifestFile), "is missing");
+  auto parsed = parse_manifest(*text);
+  if (const auto* problem = std::get_if<FormatProblem>(&parsed)) {
+    throw_bad_file(files.path(kManifestFile), problem->what);
+  }
+  return std::get<Manifest>(std::move(parsed));
+}
+
+}  // namespace lockstep

@@ -1,0 +1,99 @@
+"""What a module needs so that a lane gives the same bits wherever it is computed."""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import struct
+from typing import Callable, List, Optional, Tuple
+
+import torch
+
+
+def deterministic(threads: int = 1) -> None:
+    """Sets what PyTorch needs to compute the same bits again: deterministic kernels, and one number of threads.
+
+    Sums that PyTorch takes with several threads depend on how many there are. So all workers must have the same
+    number, whatever the machine has; one thread is the number that every machine has. An operation that has no
+    deterministic kernel raises an error that names it."""
+    os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
+    torch.use_deterministic_algorithms(True)
+    torch.backends.cudnn.benchmark = False
+    torch.set_num_threads(threads)
+
+
+def lane_seed(seed: int, step: int, lane: int) -> int:
+    """The seed of a lane's random numbers: a function of the run's seed, the step and the lane alone."""
+    digest = hashlib.blake2b(struct.pack("<qqq", seed, step, lane), digest_size=8).digest()
+    return int.from_bytes(digest, "little") >> 1
+
+
+def lane_generator(seed: int, step: int, lane: int) -> torch.Generator:
+    """A generator of its own for the data of a lane. Dropout takes the default one, which a lane seeds, too."""
+    return torch.Generator().manual_seed(lane_seed(seed, step, lane))
+
+
+def first_difference(module: torch.nn.Module, compute: Callable[[], torch.Tensor]) -> Optional[str]:
+    """Runs `compute`, forward and backward, twice, and names the first layer whose output or gradient differs.
+
+    None: both runs had the same bits. `compute` returns a loss and must seed what is random."""
+    first, second = _trace(module, compute), _trace(module, compute)
+    for (what, bits), (other, other_bits) in zip(first, second):
+        if what != other:
+            return f"{what} the first time, {other} the second"
+        if bits != other_bits:
+            return what
+    if len(first) != len(second):
+        longer = max(first, second, key=len)
+        return f"{longer[min(len(first), len(second))][0]}, in one of the runs only"
+    return None
+
+
+def _trace(module, compute) -> List[Tuple[str, bytes]]:
+    trace: List[Tuple[str, bytes]] = []
+    handles = []
+
+    def watch(name):
+        def after(_, __, output):
+            for tensor in _floating(output):
+                trace.append((f"the output of {name}", _digest(tensor)))
+                if tensor.requires_grad:
+                    tensor.register_hook(lambda grad: trace.append((f"the gradient of the output of {name}", _digest(grad))))
+        return after
+
+    for name, child in module.named_modules():
+        if not any(True for _ in child.children()):
+            handles.append(child.register_forward_hook(watch(f"{name or 'the module'} ({type(child).__name__})")))
+    kept = [(parameter, parameter.grad) for parameter in module.parameters()]
+    try:
+        for parameter, _ in kept:
+            parameter.grad = None
+        loss = compute()
+        trace.append(("the loss", _digest(loss)))
+        loss.backward()
+        for name, parameter in module.named_parameters():
+            if parameter.grad is not None:
+                trace.append((f"the gradient of {name}", _digest(parameter.grad)))
+    finally:
+        for handle in handles:
+            handle.remove()
+        for parameter, grad in kept:
+            parameter.grad = grad
+    return trace
+
+
+def _floating(output):
+    if isinstance(output, torch.Tensor):
+        if output.is_floating_point():
+            yield output
+    elif isinstance(output, (list, tuple)):
+        for item in output:
+            yield from _floating(item)
+    elif isinstance(output, dict):
+        for item in output.values():
+            yield from _floating(item)
+
+
+def _digest(tensor) -> bytes:
+    flat = tensor.detach().cpu().contiguous().reshape(-1).view(torch.uint8)
+    return hashlib.blake2b(flat.numpy().tobytes(), digest_size=16).digest()

@@ -1,0 +1,143 @@
+"""Collectives under way, as torch.distributed sees them."""
+
+from __future__ import annotations
+
+import queue
+import threading
+from datetime import timedelta
+
+import torch
+from torch._C._distributed_c10d import Work as TorchWork
+
+import lockstep
+
+
+class Work(TorchWork):
+    """A collective that was started. Its memory is in use until it has ended."""
+
+    def __init__(self, native, inputs, outputs, result, completer):
+        super().__init__()
+        self._native = native  # None: it has ended already
+        self._inputs = inputs
+        self._outputs = outputs
+        self._result = result
+        self._completer = completer
+        self._lock = threading.Lock()
+        self._future = None
+        self._error = None
+
+    def wait(self, timeout=timedelta(0)):
+        if self._error is None:
+            seconds = timeout.total_seconds()
+            native = self._native
+            try:
+                if native is not None and not native.wait(seconds if seconds > 0 else None):
+                    raise TimeoutError(f"the collective has not ended after {seconds:g} s; it goes on")
+            except lockstep.Error as error:
+                self._error = error
+        if self._error is not None:
+            raise self._error
+        self._finish()
+        return True
+
+    def _finish(self):
+        with self._lock:
+            outputs, self._outputs, self._inputs = self._outputs, (), ()
+            for memory in outputs:
+                memory.give_back()
+            self._native = None
+
+    def after(self, works, result):
+        """This work and others that end before it, as one."""
+        inputs = sum((work._inputs for work in works), self._inputs)
+        outputs = sum((work._outputs for work in works), self._outputs)
+        for work in (*works, self):
+            work._outputs = ()
+        return Work(self._native, inputs, outputs, result, self._completer)
+
+    def synchronize(self):
+        self.wait()
+
+    def is_completed(self):
+        native = self._native
+        if native is None or self._error is not None:
+            return True
+        if not native.done():
+            return False
+        try:
+            self.wait()
+        except Exception:
+            pass  # told by wait(), exception() and the future
+        return True
+
+    def is_success(self):
+        return self.is_completed() and self._error is None
+
+    def exception(self):
+        self.is_completed()
+        return self._error
+
+    def result(self):
+        return self._result
+
+    def source_rank(self):
+        return -1
+
+    def get_future(self):
+        with self._lock:
+            if self._future is None:
+                devices = [tensor.device for tensor in _tensors(self._result) if tensor.is_cuda]
+                ended = torch.futures.Future(devices=devices[:1]) if devices else torch.futures.Future()
+                # An exception of a callback reaches waiters in C++, such as DistributedDataParallel, with its text.
+                self._future = ended.then(lambda _: self.wait() and self._result)
+                started = False
+            else:
+                started = True
+        if not started:
+            if self._native is None:
+                ended.set_result(None)
+            else:
+                self._completer.add(self, ended)
+        return self._future
+
+
+def _tensors(result):
+    for item in result:
+        if isinstance(item, torch.Tensor):
+            yield item
+        else:
+            yield from _tensors(item)
+
+
+class Completer:
+    """A thread that ends futures. Collectives of a group end in the order in which they were started."""
+
+    def __init__(self):
+        self._queue = queue.SimpleQueue()
+        self._thread = None
+        self._lock = threading.Lock()
+
+    def add(self, work, ended):
+        with self._lock:
+            if self._thread is None:
+                self._thread = threading.Thread(target=self._run, name="lockstep futures", daemon=True)
+                self._thread.start()
+        self._queue.put((work, ended))
+
+    def close(self):
+        with self._lock:
+            if self._thread is not None:
+                self._queue.put(None)
+
+    def _run(self):
+        while True:
+            entry = self._queue.get()
+            if entry is None:
+                return
+            work, ended = entry
+            try:
+                work.wait()
+            except Exception:
+                pass  # the future's callback raises it again
+            ended.set_result(None)
+            del entry, work, ended
