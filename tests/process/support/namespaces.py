@@ -16,8 +16,9 @@ def command(*words):
     return done.stdout
 
 
-def enter_own_network():
-    """Runs this script once more, in a namespace of its own where it may do as it likes, or skips the test."""
+def enter_own_network(*also):
+    """Runs this script once more, in a namespace of its own where it may do as it likes, or skips the test. `also`: what else
+    `unshare` gives it."""
     if "--inside" in sys.argv:
         return
     missing = [name for name in ("ip", "tc", "bridge", "unshare", "nsenter") if not shutil.which(name)]
@@ -26,9 +27,10 @@ def enter_own_network():
     unshare = ["unshare", "--net"] if os.geteuid() == 0 else ["unshare", "--user", "--map-root-user", "--net"]
     probe = ["sh", "-c", "ip link add probe0 type veth peer name probe1 && ip link add probe2 type bridge && "
              "tc qdisc add dev probe0 root tbf rate 1gbit burst 512kb latency 50ms"]
+    unshare += also
     tried = subprocess.run([*unshare, *probe], capture_output=True, text=True)
     if tried.returncode != 0:
-        skip(f"no network namespaces without root, or not here: {tried.stderr.strip()}")
+        skip(f"no namespaces without root, or not here: {tried.stderr.strip()}")
     os.execvp(unshare[0], [*unshare, sys.executable, sys.argv[0], "--inside"])
 
 

@@ -59,6 +59,16 @@ def skip(reason):
     sys.exit(77)
 
 
+def wait_for(ready, what, patience=2 * PATIENCE):
+    """What `ready` returns, once that is something."""
+    deadline = time.monotonic() + patience
+    while not (found := ready()):
+        if time.monotonic() > deadline:
+            raise RuntimeError(f"no {what} within {patience:g} s")
+        time.sleep(0.05)
+    return found
+
+
 class Failure(Exception):
     pass
 
