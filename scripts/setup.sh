@@ -5,13 +5,13 @@ set -euo pipefail
 export LC_ALL=C
 
 build="make g++ cmake ninja-build pkg-config libfmt-dev libsodium-dev libssl-dev libcli11-dev nlohmann-json3-dev"
-test="$build git ccache clang libgtest-dev libgmock-dev python3 python3-venv iproute2"
+test="$build git ccache clang lld libgtest-dev libgmock-dev python3 python3-venv iproute2"
 bench="$build libbenchmark-dev python3 python3-venv iproute2"
 lint="$build git clang clang-format clang-tidy libgtest-dev libgmock-dev"
 # Done without, and said so, where the distribution has none.
 mpi="openmpi-bin libopenmpi-dev mpich libmpich-dev"
 optional_build="libsentencepiece-dev"
-optional_test="$optional_build $mpi b3sum chromium zsh fish groff-base"
+optional_test="$optional_build $mpi b3sum chromium zsh fish groff-base slurm-wlm munge python3-torch"
 optional_bench="$optional_build $mpi libgloo-dev libdnnl-dev libopenblas-dev libblis-dev"
 
 required="" optional=""

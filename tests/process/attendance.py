@@ -1,6 +1,6 @@
 #!/usr/bin/env python3
 """Ranks that are missing, there twice, late or away from a collective: named if they are at fault, waited for if not."""
-# ctest: RUN_SERIAL TRUE TIMEOUT 300
+# ctest: PROCESSORS 2 TIMEOUT 300
 
 import os
 import sys

@@ -1,7 +1,7 @@
 #!/usr/bin/env python3
 """`lockstep bench allreduce` with real processes: its output on every transport, wrong usage, and the death
 of a rank, after which nothing is left running."""
-# ctest: TIMEOUT 240
+# ctest: PROCESSORS 4 TIMEOUT 240
 
 import json
 import os

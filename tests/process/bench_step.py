@@ -1,6 +1,6 @@
 #!/usr/bin/env python3
 """`lockstep bench step`: what it prints, the same losses for any threads, and what it refuses."""
-# ctest: TIMEOUT 120
+# ctest: PROCESSORS 4 TIMEOUT 120
 # builds: release
 
 import json

@@ -4,7 +4,7 @@ nothing happens, leaves no process and no segment behind, and who lives long gat
 
 LOCKSTEP_CHAOS_SECONDS says for how long runs follow each other. LOCKSTEP_CHAOS_SEED replays a schedule: what happens, to whom, and
 how long after the event before; which step that meets is up to the machine."""
-# ctest: RUN_SERIAL TRUE TIMEOUT 4000
+# ctest: TIMEOUT 4000 COST 70
 # builds: release
 
 import os

@@ -1,6 +1,6 @@
 #!/usr/bin/env python3
 """What travels between hosts: nobody on the way can read or change it, unless all sides have asked for a plain wire; which tokens will do."""
-# ctest: RUN_SERIAL TRUE TIMEOUT 120
+# ctest: TIMEOUT 120
 # builds: release
 
 import os
@@ -198,7 +198,7 @@ if __name__ == "__main__":
         relay(sys.argv[2], sys.argv[3], int(sys.argv[4]), sys.argv[5])
         sys.exit()
     enter_own_network()
-    cases = Cases()
+    cases = Cases(at_once=2)
     cases.run("encrypted: who is on the way reads nothing", readable, False)
     cases.run("plain wire: who is on the way reads it all", readable, True)
     cases.run("encrypted: who listens to a mesh reads nothing", mesh_readable, False)

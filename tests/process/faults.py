@@ -4,7 +4,7 @@
 Every survivor must end within timeout + slack of the fault, fail, and name that rank. The fault happens at a
 point inside the collective (fault_rank --point); no timing is involved.
 """
-# ctest: RUN_SERIAL TRUE TIMEOUT 400
+# ctest: PROCESSORS 2 TIMEOUT 400 COST 50
 
 import os
 import signal

@@ -1,6 +1,6 @@
 #!/usr/bin/env python3
 """Ranks on several hosts: right results, who is let in, which network is used, links that are cut."""
-# ctest: RUN_SERIAL TRUE TIMEOUT 300
+# ctest: PROCESSORS 2 TIMEOUT 300 COST 40
 # builds: release
 
 import os

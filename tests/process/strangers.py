@@ -1,6 +1,6 @@
 #!/usr/bin/env python3
 """What comes over the network uninvited changes nothing; a member of the job that sends nonsense is named."""
-# ctest: RUN_SERIAL TRUE TIMEOUT 200
+# ctest: PROCESSORS 2 TIMEOUT 200
 
 import os
 import socket

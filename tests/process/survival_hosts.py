@@ -1,6 +1,6 @@
 #!/usr/bin/env python3
 """A run on several hosts whose links are cut: it goes on where it can, and whoever tells of weights tells those of one worker."""
-# ctest: RUN_SERIAL TRUE TIMEOUT 300
+# ctest: PROCESSORS 2 TIMEOUT 300 COST 40
 # builds: release
 
 import os
@@ -160,7 +160,7 @@ def main():
             folder.mkdir()
             return Run(hosts, folder, text, alone)
 
-        cases = Cases()
+        cases = Cases(at_once=3)
         for name, body, *arguments in (("a host that joined vanishes", host_vanishes, 2), ("the launcher's host vanishes", host_vanishes, 0),
                                        ("a link is cut", link_is_cut), ("a split into halves", split_into_halves),
                                        ("a cut that nobody notices", short_cut)):
