@@ -359,6 +359,20 @@ TEST(HandshakeOnSockets, TellsBothSidesOfAnotherVersion) {
   EXPECT_EQ(header[6], static_cast<std::byte>(MessageKind::kRefusal));
 }
 
+// Without a token a peer is known by its user, who cannot be told once it has gone.
+TEST(HandshakeOnSockets, ARefusalIsToldThoughThePeerHasGone) {
+  const Socket listener = listen_tcp(SocketAddress::loopback_v4());
+  Socket client = connect_tcp(listener.local_address(), soon());
+  {
+    const Socket server = accept(listener, soon());
+    const Error refusal(ErrorCode::kAuthentication, "no room");
+    server.send_all(frame(MessageKind::kRefusal, encode_wire_error(refusal)), soon());
+  }
+  const Error error = error_of(
+      [&] { client_handshake(client, make_identity(1, ""), Purpose::kMesh, 0, soon()); });
+  EXPECT_THAT(error.what(), HasSubstr("refused by the peer: no room"));
+}
+
 TEST(HandshakeOnSockets, ASilentPeerEndsAtTheDeadline) {
   Connected connected;
   EXPECT_EQ(error_of([&] {

@@ -288,8 +288,9 @@ PeerIdentity run(Handshake handshake, Socket& socket, bool nothing_proven, Deadl
     Handshake::Step step;
     try {
       step = handshake.receive(receive_message(socket, deadline, latch));
-      // Not of a refusal: who refuses has gone by now, and is not trusted with anything.
-      if (by_user && !step.failure) require_trusted_peer(socket);
+      // Once, while it waits for our answer. Who refuses, or has had the last word, may have gone.
+      const bool waits = !step.failure && !handshake.done();
+      if (by_user && waits) require_trusted_peer(socket);
     } catch (const Error& error) {
       // Tell a peer of another version why it is turned away.
       if (error.code() == ErrorCode::kVersionMismatch) {
