@@ -274,13 +274,15 @@ TEST(OpenData, ATextThatIsCutShortIsFoundOnEveryThread) {
 TEST(ShardBuilder, APieceThatIsRefusedIsInNoShard) {
   TemporaryFolder folder;
   const std::string out = folder.path() + "/shards";
-  const std::string text(3 << 20, 'a');  // three pieces
+  std::string text;  // three pieces
+  while (text.size() < 3 << 20) text += std::string(1023, 'a') + '\n';
   std::size_t pieces = 0;
   const auto refuse_last = [&](std::size_t) {
     if (++pieces == 3) throw Error(ErrorCode::kIo, "gone");
   };
   {
-    ShardBuilder builder({out, 1 << 20, 0}, *byte_tokenizer());
+    const auto tokenizer = byte_tokenizer();
+    ShardBuilder builder({out, 1 << 20, 0}, *tokenizer);
     EXPECT_THAT(message_of([&] { builder.add_document(text, refuse_last); }), HasSubstr("gone"));
   }
   EXPECT_EQ(shards_in(out).size(), 2u);
