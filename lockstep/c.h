@@ -9,8 +9,9 @@
  * collective ends by its deadline, which is ten times the job's timeout where none is given.
  *
  * Structures begin with `size`: set it to sizeof the structure, and everything that is not used to
- * zero (= {.size = sizeof(x)} does both). Later versions only add fields at the end. Functions are
- * added, never changed; a program may ask for LOCKSTEP_ABI_VERSION.
+ * zero (= {.size = sizeof(x)} does both). Later versions only add fields at the end; a library that
+ * does not know a field refuses the call unless it is zero. Functions are added, never changed; a
+ * program may ask for LOCKSTEP_ABI_VERSION.
  *
  * A handle is used by one thread at a time, unless its comment says more. Strings are UTF-8 and end
  * with a zero byte. Memory that is handed to a collective must stay where it is until the

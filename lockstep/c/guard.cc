@@ -81,6 +81,17 @@ void copy_known(const void* given, std::size_t given_size, void* ours, std::size
   std::memcpy(ours, given, std::min(given_size, ours_size));
 }
 
+void refuse_unknown(const void* given, std::size_t given_size, std::size_t ours_size,
+                    const char* what) {
+  const auto* bytes = static_cast<const unsigned char*>(given);
+  for (std::size_t i = ours_size; i < given_size; ++i) {
+    if (bytes[i] != 0) {
+      refuse(fmt::format("{}: uses a field of a later version than {} of the interface", what,
+                         LOCKSTEP_ABI_VERSION));
+    }
+  }
+}
+
 }  // namespace lockstep::c
 
 uint32_t lockstep_abi_version(void) { return LOCKSTEP_ABI_VERSION; }

@@ -40,7 +40,8 @@ void require(const void* pointer, const char* what);
 inline const char* or_empty(const char* text) { return text == nullptr ? "" : text; }
 
 // Copies what the caller's version of a structure has of ours; the rest stays zero. Both begin with
-// `size`.
+// `size`. Fields of a later version are refused unless they are zero: they ask for what we do not
+// know.
 template <typename Struct>
 Struct known_part(const Struct* given, const char* what);
 // Writes as much of `value` as the caller's version has.
@@ -49,11 +50,15 @@ void write_known_part(Struct* place, Struct value, const char* what);
 
 void copy_known(const void* given, std::size_t given_size, void* ours, std::size_t ours_size,
                 const char* what);
+void refuse_unknown(const void* given, std::size_t given_size, std::size_t ours_size,
+                    const char* what);
 
 template <typename Struct>
 Struct known_part(const Struct* given, const char* what) {
   Struct ours{};
-  if (given != nullptr) copy_known(given, given->size, &ours, sizeof ours, what);
+  if (given == nullptr) return ours;
+  refuse_unknown(given, given->size, sizeof ours, what);
+  copy_known(given, given->size, &ours, sizeof ours, what);
   return ours;
 }
 

@@ -1,11 +1,14 @@
 /* A worker in C: everything that lockstep/c.h declares, once. Prints the hash of its lane sums,
- * which does not depend on the number of workers. usage: c_interface TRANSPORT FOLDER, as a rank of
- * a launcher */
+ * which does not depend on the number of workers. usage: c_interface WHAT FOLDER, as a rank of a
+ * launcher; WHAT is a transport, survive3 (of 3 workers), abort or give_up */
 
 #include <math.h>
+#include <signal.h>
+#include <stddef.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <time.h>
 
 #include "lockstep/c.h"
 
@@ -46,6 +49,25 @@ static void versions_and_errors(void) {
   lockstep_job* job = NULL;
   EXPECT(lockstep_join(&unsized, &job) == LOCKSTEP_INVALID_ARGUMENT && job == NULL);
   EXPECT(lockstep_type_size(LOCKSTEP_BF16) == 2 && lockstep_type_size(17) == 0);
+}
+
+/* Programs of other versions: with fewer fields than the library knows, and with more. */
+static void other_versions(lockstep_communicator* all) {
+  lockstep_call_options shorter = {.size = offsetof(lockstep_call_options, check_finite)};
+  shorter.timeout_ms = 20000;
+  shorter.check_finite = 77; /* not looked at: it is beyond the size */
+  OK(lockstep_barrier(all, &shorter, NULL));
+  struct {
+    lockstep_call_options known;
+    int64_t later;
+  } longer = {{.size = sizeof(longer)}, 0};
+  OK(lockstep_barrier(all, &longer.known, NULL));
+  longer.later = 1;
+  EXPECT(lockstep_barrier(all, &longer.known, NULL) == LOCKSTEP_INVALID_ARGUMENT);
+  EXPECT(strstr(last_error().text, "later version") != NULL);
+  lockstep_error shortest = {.size = offsetof(lockstep_error, rank), .rank = 77};
+  lockstep_last_error(&shortest);
+  EXPECT(shortest.code == LOCKSTEP_INVALID_ARGUMENT && shortest.rank == 77);
 }
 
 static void collectives(lockstep_communicator* all, int rank, int n) {
@@ -292,23 +314,165 @@ static void checkpoints(const char* folder, int rank) {
   lockstep_checkpoint_destroy(checkpoint);
 }
 
+static void print_hash(const void* data, size_t bytes) {
+  uint8_t hash[LOCKSTEP_HASH_BYTES];
+  OK(lockstep_blake3_many(&data, &bytes, 1, hash));
+  for (int i = 0; i < LOCKSTEP_HASH_BYTES; ++i) printf("%02x", hash[i]);
+  printf("\n");
+}
+
+enum { kSteps = 8, kLossAt = 3, kWaitAt = 6, kWeights = 100 };
+
+/* All workers get the weights of the one that has done most steps. */
+static int64_t level(lockstep_job* job, int64_t done, float* weights) {
+  lockstep_communicator* all = lockstep_job_communicator(job);
+  const int n = lockstep_job_world_size(job);
+  int64_t steps[16];
+  EXPECT(n <= 16);
+  OK(lockstep_all_gather(all, &done, 1, steps, (size_t)n, LOCKSTEP_I64, NULL, NULL, NULL));
+  int donor = 0;
+  for (int r = 1; r < n; ++r) {
+    if (steps[r] > steps[donor]) donor = r;
+  }
+  OK(lockstep_broadcast(all, weights, kWeights, LOCKSTEP_F32, donor, NULL, NULL));
+  return steps[donor];
+}
+
+static int train_step(lockstep_job* job, lockstep_lane_sum* sum, int64_t step, float* weights) {
+  int code = lockstep_lane_sum_begin(sum, step);
+  size_t own = 0;
+  OK(lockstep_lane_sum_count(sum, &own));
+  for (size_t i = 0; i < own && code == LOCKSTEP_OK; ++i) {
+    uint32_t lane = 0;
+    float* gradient = NULL;
+    OK(lockstep_lane_sum_lane(sum, i, &lane));
+    code = lockstep_lane_sum_gradient(sum, i, &gradient, NULL);
+    if (code != LOCKSTEP_OK) break;
+    for (int e = 0; e < kWeights; ++e) gradient[e] = gradient_of(lane + 7 * (uint32_t)step, e);
+    if (step == kLossAt && lockstep_job_generation(job) == 1 && lockstep_job_rank(job) == 1) {
+      raise(SIGKILL);
+    }
+    code = lockstep_lane_sum_ready(sum, i, 0, kWeights);
+  }
+  float* total = NULL;
+  if (code == LOCKSTEP_OK) code = lockstep_lane_sum_finish(sum, -1, &total, NULL);
+  if (code == LOCKSTEP_OK) {
+    for (int e = 0; e < kWeights; ++e) weights[e] += total[e];
+  }
+  return code;
+}
+
+/* Rank 1 dies in a step; the others go on, and wait until somebody has come in its place. */
+static void survive(lockstep_job* job, int workers) {
+  float weights[kWeights] = {0};
+  int64_t done = 0;
+  const int newcomer = lockstep_job_newcomer(job);
+  const void* told = NULL;
+  size_t bytes = 0;
+  if (newcomer) {
+    EXPECT(lockstep_job_communicator(job) == NULL && lockstep_job_rank(job) == -1);
+    OK(lockstep_job_description(job, &told, &bytes));
+    EXPECT(bytes == 1 && memcmp(told, "c", 1) == 0);
+    OK(lockstep_job_regroup(job, 0, LOCKSTEP_IN_ORDER));
+    done = level(job, -1, weights);
+  } else {
+    OK(lockstep_job_describe(job, "c", 1, 0));
+  }
+  EXPECT(lockstep_job_too_few(job) == 0 && lockstep_job_stood_still(job) == 0);
+  EXPECT(lockstep_job_regroup(job, 0, 42) == LOCKSTEP_INVALID_ARGUMENT);
+  lockstep_lane_sum* sum = NULL;
+  OK(lockstep_lane_sum_create(job, kLanes, kWeights, 0, 0, &sum));
+  const time_t deadline = time(NULL) + 30;
+  while (done < kSteps) {
+    int code = done == kWaitAt && lockstep_job_world_size(job) < workers
+                   ? LOCKSTEP_OK
+                   : train_step(job, sum, done + 1, weights);
+    if (code == LOCKSTEP_OK) {
+      if (done != kWaitAt || lockstep_job_world_size(job) == workers) ++done;
+      EXPECT(time(NULL) < deadline);
+      lockstep_wishes wishes = {.size = sizeof(wishes)};
+      OK(lockstep_job_wishes(job, &wishes));
+      int32_t regroup = wishes.regroup;
+      code = lockstep_broadcast(lockstep_job_communicator(job), &regroup, 1, LOCKSTEP_I32, 0, NULL,
+                                NULL);
+      if (code == LOCKSTEP_OK && regroup != 0) {
+        OK(lockstep_job_regroup(job, done, LOCKSTEP_IN_ORDER));
+        EXPECT(lockstep_job_newcomers(job) == 1);
+        done = level(job, done, weights);
+      }
+    }
+    if (code != LOCKSTEP_OK) {
+      const lockstep_error error = last_error();
+      EXPECT(code == LOCKSTEP_PEER_LOST && error.rank == 1);
+      EXPECT(lockstep_job_survives(job, &error) == 1);
+      OK(lockstep_job_regroup(job, done, LOCKSTEP_AFTER_LOSS));
+      lockstep_departure gone = {.size = sizeof(gone)};
+      EXPECT(lockstep_job_departed_count(job) == 1);
+      OK(lockstep_job_departed(job, 0, &gone));
+      EXPECT(gone.rank == 1 && gone.kind == LOCKSTEP_DIED && strlen(gone.name) > 0);
+      EXPECT(lockstep_job_departed(job, 1, &gone) == LOCKSTEP_INVALID_ARGUMENT);
+      done = level(job, done, weights);
+    }
+  }
+  if (workers > 1) EXPECT(lockstep_job_generation(job) == 3);
+  lockstep_lane_sum_destroy(sum);
+  if (lockstep_job_rank(job) == 0) print_hash(weights, sizeof weights);
+  OK(lockstep_job_leave(job));
+}
+
+/* One worker ends the job, or goes by itself: the other one is told who it was and why. */
+static void end_by_words(lockstep_job* job, lockstep_communicator* all, int rank, const char* what,
+                         const char* folder) {
+  OK(lockstep_job_write_flight(job, folder, "a test"));
+  const int giving_up = strcmp(what, "give_up") == 0;
+  OK(lockstep_barrier(all, NULL, NULL));
+  if (rank == 1 && giving_up) {
+    OK(lockstep_job_give_up(job, "enough"));
+  } else if (rank == 1) {
+    OK(lockstep_job_abort(job, "enough"));
+    OK(lockstep_communicator_abort(all, "more than enough"));
+  } else {
+    EXPECT(lockstep_barrier(all, NULL, NULL) ==
+           (giving_up ? LOCKSTEP_PEER_LOST : LOCKSTEP_ABORTED));
+    EXPECT(last_error().rank == 1 && strstr(last_error().text, "enough") != NULL);
+    const lockstep_error error = last_error();
+    EXPECT(lockstep_job_survives(job, &error) == 0 &&
+           lockstep_communicator_check(all) == error.code);
+  }
+}
+
 int main(int argc, char** argv) {
   EXPECT(argc == 3);
+  int workers = 0; /* that newcomers, too, are to wait for */
+  const int surviving = sscanf(argv[1], "survive%d", &workers) == 1;
+  const int ending = strcmp(argv[1], "abort") == 0 || strcmp(argv[1], "give_up") == 0;
   versions_and_errors();
   uint8_t hash[LOCKSTEP_HASH_BYTES];
   OK(lockstep_blake3("abc", 3, hash));
   EXPECT(hash[0] == 0x64 && hash[1] == 0x37 && hash[31] == 0x85);
 
   lockstep_join_options options = {.size = sizeof(options)};
-  options.transport = strcmp(argv[1], "tcp") == 0 ? LOCKSTEP_TCP : LOCKSTEP_SHM;
+  options.transport = strcmp(argv[1], "shm") == 0 ? LOCKSTEP_SHM : LOCKSTEP_TCP;
   options.timeout_ms = 20000;
+  options.survive = surviving;
   lockstep_job* job = NULL;
   OK(lockstep_join(&options, &job));
+  if (surviving) {
+    survive(job, workers);
+    lockstep_job_destroy(job);
+    return 0;
+  }
   const int rank = lockstep_job_rank(job);
   const int n = lockstep_job_world_size(job);
   lockstep_communicator* all = lockstep_job_communicator(job);
   EXPECT(lockstep_communicator_rank(all) == rank && lockstep_communicator_world_size(all) == n);
   EXPECT(lockstep_job_newcomer(job) == 0 && lockstep_job_departed_count(job) == 0);
+  if (ending) {
+    end_by_words(job, all, rank, argv[1], argv[2]);
+    lockstep_job_destroy(job);
+    return 0;
+  }
+  other_versions(all);
   collectives(all, rank, n);
   messages(all, rank, n);
   groups(all, rank, n);

@@ -1,4 +1,5 @@
-# A worker in C uses the whole of lockstep/c.h, started by `lockstep run`: the same bits at any number of workers.
+# A worker in C uses the whole of lockstep/c.h, started by `lockstep run`: the same bits at any number of workers, also when one
+# of them is killed. What one worker says when it ends the job, the others hear.
 import os
 import subprocess
 import sys
@@ -8,15 +9,23 @@ LOCKSTEP = os.environ["LOCKSTEP_BIN"]
 WORKER = os.path.join(os.environ["LOCKSTEP_TEST_DIR"], "c_interface")
 
 
-def lane_sum(workers, transport):
+def run(workers, what):
     with tempfile.TemporaryDirectory() as folder:
-        run = subprocess.run([LOCKSTEP, "run", "--workers", str(workers), "--", WORKER, transport, folder],
-                             capture_output=True, text=True, timeout=100)
-    if run.returncode != 0:
-        sys.exit(f"{workers} workers over {transport} ended with {run.returncode}:\n{run.stderr}")
-    return run.stdout.strip()
+        done = subprocess.run([LOCKSTEP, "run", "--workers", str(workers), "--", WORKER, what, folder],
+                              capture_output=True, text=True, timeout=100)
+    if done.returncode != 0:
+        sys.exit(f"{workers} workers, {what}: ended with {done.returncode}:\n{done.stderr}")
+    return done.stdout.strip()
 
 
-hashes = {(workers, transport): lane_sum(workers, transport) for workers, transport in [(1, "tcp"), (2, "shm"), (3, "tcp"), (3, "shm")]}
-print(hashes)
-sys.exit(0 if len(set(hashes.values())) == 1 and len(hashes[1, "tcp"]) == 64 else "the sums differ")
+def same(runs):
+    hashes = {each: run(*each) for each in runs}
+    print(hashes)
+    if len(set(hashes.values())) != 1 or len(hashes[runs[0]]) != 64:
+        sys.exit("the sums differ")
+
+
+same([(1, "tcp"), (2, "shm"), (3, "tcp"), (3, "shm")])
+same([(1, "survive1"), (3, "survive3")])
+run(2, "abort")
+run(2, "give_up")
