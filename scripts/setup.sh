@@ -1,17 +1,18 @@
 #!/usr/bin/env bash
 # Installs what is missing, from the distribution's packages only (Debian 12, Ubuntu 24.04).
-# usage: scripts/setup.sh [build|test|bench|lint]...    Silent when everything is there.
+# usage: scripts/setup.sh [build|test|bench|lint|package]...    Silent when everything is there.
 set -euo pipefail
 export LC_ALL=C
 
 build="make g++ cmake ninja-build pkg-config libfmt-dev libsodium-dev libssl-dev libcli11-dev nlohmann-json3-dev"
-test="$build git ccache clang lld libgtest-dev libgmock-dev python3 python3-venv iproute2"
+test="$build git ccache clang lld libgtest-dev libgmock-dev python3 python3-venv iproute2 dpkg-dev file"
 bench="$build libbenchmark-dev python3 python3-venv iproute2"
 lint="$build git clang clang-format clang-tidy libgtest-dev libgmock-dev"
+package="$build dpkg-dev file"
 # Done without, and said so, where the distribution has none.
 mpi="openmpi-bin libopenmpi-dev mpich libmpich-dev"
 optional_build="libsentencepiece-dev"
-optional_test="$optional_build $mpi b3sum chromium zsh fish groff-base slurm-wlm munge python3-torch"
+optional_test="$optional_build $mpi b3sum chromium zsh fish groff-base slurm-wlm munge openssh-client openssh-server python3-torch"
 optional_bench="$optional_build $mpi libgloo-dev libdnnl-dev libopenblas-dev libblis-dev"
 
 required="" optional=""
@@ -21,7 +22,8 @@ for group in "${@:-build}"; do
     test) required+=" $test" optional+=" $optional_test" ;;
     bench) required+=" $bench" optional+=" $optional_bench" ;;
     lint) required+=" $lint" ;;
-    *) echo "setup.sh: unknown group '$group' (build, test, bench, lint)" >&2; exit 2 ;;
+    package) required+=" $package" optional+=" $optional_build libopenmpi-dev" ;;
+    *) echo "setup.sh: unknown group '$group' (build, test, bench, lint, package)" >&2; exit 2 ;;
   esac
 done
 
@@ -79,4 +81,15 @@ fi
 left_out=$(comm -23 <(printf '%s\n' $wished) <(echo "$available"))
 [ -z "$left_out" ] || echo "setup.sh: not offered here, done without:" $left_out
 echo "setup.sh: installing" $available
+# Tests start daemons of their own: those that come along need not run, now or after the next start of this machine.
+policy=/usr/sbin/policy-rc.d
+if [ ! -e $policy ]; then
+  trap '$sudo rm -f $policy' EXIT
+  printf '#!/bin/sh\nexit 101\n' | $sudo install -m 755 /dev/stdin $policy
+fi
 apt_get install -y --no-install-recommends $available
+if [ -d /run/systemd/system ]; then
+  for daemon in openssh-server:ssh.service openssh-server:ssh.socket munge:munge slurm-wlm:slurmctld slurm-wlm:slurmd; do
+    ! grep -qx "${daemon%:*}" <<<"$wished" || $sudo systemctl -q disable "${daemon#*:}" 2>/dev/null || true
+  done
+fi

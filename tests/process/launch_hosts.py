@@ -3,30 +3,25 @@
 # ctest: RUN_SERIAL TRUE TIMEOUT 240
 # builds: release
 
-import contextlib
 import os
 import re
-import shutil
 import signal
 import subprocess
 import sys
 import tempfile
 import threading
-import time
 from pathlib import Path
 
 sys.path.insert(0, os.path.join(os.path.dirname(__file__), "support"))
-from namespaces import Hosts, command, enter_own_network  # noqa: E402
-from ranks import Cases, Failure, die_with_parent, skip  # noqa: E402
+from namespaces import command, enter_own_network  # noqa: E402
+from ranks import Cases, Failure, die_with_parent  # noqa: E402
+from ssh_hosts import NAMES, SshHosts, command_line, make_keys, need_sshd, wait  # noqa: E402
 
 LOCKSTEP = os.environ["LOCKSTEP_BIN"]
-SSHD = "/usr/sbin/sshd"
-PORT = 2222  # in namespaces of our own
 TIMEOUT = 6  # of the launch: ssh takes seconds to come in on a busy machine
 SILENCE = 3  # of the job
 STEPS = 12
 PATIENCE = 60
-NAMES = ("a", "b", "c")  # host 3 is where the launcher runs
 SHAPE = ("--hidden 32 --layers 1 --heads 2 --intermediate 48 --context 32 --global-batch 16 --micro-batch 2 --threads 1 "
          "--log plain --eval-every 0").split()
 WEIGHTS = re.compile(r"^weights (\S+)$", re.M)
@@ -34,56 +29,14 @@ WEIGHTS = re.compile(r"^weights (\S+)$", re.M)
 SLOW = "LOCKSTEP_FAULT=" + ";".join(f"rank={rank} step=1 at=step do=slow ms=150" for rank in (0, "newcomer"))
 
 
-def make_keys(folder):
-    for name in ("host_key", "user_key"):
-        command("ssh-keygen", "-q", "-t", "ed25519", "-N", "", "-f", folder / name)
-
-
-def process_inode(pid):
-    try:
-        return os.stat(f"/proc/{pid}/ns/net").st_ino
-    except OSError:
-        return None
-
-
-def command_line(pid):
-    try:
-        return Path(f"/proc/{pid}/cmdline").read_bytes()
-    except OSError:
-        return b""
-
-
-class Cluster:
+class Cluster(SshHosts):
     """Hosts a, b and c with an sshd each, and one to launch from, on one network."""
 
     def __init__(self, folder, text):
-        self.folder = Path(folder)
+        super().__init__(folder, folder.parent, 3)
         self.text = text
-        self.hosts = Hosts(4)
-        self.servers = [self.serve(i) for i in range(3)]
-        config = self.folder / "ssh_config"
-        config.write_text("".join(f"Host {name}\n  HostName {self.hosts.network.address(i)}\n" for i, name in enumerate(NAMES)) +
-                          f"Host *\n  Port {PORT}\n  BatchMode yes\n  StrictHostKeyChecking no\n  LogLevel ERROR\n"
-                          f"  UserKnownHostsFile /dev/null\n  IdentityFile {self.folder.parent}/user_key\n  IdentitiesOnly yes\n  User root\n")
-        self.ssh = f"ssh -F {config}"
+        self.ssh = f"ssh -F {self.config}"
         self.launched = []
-
-    def serve(self, i):
-        keys = self.folder.parent
-        config = self.folder / f"sshd_config_{i}"
-        config.write_text(f"Port {PORT}\nHostKey {keys}/host_key\nAuthorizedKeysFile {keys}/user_key.pub\nPidFile none\nUsePAM no\n"
-                          "StrictModes no\nPermitRootLogin prohibit-password\nPasswordAuthentication no\nUseDNS no\nMaxStartups 100\n")
-        # It wants a folder in /run, which it gets in a file system of its own; a host has a name; and what this machine's user has his
-        # shell do at a login is no part of the test.
-        quiet = "".join(f"mount --bind /dev/null {file} && " for name in (".bashrc", ".zshenv") if (file := Path("~root").expanduser() / name).exists())
-        script = f"hostname {NAMES[i]} && mount -t tmpfs none /run && mkdir /run/sshd && {quiet}exec {SSHD} -D -e -f {config}"
-        with open(self.folder / f"sshd_{i}.log", "wb") as log:
-            server = subprocess.Popen([*self.hosts[i].enter, "unshare", "--mount", "--uts", "sh", "-c", script], stdin=subprocess.DEVNULL,
-                                      stderr=log, preexec_fn=die_with_parent)
-        self.wait(lambda: "Server listening" in (self.folder / f"sshd_{i}.log").read_text() or server.poll() is not None, "sshd")
-        if server.poll() is not None:
-            raise RuntimeError((self.folder / f"sshd_{i}.log").read_text())
-        return server
 
     def launch(self, *words, options=(), hosts="a,b:2,c"):
         return Launch(self, ["--hosts", hosts, "--ssh", self.ssh, "--timeout", TIMEOUT, "--env", SLOW, *options], words)
@@ -91,57 +44,27 @@ class Cluster:
     def train(self, *words, **options):
         return self.launch("--data", self.text, *SHAPE, "--steps", STEPS, "--timeout", SILENCE, *words, **options)
 
-    def left(self):
-        """Processes on the hosts beside those that hold and serve them. (sshd waits for a peer that is cut off as long as TCP does.)"""
-        held = {each.holder.pid for each in self.hosts.hosts} | {each.pid for each in self.servers}
-        inodes = {process_inode(each.holder.pid) for each in self.hosts.hosts}
-        found = [pid for pid in map(int, filter(str.isdigit, os.listdir("/proc"))) if pid not in held and process_inode(pid) in inodes]
-        return [pid for pid in found if not command_line(pid).startswith(b"sshd: ")]
-
-    @staticmethod
-    def wait(ready, what, patience=PATIENCE, story=lambda: ""):
-        deadline = time.monotonic() + patience
-        while not ready():
-            if time.monotonic() > deadline:
-                raise Failure(f"no {what} within {patience} s\n{story()}")
-            time.sleep(0.02)
-
-    def expect_nothing_left(self, story=lambda: ""):
-        def names():
-            return [command_line(pid) for pid in self.left()]
-        self.wait(lambda: not self.left(), "end of all processes", 4 * TIMEOUT, lambda: f"{names()}\n{story()}")
-
-    def __enter__(self):
-        return self
-
     def __exit__(self, *_):
         for each in self.launched:
             each.popen.kill()
             each.popen.wait()
-        for server in self.servers:
-            server.kill()
-            server.wait()
-        for pid in self.left():
-            with contextlib.suppress(ProcessLookupError):
-                os.kill(pid, signal.SIGKILL)
-        self.hosts.__exit__()
+        super().__exit__()
 
 
 class Launch:
-    """The launcher, on host 3. What it says is kept in files."""
+    """The launcher. What it says is kept in files."""
 
     def __init__(self, cluster, options, words):
         self.cluster = cluster
         self.out, self.err = (cluster.folder / f"{name}-{len(cluster.launched)}" for name in ("out", "err"))
         whole = [LOCKSTEP, "launch", *options, "--", "train", *words]
         with open(self.out, "wb") as out, open(self.err, "wb") as err:
-            self.popen = subprocess.Popen([*cluster.hosts[3].enter, *map(str, whole)], stdin=subprocess.DEVNULL, stdout=out, stderr=err,
+            self.popen = subprocess.Popen([*cluster.start.enter, *map(str, whole)], stdin=subprocess.DEVNULL, stdout=out, stderr=err,
                                           preexec_fn=die_with_parent, cwd=cluster.folder)
         cluster.launched.append(self)
 
     def story(self):
-        served = "".join((self.cluster.folder / f"sshd_{i}.log").read_text() for i in range(3))
-        return f"--- code {self.popen.poll()}\n{self.out.read_text()}\n{self.err.read_text(errors='replace')}\n{served}"
+        return f"--- code {self.popen.poll()}\n{self.out.read_text()}\n{self.err.read_text(errors='replace')}\n{self.cluster.served()}"
 
     def expect(self, condition, what):
         if not condition:
@@ -149,13 +72,13 @@ class Launch:
 
     def wait_step(self, number):
         text = f"step {number}/"
-        self.cluster.wait(lambda: text in self.out.read_text() or self.popen.poll() is not None, text, story=self.story)
+        wait(lambda: text in self.out.read_text() or self.popen.poll() is not None, text, PATIENCE, self.story)
         self.expect(text in self.out.read_text(), f"it did not come to '{text}'")
 
     def wait_ended(self, code):
-        self.cluster.wait(lambda: self.popen.poll() is not None, "end", story=self.story)
+        wait(lambda: self.popen.poll() is not None, "end", PATIENCE, self.story)
         self.expect(self.popen.returncode == code, f"it ended with {self.popen.returncode}, not {code}")
-        self.cluster.expect_nothing_left(self.story)
+        self.cluster.expect_nothing_left(4 * TIMEOUT, self.story)
 
     def expect_weights(self, alone):
         self.expect(WEIGHTS.findall(self.out.read_text()) == [alone], f"not the weights of one worker, {alone}")
@@ -276,11 +199,7 @@ def launcher_vanishes(cluster, _):
 
 
 def main():
-    for program in (SSHD, "ssh", "ssh-keygen"):
-        if not shutil.which(program):
-            skip(f"{program} not found")
-    if os.geteuid() != 0:
-        skip("sshd for several hosts needs root")
+    need_sshd()
     enter_own_network()
     command("ip", "link", "set", "lo", "up")
     only = os.environ.get("LOCKSTEP_CASE", "")
