@@ -34,7 +34,7 @@ class Node:
     def __init__(self, host, address, folder, number, options, words):
         self.said = folder / f"node-{number}"
         # The default of the last two is lost on PyTorch 1.13 under Python 3.11.
-        whole = [TORCHRUN, "--nnodes", 2, "--nproc_per_node", 1, "--node_rank", number, "--redirects", 1, "--tee", 1, *options, "--no_python",
+        whole = [TORCHRUN, "--nnodes", 2, "--nproc_per_node", 1, "--node_rank", number, "--redirects", 1, "--tee", 1, *options, "--no_python", "--",
                  LOCKSTEP, "train", *words]
         # Workers meet at the name of a host: here its address, which needs no lookup.
         named = ["unshare", "--uts", "sh", "-c", f'hostname {address} && exec "$@"', "sh"]
