@@ -5,7 +5,7 @@ PREFIX ?= /usr/local
 # What `make lint` compares with.
 BASE ?= main
 
-.PHONY: build demo test bench install lint clean
+.PHONY: build demo test bench install package lint clean
 
 build:
 	@scripts/setup.sh build
@@ -27,6 +27,13 @@ bench:
 # To /usr/local as root; elsewhere with PREFIX=..., staged with DESTDIR=...
 install: build
 	cmake --install build/release --prefix $(PREFIX)
+
+# Two .deb for this distribution, and a tarball of the command for any.
+package:
+	@scripts/setup.sh package
+	@cmake --preset release
+	@cmake --build --preset release -j $(JOBS) --target packages
+	@ls -1 build/release/packages/*.deb build/release/packages/*.tar.gz
 
 lint:
 	@scripts/setup.sh lint

@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
 # An installed Lockstep serves a stranger's project: find_package, build, run. Every public header compiles by itself.
-# ctest: TIMEOUT 300
+# ctest: TIMEOUT 300 RESOURCE_LOCK installed
 # builds: release
 set -eu
 work=$(mktemp -d)
