@@ -253,12 +253,15 @@ std::optional<FlightFile> parse_flight_file(std::string_view text, std::string& 
   return std::nullopt;
 }
 
-std::string write_flight_file(const std::string& folder, const FlightFile& file, Storage& storage) {
+std::string write_flight_file(const std::string& folder, const FlightFile& file, Storage& storage,
+                              const std::function<void(const std::string& path)>& check) {
   const std::string own = folder + "/" + generation_folder(file);
-  make_folder(own, storage);
   const std::string path = own + "/" + file_name(file);
   // The launcher may write about the same rank at the same time.
-  write_file(path, encode(file), {.check = {}, .tag = std::to_string(::getpid())}, storage);
+  const WriteGuard guard{check, std::to_string(::getpid())};
+  guard.require(path);
+  make_folder(own, storage);
+  write_file(path, encode(file), guard, storage);
   try {
     remove_old_generations(folder, storage);
   } catch (const Error&) {  // one too many does no harm

@@ -115,11 +115,12 @@ FlightWatch::~FlightWatch() {
   flight_bell = -1;
 }
 
-void FlightWatch::add(const std::shared_ptr<FlightRecorder>& recorder, const std::string& out) {
+void FlightWatch::add(const std::shared_ptr<FlightRecorder>& recorder, const std::string& out,
+                      std::chrono::nanoseconds timeout) {
   const std::lock_guard lock(mutex_);
   if (place_.folder.empty() || out != out_) place_ = FlightPlace::of(out);
   out_ = out;
-  watched_.push_back({recorder, place_});
+  watched_.push_back({recorder, place_, timeout});
   board_->add(recorder);
 }
 
@@ -129,27 +130,29 @@ void FlightWatch::remove(const std::shared_ptr<FlightRecorder>& recorder) {
   board_->remove(*recorder);
 }
 
-const FlightPlace* FlightWatch::place_of(const FlightRecorder& recorder) const {
+const FlightWatch::Watched* FlightWatch::find(const FlightRecorder& recorder) const {
   const auto found = std::ranges::find_if(
       watched_, [&](const Watched& each) { return each.recorder.get() == &recorder; });
-  return found == watched_.end() ? nullptr : &found->place;
+  return found == watched_.end() ? nullptr : &*found;
+}
+
+void FlightWatch::put_off(const Watched& watched, FlightFile file) {
+  pending_.push_back(
+      {watched.recorder, watched.place.folder, std::move(file), Deadline::after(watched.timeout)});
+  bell_.set();
 }
 
 void FlightWatch::write(const std::shared_ptr<FlightRecorder>& recorder, const std::string& why) {
   FlightFile file = flight_file_of(recorder->snapshot(), why);
   const std::lock_guard lock(mutex_);
-  const FlightPlace* place = place_of(*recorder);
-  if (place == nullptr || closing_) return;
-  pending_.push_back({recorder, place->folder, std::move(file)});
-  bell_.set();
+  const Watched* watched = find(*recorder);
+  if (watched != nullptr && !closing_) put_off(*watched, std::move(file));
 }
 
 void FlightWatch::write_loss(const std::shared_ptr<FlightRecorder>& recorder, FlightFile file) {
   const std::lock_guard lock(mutex_);
-  const FlightPlace* place = place_of(*recorder);
-  if (place == nullptr || !place->keeps || closing_) return;
-  pending_.push_back({recorder, place->folder, std::move(file)});
-  bell_.set();
+  const Watched* watched = find(*recorder);
+  if (watched != nullptr && watched->place.keeps && !closing_) put_off(*watched, std::move(file));
 }
 
 void FlightWatch::write_apart(const std::shared_ptr<FlightRecorder>& recorder,
@@ -183,7 +186,11 @@ bool FlightWatch::write_next() {
   }
   bool done = false;
   try {
-    write_flight_file(next.folder, next.file);
+    write_flight_file(next.folder, next.file, disk(), [&](const std::string&) {
+      if (!next.deadline.expired()) return;
+      throw Error(ErrorCode::kTimeout,
+                  "this process stood still, and the folder may be another job's by now");
+    });
     next.recorder->set_written();
     done = true;
   } catch (const std::exception& error) {

@@ -1,6 +1,7 @@
 #pragma once
 
 #include <atomic>
+#include <chrono>
 #include <csignal>
 #include <deque>
 #include <memory>
@@ -8,6 +9,7 @@
 #include <string>
 #include <vector>
 
+#include "lockstep/base/deadline.h"
 #include "lockstep/base/event.h"
 #include "lockstep/base/thread.h"
 #include "lockstep/flight/flight_board.h"
@@ -42,8 +44,10 @@ class FlightWatch {
   FlightWatch& operator=(const FlightWatch&) = delete;
 
   // A rank of this process, watched until remove(). Its files go to FlightPlace::of(out), the same
-  // for all ranks of a run.
-  void add(const std::shared_ptr<FlightRecorder>& recorder, const std::string& out);
+  // for all ranks of a run, within `timeout`, that of the job: who stands still for longer may wake
+  // when the job is over, and then `out` is somebody else's.
+  void add(const std::shared_ptr<FlightRecorder>& recorder, const std::string& out,
+           std::chrono::nanoseconds timeout);
   void remove(const std::shared_ptr<FlightRecorder>& recorder);
 
   // What the rank did until now; written soon. Errors of writing are told on stderr.
@@ -66,17 +70,21 @@ class FlightWatch {
   struct Watched {
     std::shared_ptr<FlightRecorder> recorder;
     FlightPlace place;
+    std::chrono::nanoseconds timeout;
   };
   struct Pending {
     std::shared_ptr<FlightRecorder> recorder;
     std::string folder;
     FlightFile file;
+    Deadline deadline = Deadline::at(Deadline::Clock::time_point::max());
   };
 
   void serve();
   bool write_next();
   void write_all(const std::string& why);
-  const FlightPlace* place_of(const FlightRecorder& recorder) const;
+  // Null if it is not watched; call with mutex_ held.
+  const Watched* find(const FlightRecorder& recorder) const;
+  void put_off(const Watched& watched, FlightFile file);
 
   Event bell_;
   const std::shared_ptr<FlightBoard> board_ = std::make_shared<FlightBoard>();

@@ -838,7 +838,7 @@ void Worker::part_after_halt(const Error& cause) {
 
 int train_worker(const TrainOptions& options, Job& job, FlightWatch& watch) {
   const std::shared_ptr<FlightRecorder> flight = job.flight();
-  watch.add(flight, options.dry_run ? "" : options.out);
+  watch.add(flight, options.dry_run ? "" : options.out, options.job.timeout);
   // Others may be asked, and may ask, for as long as the job is there.
   job.on_flight_asked([&watch] { watch.ask(); });
   watch.board()->set_ask([&job] { return job.ask_flight(); });
