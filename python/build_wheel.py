@@ -25,6 +25,16 @@ TARGETS = ["lockstep_shared", "lockstep_portable"]
 ALLOWED = re.compile(r"lib(c|m|dl|pthread|rt)\.so\.\d|ld-linux.*\.so\.\d")
 
 
+def prepare_metadata_for_build_wheel(metadata_directory: str, config_settings: Optional[Dict[str, Any]] = None) -> str:
+    """Without it pip would build everything to read a name and a version."""
+    info = f"lockstep-{_version()}.dist-info"
+    folder = pathlib.Path(metadata_directory) / info
+    folder.mkdir()
+    for name, data in _metadata("py3-none-any").items():
+        (folder / name).write_bytes(data)
+    return info
+
+
 def build_wheel(wheel_directory: str, config_settings: Optional[Dict[str, Any]] = None, metadata_directory: Optional[str] = None) -> str:
     given = (config_settings or {}).get("build-dir")
     build = pathlib.Path(given) if given else _build(ROOT / "build" / "wheel")
@@ -66,28 +76,20 @@ def _tag(binaries: List[pathlib.Path]) -> str:
 
 
 def _pack(folder: pathlib.Path, binaries: Dict[str, pathlib.Path]) -> str:
-    version = re.search(r"project\(lockstep VERSION ([\d.]+)", (ROOT / "CMakeLists.txt").read_text())
-    assert version is not None
+    version = _version()
     tag = _tag(list(binaries.values()))
-    info = f"lockstep-{version[1]}.dist-info"
+    info = f"lockstep-{version}.dist-info"
     contents: Dict[str, bytes] = {}
     for path in sorted((ROOT / "python" / "lockstep").rglob("*")):
         if path.suffix == ".py" or path.name == "py.typed":
             contents[str(path.relative_to(ROOT / "python"))] = path.read_bytes()
     for name, path in binaries.items():
         contents[name] = path.read_bytes()
-    contents[f"{info}/LICENSE"] = (ROOT / "LICENSE").read_bytes()
-    contents[f"{info}/METADATA"] = (
-        f"Metadata-Version: 2.1\nName: lockstep\nVersion: {version[1]}\n"
-        "Summary: Data-parallel training with the same bits at any number of workers\nLicense: MIT\n"
-        "Requires-Python: >=3.9\nProvides-Extra: numpy\nRequires-Dist: numpy; extra == 'numpy'\n"
-        "Provides-Extra: torch\nRequires-Dist: torch; extra == 'torch'\n").encode()
-    contents[f"{info}/WHEEL"] = f"Wheel-Version: 1.0\nGenerator: lockstep\nRoot-Is-Purelib: false\nTag: {tag}\n".encode()
-    contents[f"{info}/entry_points.txt"] = b"[console_scripts]\nlockstep = lockstep.__main__:main\n"
+    contents.update({f"{info}/{name}": data for name, data in _metadata(tag).items()})
     record = "".join(f"{name},sha256={_digest(data)},{len(data)}\n" for name, data in contents.items())
     contents[f"{info}/RECORD"] = (record + f"{info}/RECORD,,\n").encode()
 
-    wheel = f"lockstep-{version[1]}-{tag}.whl"
+    wheel = f"lockstep-{version}-{tag}.whl"
     with zipfile.ZipFile(folder / wheel, "w", zipfile.ZIP_DEFLATED) as archive:
         for name, data in contents.items():
             entry = zipfile.ZipInfo(name)  # of a fixed date: the same files give the same wheel
@@ -95,6 +97,26 @@ def _pack(folder: pathlib.Path, binaries: Dict[str, pathlib.Path]) -> str:
             entry.external_attr = (0o100755 if name in binaries else 0o100644) << 16  # a plain file, with its rights
             archive.writestr(entry, data)
     return wheel
+
+
+def _version() -> str:
+    found = re.search(r"project\(lockstep VERSION ([\d.]+)", (ROOT / "CMakeLists.txt").read_text())
+    assert found is not None
+    return found[1]
+
+
+def _metadata(tag: str) -> Dict[str, bytes]:
+    """The files of a wheel's dist-info, but for the list of all files."""
+    return {
+        "LICENSE": (ROOT / "LICENSE").read_bytes(),
+        "METADATA": (
+            f"Metadata-Version: 2.1\nName: lockstep\nVersion: {_version()}\n"
+            "Summary: Data-parallel training with the same bits at any number of workers\nLicense: MIT\n"
+            "Requires-Python: >=3.9\nProvides-Extra: numpy\nRequires-Dist: numpy; extra == 'numpy'\n"
+            "Provides-Extra: torch\nRequires-Dist: torch; extra == 'torch'\n").encode(),
+        "WHEEL": f"Wheel-Version: 1.0\nGenerator: lockstep\nRoot-Is-Purelib: false\nTag: {tag}\n".encode(),
+        "entry_points.txt": b"[console_scripts]\nlockstep = lockstep.__main__:main\n",
+    }
 
 
 def _digest(data: bytes) -> str:

@@ -5,8 +5,9 @@ from __future__ import annotations
 import ctypes
 import os
 import pathlib
+import threading
 from ctypes import POINTER, Structure, byref, c_char_p, c_double, c_float, c_int, c_int64, c_size_t, c_uint8, c_uint16, c_uint32, c_uint64, c_void_p
-from typing import Any, Type, TypeVar
+from typing import Any, List, Optional, Type, TypeVar
 
 from . import errors
 
@@ -188,3 +189,34 @@ def check(code: int) -> None:
     """Raises the error behind the code of a function, unless it is 0."""
     if code != 0:
         raise failure()
+
+
+# How long the main thread waits at a time before Python may handle a signal such as Ctrl-C. A wait ends with what it
+# waits for: this delays nothing.
+SLICE_MS = 50
+
+
+def on_main_thread() -> bool:
+    """Python handles signals there, and only between two of its instructions."""
+    return threading.current_thread() is threading.main_thread()
+
+
+def interruptible(function: Any, *arguments: Any) -> None:
+    """Calls a function that may wait for other workers, so that Ctrl-C ends the wait; raises its error. What it waits
+    for then goes on, on a thread of its own, until its deadline."""
+    if not on_main_thread():
+        check(function(*arguments))
+        return
+    errors_of_it: List[Optional[errors.Error]] = []
+    ended = threading.Event()
+
+    def call() -> None:
+        errors_of_it.append(failure() if function(*arguments) != 0 else None)
+        ended.set()
+
+    threading.Thread(target=call, name="lockstep call", daemon=True).start()
+    while not ended.wait(SLICE_MS / 1000):
+        pass
+    error = errors_of_it[0]
+    if error is not None:
+        raise error

@@ -41,6 +41,7 @@ class View(NamedTuple):
 
     @property
     def bytes(self) -> int:
+        """How much memory it is."""
         return self.count * SIZES[self.type]
 
 

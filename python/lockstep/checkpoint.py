@@ -57,10 +57,12 @@ class Checkpoint:
 
     @property
     def step(self) -> int:
+        """The step that it was saved with."""
         return library.lockstep_checkpoint_step(self._handle)
 
     @property
     def metadata(self) -> bytes:
+        """The bytes that it was saved with."""
         place, count = c_void_p(), c_size_t()
         _library.check(library.lockstep_checkpoint_metadata(self._handle, byref(place), byref(count)))
         return ctypes.string_at(place, count.value) if count.value else b""

@@ -5,18 +5,16 @@ from __future__ import annotations
 import ctypes
 import enum
 import threading
-import weakref
 from ctypes import byref, c_int, c_size_t, c_void_p
-from typing import Any, List, NamedTuple, Optional, Sequence
+from typing import Any, List, NamedTuple, Optional, Sequence, Set
 
 from . import _library
-from ._library import library
+from ._library import SLICE_MS, library, on_main_thread
 from .arrays import SIZES, Type, View, view
 from .errors import Error
 
-# How long the main thread waits at a time before Python may handle a signal such as Ctrl-C. A wait ends with what it
-# waits for: this delays nothing.
-SLICE_MS = 50
+
+FORGOTTEN = 64  # works that nobody has waited for: with so many it is looked which of them have ended
 
 
 class Op(enum.IntEnum):
@@ -34,10 +32,6 @@ class Outcome(NamedTuple):
 
     first_non_finite: Optional[int]  # with check_finite: the first element that is NaN or infinite
     seconds: float  # how long it took, once all work before it had ended
-
-
-def _on_main_thread() -> bool:
-    return threading.current_thread() is threading.main_thread()
 
 
 class Work:
@@ -66,7 +60,7 @@ class Work:
         left = None if timeout is None else max(0, int(timeout * 1000))
         while True:
             step = SLICE_MS if left is None else min(left, SLICE_MS)
-            if left is None and not _on_main_thread():
+            if left is None and not on_main_thread():
                 step = -1  # signals are handled by the main thread
             outcome = _library.sized(_library.Outcome)
             code = library.lockstep_work_wait(self._handle, step, byref(outcome))
@@ -154,7 +148,7 @@ class Communicator:
     def __init__(self, handle: Any, owned: bool):
         self._handle = handle
         self._owned = owned
-        self._pending: "weakref.WeakSet[Work]" = weakref.WeakSet()
+        self._pending: Set[Work] = set()  # whoever forgets a work: its arrays stay until it has ended
 
     @property
     def rank(self) -> int:
@@ -264,7 +258,10 @@ class Communicator:
         """Workers that give the same color form a group, ordered by key, then by rank. A negative color joins none and
         gets None. Collective."""
         part = c_void_p()
-        self._check(library.lockstep_communicator_split(self._open(), color, key, byref(part)))
+        try:
+            _library.interruptible(library.lockstep_communicator_split, self._open(), color, key, byref(part))
+        except Error as error:
+            raise self._name(error) from None
         return Communicator(part, True) if part else None
 
     def subgroup(self, members: Sequence[int], label: str) -> "Communicator":
@@ -292,6 +289,7 @@ class Communicator:
         handle, self._handle = self._handle, None
         if handle and self._owned:
             library.lockstep_communicator_destroy(handle)
+            self._pending.clear()
 
     def __del__(self) -> None:
         if getattr(self, "_handle", None):
@@ -313,6 +311,8 @@ class Communicator:
         work = c_void_p()
         code = getattr(library, "lockstep_" + name)(self._open(), *arguments, _options(**options), byref(work))
         self._check(code)
+        if len(self._pending) >= FORGOTTEN:
+            self._pending = {each for each in self._pending if not each.done()}
         started = Work(work, self, views)
         if wait:
             started.wait()

@@ -137,7 +137,7 @@ class Job:
     def regroup(self, step: int, how: Regroup = Regroup.AFTER_LOSS) -> None:
         """Leaves the generation and returns in the next one, with other ranks and another communicator. `step`: how
         many steps this worker has done. Groups that were split off and buffers are closed before."""
-        _library.check(library.lockstep_job_regroup(self._open(), step, how))
+        _library.interruptible(library.lockstep_job_regroup, self._open(), step, how)
 
     def leave(self) -> None:
         """The end in good order: waits for all workers. Nothing may follow."""
@@ -159,12 +159,14 @@ class Job:
 
     def close(self) -> None:
         """Without leave() this worker is lost to those that still work. Never waits."""
-        if self._world is not None:
-            self._world.close()
-            self._world = None
+        world, self._world = self._world, None
+        if world is not None:
+            world.close()
+        pending = world._pending if world is not None else set()
         handle, self._handle = self._handle, c_void_p()
         if handle:
             library.lockstep_job_destroy(handle)
+        pending.clear()  # nothing uses their arrays any more
 
     def __enter__(self) -> "Job":
         return self
@@ -174,7 +176,7 @@ class Job:
             self.leave()
             return
         if self._handle and not isinstance(error, Error):  # those know it already
-            self.give_up(f"{kind.__name__}: {error}")
+            self.give_up(f"{kind.__name__}: {error}" if str(error) else kind.__name__)
         self.close()
 
     def __del__(self) -> None:
@@ -225,7 +227,7 @@ def join(*, transport: str = "auto", rank: Optional[int] = None, world_size: Opt
         timeout_ms=max(1, int(timeout * 1000)), survive=survive, min_workers=min_workers,
         patience_ms=0 if patience is None else max(1, int(patience * 1000)))
     handle = c_void_p()
-    _library.check(library.lockstep_join(byref(options), byref(handle)))
+    _library.interruptible(library.lockstep_join, byref(options), byref(handle))
     return Job(handle)
 
 

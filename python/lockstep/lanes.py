@@ -7,9 +7,8 @@ from ctypes import POINTER, byref, c_double, c_float, c_size_t, c_uint32, c_void
 from typing import Any, Callable, List, NamedTuple, Optional, Tuple
 
 from . import _library
-from ._library import library
+from ._library import SLICE_MS, library, on_main_thread
 from .arrays import View, view
-from .communicator import SLICE_MS, _on_main_thread
 from .job import Job
 
 
@@ -129,7 +128,7 @@ class LaneSum:
         """All is final: waits for the sum. Ctrl-C ends the wait."""
         place = POINTER(c_float)()
         numbers = (c_double * max(1, self._numbers))()
-        slice_ms = SLICE_MS if _on_main_thread() else -1
+        slice_ms = SLICE_MS if on_main_thread() else -1
         while True:
             code = library.lockstep_lane_sum_finish(self._open(), slice_ms, byref(place), numbers)
             if code != _library.NOT_YET:

@@ -27,5 +27,6 @@ def same(runs):
 
 same([(1, "tcp"), (2, "shm"), (3, "tcp"), (3, "shm")])
 same([(1, "survive1"), (3, "survive3")])
-run(2, "abort")
-run(2, "give_up")
+for way in ("abort", "give_up"):
+    if run(2, way) != "told":
+        sys.exit(f"{way}: the other worker was not told")

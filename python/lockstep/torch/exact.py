@@ -228,10 +228,12 @@ class ExactDataParallel:
     # Checkpoints.
 
     def state(self, step: int) -> dict:
+        """What a checkpoint holds: the state_dict of module and optimizer, and the step."""
         optimizer = self.optimizer.state_dict() if self.optimizer is not None else None
         return {"step": step, "module": dict(self.module.state_dict()), "optimizer": optimizer}
 
     def load_state(self, state: dict) -> int:
+        """Takes such a state over; returns its step."""
         self.module.load_state_dict(state["module"])
         if self.optimizer is not None:
             self.optimizer.load_state_dict(state["optimizer"])

@@ -10,6 +10,7 @@ import socket
 import sys
 import weakref
 from datetime import timedelta
+from typing import Any
 
 import torch.distributed as dist
 
@@ -22,7 +23,7 @@ HEARTBEAT = 30.0  # seconds; a process that is silent for so long is dead, if th
 _groups: "weakref.WeakSet[ProcessGroup]" = weakref.WeakSet()
 
 
-def create(options, _):
+def create(options: Any, _: Any) -> ProcessGroup:
     """Makes a process group, as torch.distributed asks for it."""
     rank, size, timeout = options.group_rank, options.group_size, options.timeout
     parent = _default_group()

@@ -38,6 +38,8 @@ def flatten(state: Any) -> Tuple[str, Dict[str, torch.Tensor]]:
 
 
 def unflatten(rest: str, tensors: Dict[str, torch.Tensor]) -> Any:
+    """The state that flatten() took apart."""
+
     def build(node):
         (kind, value), = node.items()
         if kind == "tensor":
