@@ -65,11 +65,15 @@ cpack_add_component(share GROUP lockstep)
 cpack_add_component(dev GROUP lockstep-dev)
 cpack_add_component(portable)
 
+set(pack ${CMAKE_CPACK_COMMAND} -G DEB)
+if(TARGET lockstep_portable)
+  set(pack ${pack} COMMAND ${CMAKE_CPACK_COMMAND} -G TGZ)
+endif()
 add_custom_target(packages USES_TERMINAL WORKING_DIRECTORY ${CMAKE_BINARY_DIR} VERBATIM
   COMMAND ${CMAKE_COMMAND} -E rm -rf ${CPACK_PACKAGE_DIRECTORY}
-  COMMAND ${CMAKE_CPACK_COMMAND} -G DEB)
+  COMMAND ${pack}
+  COMMAND ${CMAKE_COMMAND} -E rm -rf ${CPACK_PACKAGE_DIRECTORY}/_CPack_Packages)
 add_dependencies(packages lockstep ${LOCKSTEP_LIBRARIES})
 if(TARGET lockstep_portable)
-  add_custom_command(TARGET packages POST_BUILD WORKING_DIRECTORY ${CMAKE_BINARY_DIR} VERBATIM COMMAND ${CMAKE_CPACK_COMMAND} -G TGZ)
   add_dependencies(packages lockstep_shared lockstep_portable)
 endif()

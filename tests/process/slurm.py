@@ -27,7 +27,7 @@ ENDED = ("COMPLETED", "FAILED", "CANCELLED")
 
 def trained(*launcher, cluster=None, more=()):
     words = [*launcher, LOCKSTEP, "train", "--data", Slurm.text, "--steps", STEPS, *SHAPE, *more]
-    return subprocess.run([str(word) for word in words], capture_output=True, text=True, timeout=120,
+    return subprocess.run([str(word) for word in words], capture_output=True, text=True, timeout=120, cwd=Slurm.folder,
                           env=cluster.environment if cluster else None)
 
 
@@ -56,6 +56,7 @@ class Slurm(unittest.TestCase):
     def tearDown(self):
         wait_for(lambda: set(self.cluster.states().values()) == {"idle"} and self.processes() == self.daemons,
                  f"end of all but {self.daemons}")
+        self.assertEqual(list(self.folder.glob("slurm-*.out")), [], "jobs that were not told where to write")
 
     def tell_if_failed(self):
         failed = [each for each, error in self._outcome.result.failures + self._outcome.result.errors if each is self]

@@ -109,7 +109,8 @@ PartitionName=high Nodes=ALL PriorityTier=2 State=UP
                          for path in sorted([*self.folder.glob("*.out"), *self.folder.glob("*.log")]))
 
     def run(self, *words, check=True):
-        done = subprocess.run([str(word) for word in words], capture_output=True, text=True, env=self.environment, timeout=PATIENCE)
+        done = subprocess.run([str(word) for word in words], capture_output=True, text=True, env=self.environment, timeout=PATIENCE,
+                              cwd=self.folder)
         if check and done.returncode != 0:
             raise RuntimeError(f"{' '.join(map(str, words))}: {done.stdout}{done.stderr}")
         return done
