@@ -138,7 +138,7 @@ def main():
         alone = subprocess.run([LOCKSTEP, "train", "--data", text, *SHAPE, "--steps", str(STEPS)], capture_output=True, text=True, check=True)
         alone = WEIGHTS.search(alone.stdout)[1]
         with Hosts(2) as hosts:
-            cases = Cases()
+            cases = Cases(at_once=2)
             cases.run("a worker is killed", worker_killed, hosts, Path(temporary), text, alone)
             cases.run("two jobs on the same hosts", two_jobs, hosts, Path(temporary), text, alone)
             cases.finish()
