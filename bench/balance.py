@@ -3,14 +3,15 @@
 without --balance; and what it costs where all are alike. The weights must be equal before anything is counted.
 
 The measure is tokens/s over the sum of what the same workers reach one by one, each in a run of its own: 1 would be
-lost time of nobody. Lanes are whole, so there is a bound below 1, which is printed beside it. Steps before the lanes
-have moved are not counted.
+lost time of nobody. Lanes are whole, so there is a bound below 1, which is printed beside it; and what the same runs of
+their own reach when they run at the same time, because workers share the memory's bandwidth, the cache and the clock's
+limits. Steps before the lanes have moved are not counted.
 
 Workers get their shares of computing time by the quota of a control group (version 1 or 2; needs root). Each has
 --quota of a core, by default a core, or less where there are fewer cores than workers. Where there are no control
 groups, the slow worker shares its core with two busy loops, and every worker needs a core of its own.
 
-usage: bench/balance.py [--workers 3] [--lanes-per-worker 8] [--steps 60] [--rounds 2] [--quota 0.5] [--build DIR]"""
+usage: bench/balance.py [--workers 3] [--lanes-per-worker 8] [--model tiny] [--steps 60] [--rounds 2] [--quota 0.5] [--build DIR]"""
 
 import argparse
 import json
@@ -27,7 +28,6 @@ from step import BUILD
 
 SLOW = 1 / 3
 PERIOD = 50_000  # microseconds of a quota: short, so that a share is a speed
-MODEL = "tiny"
 
 
 class Groups:
@@ -109,8 +109,8 @@ class Workers:
 
 
 def command(options, folder, lanes, steps, *more):
-    shape = [word for pair in zip(FLAGS, SHAPES[MODEL]) for word in pair]
-    return [options.build / "lockstep", "train", "--data", folder / f"{MODEL}.bin", *shape, "--steps", steps, "--global-batch", lanes,
+    shape = [word for pair in zip(FLAGS, SHAPES[options.model]) for word in pair]
+    return [options.build / "lockstep", "train", "--data", folder / f"{options.model}.bin", *shape, "--steps", steps, "--global-batch", lanes,
             "--micro-batch", 1, "--threads", 1, "--eval-every", 0, "--verify-every", 0, "--log", "json", *more]
 
 
@@ -126,13 +126,13 @@ def rate(rows):
     return sum(row["tokens"] for row in rows) / sum(row["seconds"] for row in rows)
 
 
-def separate_rates(workers, options, folder, ranks):
-    """Of every worker by itself, with its share of time: tokens/s."""
-    rates = []
-    for rank in range(ranks):
-        rows, _ = finish([workers.start(rank, command(options, folder, options.lanes_per_worker, 8), {})])
-        rates.append(rate(rows[2:]))
-    return rates
+def separate_rates(workers, options, folder, ranks, at_once=False):
+    """Of every worker in a run of its own, with its share of time: tokens/s."""
+    words = command(options, folder, options.lanes_per_worker, 8)
+    if at_once:
+        running = [workers.start(rank, words, {}) for rank in range(ranks)]
+        return [rate(finish([process])[0][2:]) for process in running]
+    return [rate(finish([workers.start(rank, words, {})])[0][2:]) for rank in range(ranks)]
 
 
 def joint(workers, options, folder, ranks, balance):
@@ -161,11 +161,12 @@ def measure(name, shares, options, folder):
     workers = Workers(shares)
     try:
         results = {True: [], False: []}
-        sums, bounds = [], []
+        sums, bounds, at_once = [], [], []
         for _ in range(options.rounds):
             rates = separate_rates(workers, options, folder, ranks)
             sums.append(sum(rates))
             bounds.append(bound(rates, options.lanes_per_worker * ranks))
+            at_once.append(sum(separate_rates(workers, options, folder, ranks, at_once=True)) / sums[-1])
             hashes = set()
             for balance in (True, False):
                 rows, weights = joint(workers, options, folder, ranks, balance)
@@ -179,8 +180,8 @@ def measure(name, shares, options, folder):
             moves = [sum(a["lanes"] != b["lanes"] for a, b in zip(rows, rows[1:])) for _, rows in results[balance]]
             print(f"{name}, {'--balance' if balance else '--no-balance'}: {statistics.median(ratios):.2f} of the sum of separate rates "
                   f"({', '.join(f'{ratio:.2f}' for ratio in ratios)}); lanes at the end {lanes}; moves {moves}", flush=True)
-        print(f"{name}: separate rates add up to {statistics.median(sums):.0f} tokens/s; whole lanes allow "
-              f"{statistics.median(bounds):.2f}", flush=True)
+        print(f"{name}: separate rates add up to {statistics.median(sums):.0f} tokens/s; whole lanes allow {statistics.median(bounds):.2f}; "
+              f"runs of their own at the same time reach {statistics.median(at_once):.2f} of that sum", flush=True)
     finally:
         workers.close()
 
@@ -189,6 +190,7 @@ def main():
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--workers", type=int, default=3)
     parser.add_argument("--lanes-per-worker", type=int, default=8)
+    parser.add_argument("--model", choices=SHAPES, default="tiny")
     parser.add_argument("--steps", type=int, default=60)
     parser.add_argument("--rounds", type=int, default=2)
     parser.add_argument("--quota", type=float)
@@ -198,8 +200,8 @@ def main():
     quota = options.quota or min(1.0, 0.8 * cores / options.workers)
     with tempfile.TemporaryDirectory() as name:
         folder = pathlib.Path(name)
-        write_data(MODEL, folder)
-        print(f"{options.workers} workers of {quota:.2f} cores each, {options.lanes_per_worker} lanes per worker, model {MODEL}", flush=True)
+        write_data(options.model, folder)
+        print(f"{options.workers} workers of {quota:.2f} cores each, {options.lanes_per_worker} lanes per worker, model {options.model}", flush=True)
         measure("one at a third", [quota] * (options.workers - 1) + [quota * SLOW], options, folder)
         measure("all alike", [quota] * options.workers, options, folder)
 
