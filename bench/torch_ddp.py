@@ -3,7 +3,7 @@
 ExactDataParallel with one lane per worker beside both. The three take turns in the same processes, a few steps each.
 Prints milliseconds per step, and the median of the ratios of neighbouring turns with the quarters around it.
 
-usage: torch_ddp.py [--workers 2,4] [--models mlp,gpt] [--transport auto] [--python PYTHON] [--rounds 15] [--json]
+usage: torch_ddp.py [--workers 2,4] [--models wide,mlp,gpt,small] [--transport auto] [--python PYTHON] [--rounds 15] [--json]
 
 PYTHON has PyTorch; without it an environment is made in build/bench_venv. The package is that of the source tree with
 the library of build/release, or what PYTHON has installed with --installed. Gloo and lockstep reduce the same buckets;
@@ -20,7 +20,7 @@ import sys
 
 ROOT = pathlib.Path(__file__).resolve().parents[1]
 BUILD = pathlib.Path(os.environ.get("LOCKSTEP_BUILD_DIR", ROOT / "build" / "release"))
-MODELS = ("mlp", "gpt", "small")
+MODELS = ("wide", "mlp", "gpt", "small")
 REQUIRED, EXACT_COST = 1.3, 1.05
 WARMUP = 3
 WAYS = ("gloo", "lockstep", "exact")
@@ -31,10 +31,11 @@ def make(name):
     import torch
     from torch import nn
 
-    if name == "mlp":
-        # Many parameters for little arithmetic: communication takes most of a step.
-        model = nn.Sequential(nn.Linear(512, 2048), nn.ReLU(), nn.Linear(2048, 2048), nn.ReLU(), nn.Linear(2048, 512))
-        return model, torch.randn(16, 512)
+    if name in ("wide", "mlp"):
+        # Many parameters for little arithmetic: communication takes most of a step, with `wide` nearly all of it.
+        ends, middle, batch = {"wide": (1024, 4096, 2), "mlp": (512, 2048, 16)}[name]
+        model = nn.Sequential(nn.Linear(ends, middle), nn.ReLU(), nn.Linear(middle, middle), nn.ReLU(), nn.Linear(middle, ends))
+        return model, torch.randn(batch, ends)
     width, layers, length = {"gpt": (384, 6, 64), "small": (128, 4, 64)}[name]
     layer = dict(d_model=width, nhead=4, dim_feedforward=4 * width, dropout=0.0, batch_first=True)
     model = nn.Sequential(*(nn.TransformerEncoderLayer(**layer) for _ in range(layers)))
@@ -134,7 +135,7 @@ def ratio(found, slow, fast):
 def main():
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--workers", default="2,4", type=lambda text: [int(word) for word in text.split(",")])
-    parser.add_argument("--models", default="mlp,gpt,small", type=lambda text: text.split(","))
+    parser.add_argument("--models", default="wide,mlp,gpt,small", type=lambda text: text.split(","))
     parser.add_argument("--transport", default="auto", choices=("auto", "tcp", "shm"))
     parser.add_argument("--rounds", type=int, default=15)
     parser.add_argument("--seconds", type=float, default=0.4, help="of a turn")

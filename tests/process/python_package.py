@@ -230,7 +230,7 @@ def a_worker_is_late(pipe):
 
 def run_all(workers, function, with_pipe=False):
     pipe = os.pipe() if with_pipe else None
-    ended = run(workers, functools.partial(function, pipe) if pipe else function, environment={"LOCKSTEP_LAUNCHED": "1"})
+    ended = run(workers, functools.partial(function, pipe) if pipe else function)
     for rank, each in enumerate(ended):
         if each.code != 0:
             sys.exit(f"{function.__name__}: rank {rank} ended with {each.code}\n{each.output}")

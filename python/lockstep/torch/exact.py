@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import bisect
 import ctypes
 import io
 import os
@@ -61,12 +62,14 @@ class ExactDataParallel:
         self._names = [name for name, _ in named]
         self._parameters = [parameter for _, parameter in named]
         ends = torch.tensor([p.numel() for p in self._parameters]).cumsum(0).tolist()
+        self._ends = ends
         self._ranges = list(zip([0, *ends[:-1]], ends))
         self._elements = ends[-1]
         self._flags = -(-lanes // FLAGS)
         self._numbers = numbers
         self._sum = lockstep.LaneSum(self.job, lanes, self._elements, 4 + self._flags + numbers, bucket_bytes)
         self._gradient = torch.zeros(self._elements)
+        self._grads = [self._gradient[begin:end].view(p.shape) for p, (begin, end) in zip(self._parameters, self._ranges)]
         self._views: Dict[int, List[torch.Tensor]] = {}  # of the accumulators' memory, by address
         self._lane: Optional[_Lane] = None
         # The node that adds to .grad is alive as long as somebody holds it, and so is its hook.
@@ -92,8 +95,7 @@ class ExactDataParallel:
         loss, count, _, wishes = tail[:4]
         self._wants_regroup = wishes > 0
         torch.mul(torch.frombuffer(summed, dtype=torch.float32), 1.0 / count, out=self._gradient)
-        for parameter, (begin, end) in zip(self._parameters, self._ranges):
-            grad = self._gradient[begin:end].view(parameter.shape)
+        for parameter, grad in zip(self._parameters, self._grads):
             parameter.grad = grad.to(device=parameter.device, dtype=parameter.dtype)
         return Sum(loss / count, count, tail[4 + self._flags:])
 
@@ -138,9 +140,6 @@ class ExactDataParallel:
                 raise RuntimeError(f"{self._names[index]} gets a gradient twice in one lane; call compute() with one loss")
             lane.views[index].copy_(parameter.grad.view(-1))
             parameter.grad = None
-            begin, end = self._ranges[index]
-            if lane.bad is None and _not_finite(lane.address + 4 * begin, end - begin):
-                lane.bad = index
             lane.done[index] = True
             self._pass_on(lane)
 
@@ -152,6 +151,10 @@ class ExactDataParallel:
             lane.next += 1
         end = self._ranges[lane.next - 1][1] if lane.next else 0
         if end - lane.passed >= 1 << 16 or (all_of_it and end > lane.passed):
+            if lane.bad is None:
+                found = lockstep.first_non_finite(View(lane.address + 4 * lane.passed, end - lane.passed, Type.F32, None))
+                if found is not None:
+                    lane.bad = bisect.bisect_right(self._ends, lane.passed + found)
             self._sum.ready(lane.index, lane.passed, end)
             lane.passed = end
 
@@ -327,10 +330,6 @@ class ExactDataParallel:
         if done < most:
             self.load_state(torch.load(io.BytesIO(data)))
         return most
-
-
-def _not_finite(address, count):
-    return lockstep.first_non_finite(View(address, count, Type.F32, None)) is not None
 
 
 class _Lane:

@@ -46,7 +46,7 @@ def join(**options) -> "lockstep.Job":
             raise ValueError(f"the default process group has the backend {dist.get_backend()!r}; "
                              'call init_process_group("lockstep")')
         return group.job.job
-    if "TORCHELASTIC_RUN_ID" in os.environ or ("MASTER_PORT" in os.environ and "LOCKSTEP_LAUNCHED" not in os.environ):
+    if "TORCHELASTIC_RUN_ID" in os.environ or ("MASTER_PORT" in os.environ and "LOCKSTEP_LAUNCHED_RANK" not in os.environ):
         dist.init_process_group("lockstep")
         return _default_group().job.job
     options.setdefault("survive", True)

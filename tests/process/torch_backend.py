@@ -1,0 +1,223 @@
+#!/usr/bin/env python3
+"""PyTorch over the backend lockstep: DistributedDataParallel gives the parameters that it gives over Gloo; who is missing, dead or
+different is named; checkpoints are resumed by other numbers of workers; a killed worker is survived under our launcher."""
+# ctest: TIMEOUT 300
+# builds: release
+
+import os
+import re
+import shutil
+import signal
+import subprocess
+import sys
+import tempfile
+import time
+
+sys.path.insert(0, os.path.join(os.path.dirname(__file__), "support"))
+from ranks import children_of, reserved_port, wait_for
+from torch_workers import ROOT, need_torch, run, run_program
+
+GPT = ROOT / "examples" / "torch" / "gpt.py"
+SMALL = ("--batch", 1, "--context", 8, "--width", 16, "--layers", 1)
+TIMEOUT = 20
+
+
+def raises(kind, function, *words):
+    try:
+        function()
+    except kind as error:
+        missing = [word for word in words if word not in str(error)]
+        assert not missing, f"{error!r} lacks {missing}"
+        return error
+    raise AssertionError(f"no {kind.__name__}")
+
+
+def ddp_is_that_of_gloo():
+    import copy
+
+    import torch
+    import torch.distributed as dist
+    from torch.nn.parallel import DistributedDataParallel
+
+    dist.init_process_group("lockstep")
+    gloo = dist.new_group(backend="gloo")
+    torch.manual_seed(1)
+    model = torch.nn.Sequential(torch.nn.Linear(20, 50), torch.nn.Tanh(), torch.nn.Linear(50, 3))
+    models = [copy.deepcopy(model), copy.deepcopy(model)]
+    for each, group in zip(models, (None, gloo)):
+        parallel = DistributedDataParallel(each, process_group=group)
+        optimizer = torch.optim.SGD(each.parameters(), lr=0.1, momentum=0.9)
+        for step in range(5):
+            generator = torch.Generator().manual_seed(10 * step + dist.get_rank())
+            optimizer.zero_grad()
+            parallel(torch.randn(4, 20, generator=generator)).square().mean().backward()
+            optimizer.step()
+    for ours, theirs in zip(models[0].parameters(), models[1].parameters()):
+        assert torch.allclose(ours, theirs, rtol=1e-5, atol=1e-7), (ours - theirs).abs().max()
+    assert not torch.equal(models[0][0].weight, model[0].weight)
+    dist.destroy_process_group()
+
+
+def who_is_missing_is_named():
+    from datetime import timedelta
+
+    import torch.distributed as dist
+
+    dist.init_process_group("lockstep", timeout=timedelta(seconds=TIMEOUT))
+    dist.barrier()
+    if dist.get_rank() == 1:
+        # Until the others have given up on it.
+        raises(RuntimeError, lambda: dist.recv(__import__("torch").zeros(1), 0))
+        return
+    options = dist.distributed_c10d._get_default_group()
+    raises(RuntimeError, lambda: options.monitored_barrier(timedelta(seconds=0.5)), "rank 1")
+
+
+def ranks_that_differ_are_named():
+    import torch
+
+    import lockstep
+    import lockstep.torch
+
+    torch.manual_seed(1)
+    model = torch.nn.Linear(3, 3)
+    exact = lockstep.torch.ExactDataParallel(model, lanes=3)
+    exact.verify()
+    if exact.job.rank == 1:
+        with torch.no_grad():
+            model.bias[1] += 1
+    error = raises(lockstep.Error, exact.verify, "rank 1", "bias")
+    assert error.code == lockstep.Code.REPLICA_MISMATCH and error.rank == 1
+
+
+def a_lane_that_is_not_finite_is_named():
+    import torch
+
+    import lockstep
+    import lockstep.torch
+
+    torch.manual_seed(1)
+    model = torch.nn.Linear(3, 1)
+    exact = lockstep.torch.ExactDataParallel(model, lanes=5)
+    before = exact.hash()
+    bad = raises(lockstep.Error, lambda: exact.sum(7, lambda lane: model(torch.full((1, 3), float("inf") if lane == 4 else 1.0)).sum()),
+                 "lane 4", "step 7")
+    assert bad.code == lockstep.Code.NON_FINITE and exact.hash() == before
+
+
+def the_check_names_a_layer():
+    import torch
+
+    import lockstep.torch
+
+    class Unsteady(torch.nn.Module):
+        calls = 0
+
+        def forward(self, x):
+            self.calls += 1
+            return x * (1 + 1e-6 * self.calls)
+
+    model = torch.nn.Sequential(torch.nn.Linear(4, 4), torch.nn.Dropout(0.5), Unsteady(), torch.nn.Linear(4, 1))
+    exact = lockstep.torch.ExactDataParallel(model, lanes=2)
+    found = exact.check(1, 0, lambda lane: model(torch.ones(2, 4)).sum())
+    assert found is not None and "output of 2 (Unsteady)" in found, found
+    steady = torch.nn.Sequential(torch.nn.Linear(4, 4), torch.nn.Dropout(0.5))
+    exact = lockstep.torch.ExactDataParallel(steady, lanes=2, job=exact.job)
+    assert exact.check(1, 0, lambda lane: steady(torch.ones(2, 4)).sum()) is None
+
+
+def run_all(workers, function):
+    ended = run(workers, function)
+    for rank, each in enumerate(ended):
+        if each.code != 0:
+            sys.exit(f"{function.__name__}: rank {rank} ended with {each.code}\n{each.output}")
+    print(f"{function.__name__}: {max(each.seconds for each in ended):.1f} s", flush=True)
+
+
+def weights_of(output):
+    return re.search(r"^weights (blake3:[0-9a-f]{64})$", output, re.MULTILINE)[1]
+
+
+def resumed_by_others():
+    whole = weights_of(run_program(1, GPT, ("--steps", 30, *SMALL)))
+    folder = tempfile.mkdtemp()  # a TemporaryDirectory would go with the first forked worker
+    try:
+        run_program(2, GPT, ("--steps", 21, "--out", folder, *SMALL))  # saves at step 20
+        output = run_program(3, GPT, ("--steps", 30, "--out", folder, *SMALL))
+    finally:
+        shutil.rmtree(folder)
+    assert weights_of(output) == whole, output
+    assert "step 10 " not in output, output  # it did not begin anew
+    print("resumed_by_others", flush=True)
+
+
+PROGRAM = """
+import os, sys, torch, torch.distributed as dist, lockstep.torch
+from datetime import timedelta
+dist.init_process_group("lockstep", timeout=timedelta(seconds=20))
+data = torch.ones(1000)
+while True:
+    print("step", flush=True)
+    dist.all_reduce(data)
+    data.fill_(1)
+"""
+
+
+def killed_under_torchrun():
+    """Every survivor raises and names it; torchrun then ends them all."""
+    with tempfile.TemporaryDirectory() as folder:
+        program = os.path.join(folder, "program.py")
+        with open(program, "w") as file:
+            file.write(PROGRAM)
+        log = open(os.path.join(folder, "log"), "w+")
+        with reserved_port() as port:
+            torchrun = subprocess.Popen([sys.executable, "-m", "torch.distributed.run", "--nproc_per_node", "3", "--master_addr", "127.0.0.1",
+                                         "--master_port", str(port), program], stdout=log, stderr=log)
+
+        def said():
+            with open(log.name) as file:
+                return file.read()
+
+        try:
+            wait_for(lambda: said().count("step\n") > 30, "steps under torchrun")
+            victim = children_of(torchrun.pid)[-1]
+            began = time.monotonic()
+            os.kill(victim, signal.SIGKILL)
+            wait_for(lambda: len(re.findall(rf"PeerLost: .*rank \d \(.*pid {victim}\)", said())) >= 2, f"survivors that name {victim}:\n{said()}",
+                     TIMEOUT)
+            print(f"killed_under_torchrun: named by both after {time.monotonic() - began:.1f} s", flush=True)
+            assert torchrun.wait(60) != 0
+        finally:
+            if torchrun.poll() is None:
+                torchrun.kill()
+
+
+def survived_under_our_launcher():
+    arguments = ("--steps", 40, *SMALL)
+    whole = weights_of(run_program(1, GPT, arguments))
+    command = [sys.executable, "-m", "lockstep", "run", "--workers", "3", str(GPT), *map(str, arguments)]
+    job = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
+    output = ""
+    for line in job.stdout:
+        output += line
+        if line.startswith("step 10 "):
+            os.kill(children_of(job.pid)[1], signal.SIGKILL)
+    assert job.wait(60) == 0 and "killed by signal 9" in output, output
+    assert weights_of(output) == whole, output
+    print("survived_under_our_launcher", flush=True)
+
+
+def main():
+    need_torch()
+    run_all(2, ddp_is_that_of_gloo)
+    run_all(3, who_is_missing_is_named)
+    run_all(3, ranks_that_differ_are_named)
+    run_all(2, a_lane_that_is_not_finite_is_named)
+    run_all(1, the_check_names_a_layer)
+    resumed_by_others()
+    survived_under_our_launcher()
+    killed_under_torchrun()
+
+
+if __name__ == "__main__":
+    main()
