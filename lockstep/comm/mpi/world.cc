@@ -59,7 +59,8 @@ bool mpi_finalized() {
 }
 
 // MPICH before 4.2 may hang in MPI_Finalize over UCX and TCP: a rank waits there for others that no
-// longer move data (https://github.com/pmodels/mpich/pull/6596). Its launcher does not insist on it.
+// longer move data (https://github.com/pmodels/mpich/pull/6596). Its launcher does not insist on
+// it.
 bool finalize_may_hang() {
   char text[MPI_MAX_LIBRARY_VERSION_STRING];
   int length = 0;
