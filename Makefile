@@ -5,7 +5,7 @@ PREFIX ?= /usr/local
 # What `make lint` compares with.
 BASE ?= main
 
-.PHONY: build demo test bench install package lint clean
+.PHONY: build demo test test-torch bench install package lint clean
 
 build:
 	@scripts/setup.sh build
@@ -18,6 +18,13 @@ demo: build
 test:
 	@scripts/setup.sh test
 	@JOBS=$(JOBS) scripts/test.sh
+
+# The Python package with the newest PyTorch of PyPI.
+test-torch:
+	@scripts/setup.sh test
+	@cmake --preset release
+	@cmake --build --preset release -j $(JOBS) --target lockstep_shared lockstep_portable
+	@scripts/test_torch.sh
 
 bench:
 	@scripts/setup.sh bench
