@@ -157,7 +157,7 @@ from datetime import timedelta
 dist.init_process_group("lockstep", timeout=timedelta(seconds=20))
 data = torch.ones(1000)
 while True:
-    print("step", flush=True)
+    print("step", file=sys.stderr, flush=True)
     dist.all_reduce(data)
     data.fill_(1)
 """
@@ -172,7 +172,8 @@ def killed_under_torchrun():
         log = open(os.path.join(folder, "log"), "w+")
         with reserved_port() as port:
             torchrun = subprocess.Popen([sys.executable, "-m", "torch.distributed.run", "--nproc_per_node", "3", "--master_addr", "127.0.0.1",
-                                         "--master_port", str(port), program], stdout=log, stderr=log)
+                                         "--master_port", str(port), "--redirects", "2", "--tee", "2", "--log_dir", folder,
+                                         program], stdout=log, stderr=log)  # 1.13 with Python 3.11 fails without both
 
         def said():
             with open(log.name) as file:
