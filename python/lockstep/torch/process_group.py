@@ -109,6 +109,13 @@ class ProcessGroup(dist.ProcessGroup):
     def getGroupDesc(self):
         return self._description
 
+    # Newer PyTorch asks a group for what stands behind it on a kind of device: it is the group itself.
+    supports_coalescing = False
+    supports_splitting = False
+
+    def _get_backend(self, device):
+        return self
+
     def set_timeout(self, timeout):
         self._timeout = timeout
 
