@@ -80,7 +80,7 @@ without_replicated_tensors()
 class LockstepTest(distributed_test.TestDistBackend, distributed_test.DistributedTest._DistTestBase):
     def setUp(self):
         for word, why in OTHERWISE.items():
-            if PRETENDED == "gloo" and word in self._testMethodName:
+            if word in self._testMethodName:
                 self.skipTest(why)
         super().setUp()
         # Forked, not spawned: a process that imports PyTorch anew for every rank of every test takes most of the time.
