@@ -205,13 +205,14 @@ class Launcher {
         end_leftovers();
       }
       if (stop_at_ && stop_at_->expired()) end_the_rest();
+      note_verdict();
     }
     for (Child& child : children_) forward(child);
-    const bool survived = options_.survive && !blame_.culprit() && ended_well();
+    note_verdict();
+    // Who aborts a job may end with code 0 itself.
+    const bool aborted = verdict_ && verdict_->code() == ErrorCode::kAborted;
+    const bool survived = options_.survive && !blame_.culprit() && !aborted && ended_well();
     if (options_.survive && !survived && !blame_.culprit() && stopped_by_ == 0) blame_last();
-    if (const auto centre = centre_.lock(); centre && centre->latch().tripped()) {
-      verdict_ = centre->latch().error();
-    }
     std::optional<Error> beside;
     if (options_.finish_companion) {
       beside = options_.finish_companion(!blame_.culprit() && stopped_by_ == 0);
@@ -225,6 +226,12 @@ class Launcher {
   }
 
  private:
+  // The centre goes when the job has failed.
+  void note_verdict() {
+    const auto centre = centre_.lock();
+    if (centre && centre->latch().tripped()) verdict_ = centre->latch().error();
+  }
+
   // This process becomes the centre of the job.
   void serve_job() {
     secret_ = secret_file(options_.secret);

@@ -1,6 +1,7 @@
 /* A worker in C: everything that lockstep/c.h declares, once. Prints the hash of its lane sums,
  * which does not depend on the number of workers. usage: c_interface WHAT FOLDER, as a rank of a
- * launcher; WHAT is a transport, survive3 (of 3 workers), abort or give_up */
+ * launcher; WHAT is a transport, survive3 (of 3 workers), abort, abort_fails (who is told ends
+ * with 1) or give_up */
 
 #include <math.h>
 #include <signal.h>
@@ -447,7 +448,7 @@ int main(int argc, char** argv) {
   EXPECT(argc == 3);
   int workers = 0; /* that newcomers, too, are to wait for */
   const int surviving = sscanf(argv[1], "survive%d", &workers) == 1;
-  const int ending = strcmp(argv[1], "abort") == 0 || strcmp(argv[1], "give_up") == 0;
+  const int ending = strncmp(argv[1], "abort", 5) == 0 || strcmp(argv[1], "give_up") == 0;
   versions_and_errors();
   uint8_t hash[LOCKSTEP_HASH_BYTES];
   OK(lockstep_blake3("abc", 3, hash));
@@ -472,7 +473,7 @@ int main(int argc, char** argv) {
   if (ending) {
     end_by_words(job, all, rank, argv[1], argv[2]);
     lockstep_job_destroy(job);
-    return 0;
+    return rank == 0 && strcmp(argv[1], "abort_fails") == 0;
   }
   other_versions(all);
   collectives(all, rank, n);

@@ -9,11 +9,11 @@ LOCKSTEP = os.environ["LOCKSTEP_BIN"]
 WORKER = os.path.join(os.environ["LOCKSTEP_TEST_DIR"], "c_interface")
 
 
-def run(workers, what):
+def run(workers, what, code=0):
     with tempfile.TemporaryDirectory() as folder:
         done = subprocess.run([LOCKSTEP, "run", "--workers", str(workers), "--", WORKER, what, folder],
                               capture_output=True, text=True, timeout=100)
-    if done.returncode != 0:
+    if done.returncode != code:
         sys.exit(f"{workers} workers, {what}: ended with {done.returncode}:\n{done.stderr}")
     return done.stdout.strip()
 
@@ -30,3 +30,5 @@ same([(1, "survive1"), (3, "survive3")])
 for way in ("abort", "give_up"):
     if run(2, way) != "told":
         sys.exit(f"{way}: the other worker was not told")
+# Who aborts a job ends well itself. The job has not.
+run(2, "abort_fails", code=1)
