@@ -407,6 +407,12 @@ int Worker::run() {
   } else {
     prepare();
     begin();
+    // Whoever started this worker by hand sees nothing of the run here.
+    const bool by_hand = told || (!options_.job.coordinator.empty() && !is_launched());
+    if (by_hand && !is_first()) {
+      log(LogLevel::kInfo, "joined the job as rank {} of {}; {} tells of its progress", job_.rank(),
+          job_.world_size(), job_.communicator().name_of(0));
+    }
     if (options_.dry_run) return dry_run();
     const RunState state = run_state_of(*trainer_);
     describe(state);

@@ -291,6 +291,8 @@ def recipe(data, folder, expected):
         workers = [star.start(f"worker {i}", [LOCKSTEP, "train", "--data", data, "--out", out, *MODEL, "--coordinator",
                                               star.address_text]) for i in range(2)]
         star.expect_end([star.coordinator, *workers], 0)
+        told = [worker.text.count("joined the job as rank 1 of 2; rank 0 (") for worker in workers]
+        check(sorted(told) == [0, 1], f"{told}")
         check(os.path.isfile(os.path.join(out, "model.safetensors")), f"{os.listdir(out)}")
         check(any(worker.find(re.escape(expected.weights)) for worker in workers), "other weights")
         last = rf"^step {STEPS}  loss {expected.losses[-1]:.6f}  {expected.correct[-1]} of 128 tokens correct  "
