@@ -27,6 +27,8 @@ using namespace std::chrono_literals;
 
 // So that the other ranks can still say why they failed before MPI ends them.
 constexpr auto kLastWords = 250ms;
+// For what MPI has taken and not sent yet, where nothing else sees to it.
+constexpr auto kLastBytes = 2s;
 
 // What a process has one of because MPI has. Never destroyed: exit() comes by in any order.
 struct Process {
@@ -270,16 +272,22 @@ void MpiWorld::keep_until_sent(MPI_Request request, std::unique_ptr<std::byte[]>
 }
 
 void MpiWorld::leave() {
-  MPI_Request request = MPI_REQUEST_NULL;
-  {
-    const auto lock = mpi_lock();
-    check_mpi(MPI_Ibarrier(comm_, &request), "MPI_Ibarrier");
-  }
+  const auto meet = [this](const Patience& patience) {
+    MPI_Request request = MPI_REQUEST_NULL;
+    {
+      const auto lock = mpi_lock();
+      check_mpi(MPI_Ibarrier(comm_, &request), "MPI_Ibarrier");
+    }
+    return await(request, patience);
+  };
   // The same patience as with any collective.
-  if (!await(request, {.deadline = Deadline::after(10 * timeout_), .latch = &control().latch()})) {
+  if (!meet({.deadline = Deadline::after(10 * timeout_), .latch = &control().latch()})) {
     control().fail(Error(ErrorCode::kTimeout,
                          fmt::format("{} waited in vain at exit for the others", name_of(rank_))));
   }
+  // Without MPI_Finalize nothing would move what others still wait for in that barrier. Who waits
+  // in vain for a second one has left the first behind.
+  if (finalize_may_hang()) meet({.deadline = Deadline::after(kLastBytes)});
   job_.control.reset();
 }
 
