@@ -1,14 +1,17 @@
 #include "lockstep/comm/mpi/world.h"
 
 #include <fmt/format.h>
+#include <poll.h>
 #include <stdlib.h>
 #include <unistd.h>
 
 #include <algorithm>
 #include <array>
 #include <cstdio>
+#include <cstdlib>
 #include <cstring>
 #include <sstream>
+#include <string_view>
 #include <thread>
 #include <utility>
 
@@ -61,8 +64,7 @@ bool mpi_finalized() {
 }
 
 // MPICH before 4.2 may hang in MPI_Finalize over UCX and TCP: a rank waits there for others that no
-// longer move data (https://github.com/pmodels/mpich/pull/6596). Its launcher does not insist on
-// it.
+// longer move data (https://github.com/pmodels/mpich/pull/6596).
 bool finalize_may_hang() {
   char text[MPI_MAX_LIBRARY_VERSION_STRING];
   int length = 0;
@@ -73,9 +75,20 @@ bool finalize_may_hang() {
          std::pair(major, minor) < std::pair(4, 2) && std::strstr(text, "ch4:ucx") != nullptr;
 }
 
+// What of MPI_Finalize the launcher hears, in the words of PMI 1. A rank that ends without them has
+// it kill the other ranks of its host.
+void finalize_for_launcher() {
+  const char* descriptor = std::getenv("PMI_FD");
+  if (descriptor == nullptr) return;
+  constexpr std::string_view kGoodbye = "cmd=finalize\n";
+  const int launcher = std::atoi(descriptor);
+  if (::write(launcher, kGoodbye.data(), kGoodbye.size()) < 0) return;
+  pollfd answer{launcher, POLLIN, 0};
+  ::poll(&answer, 1, static_cast<int>(std::chrono::milliseconds(kLastBytes).count()));
+}
+
 // MPI_Finalize has no deadline of its own, and a rank may still die in it.
 void finalize_within(std::chrono::nanoseconds timeout) {
-  if (finalize_may_hang()) return;
   Thread watch;
   watch.start(
       "the watch over MPI_Finalize",
@@ -94,13 +107,19 @@ void at_exit(int status, void*) {
   if (mpi_finalized()) return;
   if (status != 0 || p.world == nullptr || !p.world->usable()) end_job(p, status);
   const std::chrono::nanoseconds timeout = p.world->timeout();
+  const bool skip = p.world->skips_finalize();
   try {
     p.world->leave();
   } catch (const Error& error) {
     log(LogLevel::kError, "{}", error.what());
     end_job(p, status);
   }
-  if (p.started_mpi) finalize_within(timeout);
+  if (!p.started_mpi) return;
+  if (skip) {
+    finalize_for_launcher();
+  } else {
+    finalize_within(timeout);
+  }
 }
 
 void start_mpi(Process& p) {
@@ -287,9 +306,11 @@ void MpiWorld::leave() {
   }
   // Without MPI_Finalize nothing would move what others still wait for in that barrier. Who waits
   // in vain for a second one has left the first behind.
-  if (finalize_may_hang()) meet({.deadline = Deadline::after(kLastBytes)});
+  if (skips_finalize()) meet({.deadline = Deadline::after(kLastBytes)});
   job_.control.reset();
 }
+
+bool MpiWorld::skips_finalize() const { return !one_host_ && finalize_may_hang(); }
 
 bool MpiWorld::usable() const {
   return job_.control != nullptr && !control().latch().tripped() && !mpi_finalized();

@@ -41,6 +41,8 @@ class MpiWorld {
 
   // Before MPI_Finalize: waits until all ranks have come here, then takes leave of them.
   void leave();
+  // Whether MPI_Finalize is left out, because it might hang between hosts.
+  bool skips_finalize() const;
 
  private:
   struct Sending {
