@@ -129,7 +129,7 @@ class Run:
 
     def outputs(self):
         """When each file was changed last; temporaries are their maker's to remove."""
-        return {path: path.stat().st_mtime_ns for path in self.out.rglob("*") if ".tmp" not in str(path.relative_to(self.out))}
+        return {path: path.stat().st_mtime_ns for path in self.out.rglob("*") if path.is_file() and ".tmp" not in str(path.relative_to(self.out))}
 
     def lost(self):
         """Whom the run has lost, as its metrics tell."""

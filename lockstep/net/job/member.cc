@@ -25,6 +25,7 @@ Member::Member(MemberOptions options, Ask progress, Time now)
       timeout_(options_.timeout),
       last_heard_(now),
       last_look_(now),
+      last_word_(now),
       next_heartbeat_(now),
       paused_(options_.paused),
       description_(options_.description) {
@@ -96,7 +97,7 @@ void Member::received(const Message& message, Time now) {
       if (auto description = decode_description(message.body)) {
         description_ = std::move(description);
         welcomed_ = true;
-        last_look_ = now;  // it had no reason to look before
+        last_look_ = last_word_ = now;  // it had no reason to look before
         return;
       }
       break;
@@ -153,7 +154,7 @@ void Member::take_news(RosterMessage roster, Time now) {
   next_heartbeat_ = now;
   wish_ = {};
   paused_ = false;
-  last_look_ = now;
+  last_look_ = last_word_ = now;
   roster_ = std::move(roster);
   news_ = roster_;
   send_description();
@@ -230,8 +231,9 @@ void Member::tick(Time now) {
               fmt::format("{} did not tell in time who the other ranks are", options_.centre)));
   }
   if (!joined() && !welcomed_) return;
-  // What was said during a pause has been heard before.
-  if (now - last_look_ >= timeout_) {
+  // What was said during a pause has been heard before. The others have counted from our last word
+  // on, which may be a while before the pause.
+  if (now - std::min(last_look_, last_word_) >= timeout_) {
     paused_ = true;
     heard_after_pause_.reset();
   }
@@ -244,13 +246,15 @@ void Member::tick(Time now) {
     report(Error(ErrorCode::kPeerLost, how, centre_.rank));
     lose_centre(how);
   }
-  if (now < next_heartbeat_) return;
-  if (centre_left()) {
-    next_heartbeat_ = now + timeout_ / 5;
-    check_centre_left();
-  } else {
-    send_heartbeat(now);
+  if (now >= next_heartbeat_) {
+    if (centre_left()) {
+      next_heartbeat_ = now + timeout_ / 5;
+      check_centre_left();
+    } else {
+      send_heartbeat(now);
+    }
   }
+  last_word_ = next_heartbeat_ - timeout_ / 5;
 }
 
 void Member::send_heartbeat(Time now) {

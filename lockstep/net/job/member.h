@@ -130,6 +130,7 @@ class Member {
   Clock::duration timeout_{};  // of the job
   Time last_heard_;
   Time last_look_;
+  Time last_word_;  // the heartbeat before the last look
   Time next_heartbeat_;
   bool paused_ = false;
   std::optional<Time> heard_after_pause_;
