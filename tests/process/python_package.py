@@ -23,19 +23,9 @@ import zipfile
 
 sys.path.insert(0, os.path.join(os.path.dirname(__file__), "support"))
 from ranks import skip
-from torch_workers import ROOT, need_torch, run
+from torch_workers import ROOT, expect_raises, need_torch, run
 
 TIMEOUT = 20.0  # of the jobs
-
-
-def expect_raises(kind, function, *words):
-    try:
-        function()
-    except kind as error:
-        missing = [word for word in words if word not in str(error)]
-        assert not missing, f"{error!r} lacks {missing}"
-        return error
-    raise AssertionError(f"no {kind.__name__}")
 
 
 # In this process.

@@ -15,21 +15,11 @@ import time
 
 sys.path.insert(0, os.path.join(os.path.dirname(__file__), "support"))
 from ranks import children_of, reserved_port, wait_for
-from torch_workers import ROOT, need_torch, run, run_program
+from torch_workers import ROOT, expect_raises, need_torch, run, run_program
 
 GPT = ROOT / "examples" / "torch" / "gpt.py"
 SMALL = ("--batch", 1, "--context", 8, "--width", 16, "--layers", 1)
 TIMEOUT = 20
-
-
-def raises(kind, function, *words):
-    try:
-        function()
-    except kind as error:
-        missing = [word for word in words if word not in str(error)]
-        assert not missing, f"{error!r} lacks {missing}"
-        return error
-    raise AssertionError(f"no {kind.__name__}")
 
 
 def ddp_is_that_of_gloo():
@@ -67,10 +57,10 @@ def who_is_missing_is_named():
     dist.barrier()
     if dist.get_rank() == 1:
         # Until the others have given up on it.
-        raises(RuntimeError, lambda: dist.recv(__import__("torch").zeros(1), 0))
+        expect_raises(RuntimeError, lambda: dist.recv(__import__("torch").zeros(1), 0))
         return
     options = dist.distributed_c10d._get_default_group()
-    raises(RuntimeError, lambda: options.monitored_barrier(timedelta(seconds=0.5)), "rank 1")
+    expect_raises(RuntimeError, lambda: options.monitored_barrier(timedelta(seconds=0.5)), "rank 1")
 
 
 def ranks_that_differ_are_named():
@@ -86,7 +76,7 @@ def ranks_that_differ_are_named():
     if exact.job.rank == 1:
         with torch.no_grad():
             model.bias[1] += 1
-    error = raises(lockstep.Error, exact.verify, "rank 1", "bias")
+    error = expect_raises(lockstep.Error, exact.verify, "rank 1", "bias")
     assert error.code == lockstep.Code.REPLICA_MISMATCH and error.rank == 1
 
 
@@ -105,7 +95,7 @@ def a_lane_that_is_not_finite_is_named():
         out = model(torch.ones(1, 3)).sum()
         return (0 * out).sqrt() if lane == 4 else out  # finite, with a gradient that is not
 
-    bad = raises(lockstep.Error, lambda: exact.sum(7, loss), "gradient", "lane 4", "step 7", "bias")
+    bad = expect_raises(lockstep.Error, lambda: exact.sum(7, loss), "gradient", "lane 4", "step 7", "bias")
     assert bad.code == lockstep.Code.NON_FINITE and exact.hash() == before
 
 

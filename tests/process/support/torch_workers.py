@@ -101,3 +101,13 @@ def _fork(function, file, environment):
         sys.stderr.flush()
     finally:
         os._exit(code)
+
+
+def expect_raises(kind, function, *words):
+    try:
+        function()
+    except kind as error:
+        missing = [word for word in words if word not in str(error)]
+        assert not missing, f"{error!r} lacks {missing}"
+        return error
+    raise AssertionError(f"no {kind.__name__}")
