@@ -542,9 +542,18 @@ Error lost_connection() { return {ErrorCode::kPeerLost, "a worker has gone"}; }
 TEST(Levelling, WhoIsAStepBehindIsBroughtForward) {
   for (const std::string place : {"update", "tail"}) {
     Script script = {.workers = 3};
+    std::atomic<int> updating{0};  // ranks that need nobody any more to do the step
     script.hook = [&](Worker& worker, std::string_view at, std::int64_t step) {
-      if (worker.generation() > 1 || worker.generation() == 0) return;
-      if (worker.member == 2 && at == place && step == 2) throw lost_connection();
+      if (worker.generation() != 1 || step != 2) return;
+      if (at == "update") {
+        ++updating;
+        updating.notify_all();
+      }
+      if (worker.member != 2 || at != place) return;
+      if (at == "update") {
+        for (int ready = updating; ready < 3; ready = updating) updating.wait(ready);
+      }
+      throw lost_connection();
     };
     std::atomic<int> behind{0};
     script.detached = [&](Worker& worker) {
