@@ -182,6 +182,8 @@ TEST(CheckpointFormat, BrokenRunStatesAreTold) {
   EXPECT_THAT(problem(with(text, "\"step\": 41", "\"step\": 42")),
               HasSubstr("data: 'position' is not"));
   EXPECT_THAT(problem(with(text, "\"step\": 41", "\"step\": -1")), HasSubstr("'step'"));
+  EXPECT_EQ(problem(with(text, "\"steps\": 1000", "\"steps\": 40")),
+            "'step' is after the schedule's end");
   EXPECT_THAT(problem(with(text, "\"hidden\"", "\"width\"")),
               HasSubstr("model: 'hidden' is missing"));
   EXPECT_THAT(problem(with(text, "\"linear\"", "\"stairs\"")),

@@ -186,6 +186,7 @@ std::variant<RunState, FormatProblem> parse_run_state(std::string_view text) {
   RunState state;
   state.step = static_cast<std::int64_t>(reader.whole("step", kMostStep));
   read_settings(reader, state.settings);
+  if (state.step > state.settings.schedule.steps) reader.fail("'step' is after the schedule's end");
   read_skipped(reader, state.skipped_lanes);
   read_object(reader, "versions", [&](JsonReader& inner) {
     state.versions = {.lockstep = inner.text("lockstep"),
