@@ -12,6 +12,7 @@
 namespace lockstep::peer_user_test {
 namespace {
 
+using ::testing::AnyOf;
 using ::testing::HasSubstr;
 using namespace test;
 
@@ -64,12 +65,31 @@ TEST(PeerUser, OwnProcessesAreTrusted) {
   }
 }
 
+TEST(PeerUser, IsToldByTheKernel) {
+  for (const SocketAddress& address :
+       {SocketAddress::loopback_v4(), SocketAddress::loopback_v6()}) {
+    const Socket listener = listen_tcp(address);
+    const SocketAddress there = listener.local_address();
+    const Socket client = connect_tcp(there, soon());
+    const SocketAddress here = client.local_address();
+    if (!owner_by_kernel(here, there)) GTEST_SKIP() << "the kernel does not answer";
+    EXPECT_EQ(owner_by_kernel(here, there), ::geteuid());
+    EXPECT_EQ(owner_by_kernel(there, here), std::nullopt);  // not accepted yet
+    const Socket server = accept(listener, soon());
+    EXPECT_EQ(owner_by_kernel(there, here), ::geteuid());
+    // Of the listener, which is at this port as well, nobody asked.
+    EXPECT_EQ(owner_by_kernel(there, there), std::nullopt);
+  }
+}
+
 TEST(PeerUser, AnotherUserOverLoopbackIsNot) {
   if (::geteuid() != 0) GTEST_SKIP() << "only root can run a process as another user";
   const Socket listener = listen_tcp(SocketAddress::loopback_v4());
   Socket caller;
   const OtherUser other([&] { caller = connect_tcp(listener.local_address(), soon()); });
   const Socket visitor = accept(listener, soon());
+  EXPECT_THAT(owner_by_kernel(visitor.peer_address(), visitor.local_address()),
+              AnyOf(std::optional<uid_t>(), std::optional<uid_t>(65534)));
   const Error error = error_of([&] { require_trusted_peer(visitor); });
   EXPECT_EQ(error.code(), ErrorCode::kAuthentication);
   EXPECT_THAT(error.what(), HasSubstr("runs as user 65534"));

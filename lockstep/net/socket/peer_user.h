@@ -15,8 +15,12 @@ namespace lockstep {
 // that nobody can tell: of a TCP connection that the other side has closed, or not accepted yet.
 void require_trusted_peer(const Socket& socket);
 
-// The owner of the socket at `local` that is connected to `remote`, in the text of /proc/net/tcp or
-// /proc/net/tcp6. Nothing if it is not there, or no process has it open. Pure.
+// The owner of the TCP socket of this host at `local` that is connected to `remote`. The kernel is
+// asked for this one socket, which takes microseconds. Nothing if it is not there, if no process
+// has it open, or if the kernel does not answer such questions.
+std::optional<uid_t> owner_by_kernel(const SocketAddress& local, const SocketAddress& remote);
+
+// The same in the text of /proc/net/tcp or /proc/net/tcp6. Pure.
 std::optional<uid_t> owner_in_table(std::string_view table, const SocketAddress& local,
                                     const SocketAddress& remote);
 
