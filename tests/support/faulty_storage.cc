@@ -193,9 +193,11 @@ FaultyStorage::FaultyStorage() : root_(make(true)) {}
 
 FaultyStorage::FaultyStorage(const FaultyStorage& other) : Storage() {
   const std::lock_guard lock(other.mutex_);
-  root_ = copy(*other.root_);
+  Copies copies;
+  root_ = copy(*other.root_, copies);
   inodes_ = other.inodes_;
   clock_ = other.clock_;
+  crashed_ = other.crashed_.load();
 }
 
 FaultyStorage::NodePointer FaultyStorage::make(bool folder) {
@@ -206,12 +208,18 @@ FaultyStorage::NodePointer FaultyStorage::make(bool folder) {
   return node;
 }
 
-FaultyStorage::NodePointer FaultyStorage::copy(const Node& node) {
-  auto made = std::make_shared<Node>(node);
-  made->synced_bytes = made->bytes;
-  made->changes.clear();
-  for (auto& [name, below] : made->names) below = copy(*below);
-  made->synced_names = made->names;
+FaultyStorage::NodePointer FaultyStorage::copy(const Node& node, Copies& copies) {
+  NodePointer& made = copies[&node];
+  if (made) return made;
+  made = std::make_shared<Node>(node);
+  for (Names_* names : {&made->names, &made->synced_names}) {
+    for (auto& [name, below] : *names) below = copy(*below, copies);
+  }
+  for (Change& change : made->changes) {
+    for (auto& [name, below] : change) {
+      if (below) below = copy(*below, copies);
+    }
+  }
   return made;
 }
 

@@ -36,7 +36,7 @@ class FaultyStorage final : public Storage {
   enum class Bytes { kLost, kHalf, kZeros, kKept };
 
   FaultyStorage();
-  // All that is there, with nothing to lose and no faults.
+  // All that is there, synced or not, after the same crash if there was one; no faults.
   FaultyStorage(const FaultyStorage& other);
   FaultyStorage& operator=(const FaultyStorage&) = delete;
 
@@ -90,7 +90,9 @@ class FaultyStorage final : public Storage {
   void change(Node& folder, Change change);
   std::uint64_t used(const Node& node) const;
   static void restart(Node& node, Names names, Bytes bytes);
-  static NodePointer copy(const Node& node);
+  // Nodes that were copied are in `copies`, because a node may have several names.
+  using Copies = std::map<const Node*, NodePointer>;
+  static NodePointer copy(const Node& node, Copies& copies);
 
   mutable std::mutex mutex_;
   NodePointer root_;
