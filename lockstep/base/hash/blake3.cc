@@ -14,7 +14,7 @@ static_assert(std::endian::native == std::endian::little, "words are copied as t
 
 constexpr std::array<std::uint32_t, 8> kIv = std::to_array(kBlake3Iv);
 constexpr std::size_t kBlocksPerChunk = 16;
-// A larger subtree takes more memory and saves no time.
+// More take more memory and save no time.
 constexpr std::size_t kMostChunksAtOnce = 256;
 
 int digit(char character) {
@@ -51,10 +51,10 @@ void Blake3::update(std::span<const std::byte> bytes) {
       buffered_ = 0;
     }
     merge_complete_subtrees();
-    const std::size_t chunks = buffered_ == 0 ? subtree_chunks(bytes.size()) : 0;
+    const std::size_t chunks = buffered_ == 0 ? chunks_at_once(bytes.size()) : 0;
     std::size_t taken = chunks * kChunkBytes;
     if (chunks > 1) {
-      hash_subtree(bytes.data(), chunks);
+      hash_chunks(bytes.data(), chunks);
     } else {
       taken = std::min(kChunkBytes - buffered_, bytes.size());
       std::memcpy(&buffer_[buffered_], bytes.data(), taken);
@@ -75,38 +75,52 @@ void Blake3::merge_complete_subtrees() {
   }
 }
 
-// How many chunks of the next `bytes` bytes make the largest complete subtree that starts here.
-std::size_t Blake3::subtree_chunks(std::size_t bytes) const {
-  std::size_t chunks = std::min(std::bit_floor(bytes / kChunkBytes), kMostChunksAtOnce);
-  while (chunks > 1 && chunks_ % chunks != 0) chunks /= 2;
-  return chunks;
+// How many whole chunks of the next `bytes` bytes are hashed as one row: never more than up to the
+// next multiple of kMostChunksAtOnce, so that the row after it can be one large subtree.
+std::size_t Blake3::chunks_at_once(std::size_t bytes) const {
+  return std::min<std::size_t>(bytes / kChunkBytes,
+                               kMostChunksAtOnce - chunks_ % kMostChunksAtOnce);
 }
 
-// Leaves both halves on the stack: if the input ends here, their parent is the root.
-void Blake3::hash_subtree(const std::byte* bytes, std::size_t chunks) {
-  std::array<ChainingValue, kMostChunksAtOnce> first, second;
-  auto* values = &first;
-  auto* children = &second;
+// At least two. All lanes work wherever the row starts; then it falls into complete subtrees.
+void Blake3::hash_chunks(const std::byte* bytes, std::size_t chunks) {
+  std::array<ChainingValue, kMostChunksAtOnce> values;
   kernel_->hash_row({.input = bytes,
                      .count = chunks,
                      .blocks = kBlocksPerChunk,
                      .key = key_.data(),
                      .counter = chunks_,
                      .flags = flags_,
-                     .output = values->front().data()});
-  for (std::size_t count = chunks / 2; count > 1; count /= 2) {
-    std::swap(values, children);
-    kernel_->hash_row({.input = reinterpret_cast<const std::byte*>(children->data()),
+                     .output = values.front().data()});
+  for (std::size_t at = 0; at < chunks;) {
+    std::size_t size = std::bit_floor(chunks - at);
+    while (chunks_ % size != 0) size /= 2;
+    merge_complete_subtrees();
+    push_subtree(std::span(values).subspan(at, size));
+    at += size;
+  }
+}
+
+// Leaves both halves on the stack: if the input ends here, their parent is the root.
+void Blake3::push_subtree(std::span<const ChainingValue> chunks) {
+  std::array<ChainingValue, kMostChunksAtOnce / 2> first, second;
+  const ChainingValue* children = chunks.data();
+  auto* parents = &first;
+  auto* spare = &second;
+  for (std::size_t count = chunks.size() / 2; count > 1; count /= 2) {
+    kernel_->hash_row({.input = reinterpret_cast<const std::byte*>(children),
                        .count = count,
                        .blocks = 1,
                        .key = key_.data(),
                        .counter = 0,
                        .flags = flags_ | kBlake3Parent,
-                       .output = values->front().data()});
+                       .output = parents->front().data()});
+    children = parents->data();
+    std::swap(parents, spare);
   }
-  push((*values)[0]);
-  push((*values)[1]);
-  chunks_ += chunks;
+  push(children[0]);
+  if (chunks.size() > 1) push(children[1]);
+  chunks_ += chunks.size();
 }
 
 Blake3::ChainingValue Blake3::hash_buffer(std::uint32_t root) const {
@@ -135,7 +149,7 @@ Blake3Hash Blake3::finish() const { return std::bit_cast<Blake3Hash>(tree_value(
 
 Blake3::ChainingValue Blake3::tree_value(std::uint32_t root) const {
   if (chunks_ == first_chunk_) return hash_buffer(root);
-  // An empty buffer follows a subtree, and that left two halves.
+  // An empty buffer follows a row of chunks, which left at least two values.
   std::size_t left = subtree_count_;
   ChainingValue value = buffered_ > 0 ? hash_buffer(0) : subtrees_[--left];
   while (left > 0) {

@@ -42,8 +42,9 @@ class Blake3 {
 
   void push(const ChainingValue& value) { subtrees_[subtree_count_++] = value; }
   void merge_complete_subtrees();
-  std::size_t subtree_chunks(std::size_t bytes) const;
-  void hash_subtree(const std::byte* bytes, std::size_t chunks);
+  std::size_t chunks_at_once(std::size_t bytes) const;
+  void hash_chunks(const std::byte* bytes, std::size_t chunks);
+  void push_subtree(std::span<const ChainingValue> chunks);
   // The value of the whole tree; `root` is the flag of a root, or 0 for a subtree.
   ChainingValue tree_value(std::uint32_t root) const;
   ChainingValue hash_buffer(std::uint32_t root) const;
