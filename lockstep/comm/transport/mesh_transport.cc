@@ -6,6 +6,7 @@
 #include <algorithm>
 #include <array>
 #include <optional>
+#include <tuple>
 
 #include "lockstep/base/check.h"
 #include "lockstep/base/index.h"
@@ -48,13 +49,20 @@ struct MeshTransport::Active {
   MeshFrameBytes head;
   std::size_t head_done = 0;
   std::uint32_t part = 0;
+  bool turn = true;       // the messages before it on its stream are through
+  bool followed = false;  // by another message of this run on its stream
 
   std::size_t size() const { return transfer->layout.bytes(); }
   bool receiving() const { return transfer->direction == Direction::kRecv; }
   bool complete() const { return head_done == kMeshFrameBytes && transfer->done == size(); }
   // Waiting for the network, not for the observer.
   bool open() const {
-    return head_done < kMeshFrameBytes || transfer->done < std::min(transfer->limit, size());
+    return turn &&
+           (head_done < kMeshFrameBytes || transfer->done < std::min(transfer->limit, size()));
+  }
+  bool same_stream(const Active& other) const {
+    return transfer->peer == other.transfer->peer &&
+           transfer->direction == other.transfer->direction;
   }
 };
 
@@ -90,12 +98,18 @@ void MeshTransport::open(std::span<Transfer> transfers, std::span<Active> active
   }
   // Locks are taken in one order on every thread.
   std::sort(active.begin(), active.end(), [](const Active& a, const Active& b) {
-    return std::pair(a.transfer->peer, a.transfer->direction) <
-           std::pair(b.transfer->peer, b.transfer->direction);
+    return std::tuple(a.transfer->peer, a.transfer->direction, a.transfer) <
+           std::tuple(b.transfer->peer, b.transfer->direction, b.transfer);
   });
-  for (Active& a : active) {
+  for (std::size_t i = 0; i < active.size(); ++i) {
+    Active& a = active[i];
     Port& p = port(a.transfer->peer, a.transfer->direction);
-    a.lock = std::unique_lock(p.mutex);
+    a.turn = i == 0 || !a.same_stream(active[i - 1]);
+    if (a.turn) {
+      a.lock = std::unique_lock(p.mutex);
+    } else {
+      active[i - 1].followed = true;
+    }
     a.part = p.messages++;
   }
   try {
@@ -185,7 +199,10 @@ bool MeshTransport::move(std::span<Active> active, const MeshFrame& stamp,
       moved = true;
       if (a.receiving() && !had_head && a.head_done == kMeshFrameBytes) check_frame(a, stamp);
       if (observer != nullptr && a.transfer->done != before) observer->advanced(*a.transfer);
-      if (a.complete()) --left;
+      if (a.complete()) {
+        --left;
+        if (a.followed) pass_turn(active, a);
+      }
     }
     if (++turns % kTurnsPerCheck == 0) {
       supervisor().latch().check();
@@ -212,6 +229,12 @@ bool MeshTransport::move(std::span<Active> active, const MeshFrame& stamp,
     }
   }
   return true;
+}
+
+void MeshTransport::pass_turn(std::span<Active> active, const Active& done) {
+  for (Active& a : active) {
+    if (a.part == done.part + 1 && a.same_stream(done)) a.turn = true;
+  }
 }
 
 bool MeshTransport::advance(Active& a) {

@@ -72,6 +72,8 @@ class MeshTransport final : public Transport {
   // Moves all of `active` to their end. With `begin`, false if no byte has moved by then.
   bool move(std::span<Active> active, const MeshFrame& stamp, TransferObserver* observer,
             Deadline deadline, const Deadline* begin = nullptr);
+  // Lets the message go that follows `done` on its stream.
+  static void pass_turn(std::span<Active> active, const Active& done);
   bool advance(Active& active);
   void fail_transfer(const Active& active, const Error& error);
   void check_frame(Active& active, const MeshFrame& stamp);

@@ -80,8 +80,9 @@ class Transport {
   // Whether this host has fewer cores than ranks of the job: then a waiting rank gives way at once.
   virtual bool oversubscribed() const = 0;
 
-  // Runs all transfers at once, full duplex; at most one per peer and direction. Every message
-  // carries `stamp`; one that arrives with another stamp fails the group. `observer` may be null.
+  // Runs all transfers at once, full duplex; those to or from the same peer one after the other, in
+  // their order. Every message carries `stamp`; one that arrives with another stamp fails the
+  // group. `observer` may be null.
   virtual void run(std::span<Transfer> transfers, const MeshFrame& stamp,
                    TransferObserver* observer, Deadline deadline) = 0;
   // Runs one receive, unless none of its bytes has come by `begin`: returns false then, as if it
