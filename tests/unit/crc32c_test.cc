@@ -2,6 +2,7 @@
 
 #include <gtest/gtest.h>
 
+#include <algorithm>
 #include <string_view>
 #include <vector>
 
@@ -36,6 +37,24 @@ TEST(Crc32c, InstructionAndTableAgreeAtEveryLengthAndAlignment) {
     for (std::size_t size = 0; start + size <= bytes.size(); ++size) {
       const auto part = std::span(bytes).subspan(start, size);
       ASSERT_EQ(crc32c(part), crc32c_portable(part)) << start << " + " << size;
+    }
+  }
+}
+
+TEST(Crc32c, CopiesWhatItSums) {
+  std::vector<std::byte> bytes(20'000);
+  for (std::size_t i = 0; i < bytes.size(); ++i) {
+    bytes[i] = static_cast<std::byte>(i * 167 + i / 256);
+  }
+  for (const std::size_t size : {0, 1, 8, 191, 192, 200, 3071, 3072, 3080, 6144, 16384, 19'991}) {
+    for (std::size_t start = 0; start < 9; ++start) {
+      const auto part = std::span(bytes).subspan(start, size);
+      const std::uint32_t expected = crc32c_portable(part, 77);
+      EXPECT_EQ(crc32c(part, 77), expected) << start << " + " << size;
+      std::vector<std::byte> copy(size + 1, std::byte{0x5a});
+      EXPECT_EQ(crc32c_copy(copy.data(), part, 77), expected) << start << " + " << size;
+      EXPECT_TRUE(std::equal(part.begin(), part.end(), copy.begin())) << start << " + " << size;
+      EXPECT_EQ(copy.back(), std::byte{0x5a});
     }
   }
 }

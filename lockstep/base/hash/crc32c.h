@@ -10,7 +10,11 @@ namespace lockstep {
 // Uses the processor's instruction where it has one.
 std::uint32_t crc32c(std::span<const std::byte> bytes, std::uint32_t before = 0);
 
-// The same with plain instructions only.
+// The same, and copies the bytes to `to` in the same pass; the two do not overlap.
+std::uint32_t crc32c_copy(std::byte* to, std::span<const std::byte> bytes,
+                          std::uint32_t before = 0);
+
+// As crc32c, with plain instructions only.
 std::uint32_t crc32c_portable(std::span<const std::byte> bytes, std::uint32_t before = 0);
 
 }  // namespace lockstep

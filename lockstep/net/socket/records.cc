@@ -162,9 +162,10 @@ void RecordSealer::seal_record(std::span<const std::byte> head, std::span<const 
     cipher_->finish_sealing(data + size);
     return;
   }
-  std::ranges::copy(head, data);
-  std::ranges::copy(body, data + head.size());
-  store_little_endian(data + size, crc32c({record, kRecordHeadBytes + size}));
+  std::uint32_t checksum = crc32c({record, kRecordHeadBytes});
+  checksum = crc32c_copy(data, head, checksum);
+  checksum = crc32c_copy(data + head.size(), body, checksum);
+  store_little_endian(data + size, checksum);
 }
 
 std::size_t RecordSealer::take_done() { return unsent().empty() ? std::exchange(sealed_, 0) : 0; }
@@ -244,12 +245,12 @@ void RecordOpener::open_record(std::span<std::byte> head, std::span<std::byte> b
     if (!cipher_->finish_opening(data + size)) refuse_record("a record that is not authentic");
     return;
   }
-  if (crc32c(record.first(kRecordHeadBytes + size)) !=
-      load_little_endian<std::uint32_t>(data + size)) {
+  std::uint32_t checksum = crc32c(record.first(kRecordHeadBytes));
+  checksum = crc32c_copy(head.data(), {data, head.size()}, checksum);
+  checksum = crc32c_copy(body.data(), {data + head.size(), body.size()}, checksum);
+  if (checksum != load_little_endian<std::uint32_t>(data + size)) {
     refuse_record("a record whose checksum is another one");
   }
-  std::copy_n(data, head.size(), head.begin());
-  std::copy_n(data + head.size(), body.size(), body.begin());
 }
 
 // What is left goes to the front; a peer that fills all room gets more.
