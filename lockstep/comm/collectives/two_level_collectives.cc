@@ -10,7 +10,7 @@
 #include "lockstep/base/error.h"
 #include "lockstep/base/index.h"
 #include "lockstep/base/thread.h"
-#include "lockstep/comm/collectives/host_reduction.h"
+#include "lockstep/comm/collectives/host_exchange.h"
 #include "lockstep/comm/group_number.h"
 #include "lockstep/comm/kernels/outcome.h"
 #include "lockstep/comm/transport/shared_space.h"
@@ -18,8 +18,6 @@
 namespace lockstep {
 namespace {
 
-// What arrives is handed on to the other ranks of the host in blocks that are still in the cache.
-constexpr std::size_t kSpreadBytes = 128 * 1024;
 constexpr std::size_t kEntryWords = sizeof(Board::Entry::data) / (sizeof(std::uint64_t));
 
 std::uint64_t* words_of(Board::Entry& entry) {
@@ -43,67 +41,6 @@ Transfer whole_transfer(int peer, Direction direction, std::byte* const& row, st
   transfer.limit = bytes;
   return transfer;
 }
-
-// Copies to all ranks of the host: what this rank has of its own, and what arrives here.
-class Spreader final : public TransferObserver {
- public:
-  Spreader(std::span<std::byte* const> outs, std::byte* own, std::size_t element)
-      : outs_(outs), own_(own), element_(element) {}
-
-  void add(const Transfer& transfer, Range range) {
-    transfers_.push_back(transfer);
-    arrivals_.push_back({range.begin * element_, 0});
-  }
-  // `from` is where element `range.begin` lies.
-  void add_own(const std::byte* from, Range range) {
-    if (range.size() > 0) ready_.push_back({from, range.begin * element_, range.size() * element_});
-  }
-  std::span<Transfer> transfers() { return transfers_; }
-
-  void advanced(Transfer& transfer) override {
-    spread_some();
-    if (transfer.direction == Direction::kSend) return;
-    Arrival& arrival = arrivals_[index_of(&transfer - transfers_.data())];
-    const std::size_t bytes = transfer.done - arrival.spread;
-    if (bytes < kSpreadBytes && transfer.done < transfer.layout.bytes()) return;
-    const std::size_t at = arrival.begin + arrival.spread;
-    for (std::byte* out : outs_) {
-      if (out != own_) copy_bytes(out + at, own_ + at, bytes);
-    }
-    arrival.spread = transfer.done;
-  }
-  bool watches_sends() const override { return false; }
-
-  // A block of what is ready; false when there was none.
-  bool spread_some() {
-    if (ready_.empty()) return false;
-    Ready& ready = ready_.back();
-    const std::size_t bytes = std::min(ready.bytes, kSpreadBytes);
-    for (std::byte* out : outs_) copy_bytes(out + ready.to, ready.from, bytes);
-    ready.from += bytes;
-    ready.to += bytes;
-    ready.bytes -= bytes;
-    if (ready.bytes == 0) ready_.pop_back();
-    return true;
-  }
-
- private:
-  struct Arrival {
-    std::size_t begin = 0;  // in the vector
-    std::size_t spread = 0;
-  };
-  struct Ready {
-    const std::byte* from = nullptr;
-    std::size_t to = 0;
-    std::size_t bytes = 0;
-  };
-  const std::span<std::byte* const> outs_;
-  std::byte* const own_;
-  const std::size_t element_;
-  std::vector<Transfer> transfers_;
-  std::vector<Arrival> arrivals_;
-  std::vector<Ready> ready_;
-};
 
 }  // namespace
 
@@ -386,63 +323,27 @@ void TwoLevelCollectives::carry_out(const Call& call, const MeshFrame& stamp, De
     task.partials = {task.own_partials};
     if (task.gathers) task.outs = {task.own_out};
   }
-  if (task.reduces) reduce(task);
-  if (task.gathers) gather(task);
+  exchange(task);
   if (neighbours_ != nullptr) neighbours_->part(task);
 }
 
-void TwoLevelCollectives::reduce(const Task& task) {
-  std::byte* const own_chunk = task.own_out;
-  HostReduction reduction;
-  reduction.hosts = &hosts_;
-  reduction.shares = &task.shares;
-  reduction.inputs = task.inputs;
-  reduction.type = task.call.out.type();
-  reduction.op = task.call.op;
-  reduction.partials = task.partials;
-  reduction.outs = task.gathers ? std::span<std::byte* const>(task.outs) : std::span(&own_chunk, 1);
-  reduction.first_out = task.gathers ? 0 : task.shares.chunk(rank_).begin;
-  reduction.segment_bytes = segment_bytes_;
-  reduction.run(transport_, windows_, task.stamp, task.deadline);
-}
-
-// What a carrier has sent of its host's partials it gets back as the result, and hands on.
-void TwoLevelCollectives::gather(const Task& task) {
-  const int n = hosts_.world_size();
-  const Range chunk = task.shares.chunk(rank_);
-  const std::byte* const own =
-      task.reduces ? task.own_out + chunk.begin * task.element : task.call.in.data();
-  Spreader spreader(task.outs, task.own_out, task.element);
-  std::vector<std::byte*> rows(2 * index_of(n));
-  auto row = rows.begin();
-  const auto add = [&](int peer, Direction direction, const std::byte* data, Range range) {
-    *row = const_cast<std::byte*>(data);
-    spreader.add(whole_transfer(peer, direction, *row++, range.size() * task.element), range);
-  };
-  for (int i = 1; i < n; ++i) {
-    const int peer = (rank_ + i) % n;
-    const int host = hosts_.host_of[index_of(peer)];
-    if (host == host_) continue;
-    const Range sent = task.shares.part(peer, rank_);
-    if (sent.size() > 0 && host != task.from_host) {
-      add(peer, Direction::kSend, own + (sent.begin - chunk.begin) * task.element, sent);
-    }
-    const Range received = task.shares.part(rank_, peer);
-    if (received.size() == 0) continue;
-    const std::size_t offset = received.begin * task.element;
-    if (host_ == task.from_host) {
-      const int root = hosts_.place_of[index_of(task.call.root)];
-      spreader.add_own(task.partials[index_of(root)][0] + offset, received);
-    } else {
-      add(peer, Direction::kRecv, task.own_out + offset, received);
-    }
-  }
-  if (!task.reduces) spreader.add_own(own, chunk);
-  if (!spreader.transfers().empty()) {
-    transport_.run(spreader.transfers(), task.stamp, &spreader, task.deadline);
-  }
-  while (spreader.spread_some()) {
-  }
+void TwoLevelCollectives::exchange(const Task& task) {
+  HostExchange exchange;
+  exchange.hosts = &hosts_;
+  exchange.shares = &task.shares;
+  exchange.type = task.call.out.type();
+  exchange.op = task.call.op;
+  exchange.inputs = task.inputs;
+  exchange.partials = task.partials;
+  exchange.own_chunk = task.reduces ? nullptr : task.call.in.data();
+  exchange.outs =
+      task.gathers ? std::span<std::byte* const>(task.outs) : std::span(&task.own_out, 1);
+  exchange.first_out = task.gathers ? 0 : task.shares.chunk(rank_).begin;
+  exchange.gathers = task.gathers;
+  exchange.from_host = task.from_host;
+  exchange.root = task.call.root;
+  exchange.segment_bytes = segment_bytes_;
+  exchange.run(transport_, windows_, task.stamp, task.deadline);
 }
 
 }  // namespace lockstep

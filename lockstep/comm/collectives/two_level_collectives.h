@@ -42,8 +42,7 @@ class TwoLevelCollectives {
   void agree_on_hosts(const MeshFrame& stamp, Deadline deadline);
   void carry_out(const Call& call, const MeshFrame& stamp, Deadline deadline);
   const HostInputs& inputs_for(const Call& call);
-  void reduce(const Task& task);
-  void gather(const Task& task);
+  void exchange(const Task& task);
 
   Transport& transport_;
   const HostMap hosts_;
