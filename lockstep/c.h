@@ -32,7 +32,7 @@ extern "C" {
 
 /* ------------------------------------------------------------------ versions and errors */
 
-#define LOCKSTEP_ABI_VERSION 1
+#define LOCKSTEP_ABI_VERSION 2
 
 /* That of the library which is loaded: it can serve programs that were compiled with the same
  * number or a lower one. */
@@ -329,6 +329,12 @@ LOCKSTEP_API int lockstep_send(lockstep_communicator* group, const void* data, s
 LOCKSTEP_API int lockstep_recv(lockstep_communicator* group, void* data, size_t count, int type,
                                int from, uint32_t tag, const lockstep_call_options* options,
                                lockstep_work** work);
+/* Receives the next message of any rank that has this tag; lockstep_outcome tells whose it was. Of
+ * several receives that a message fits, the one that was called first gets it; one from a named
+ * rank fits all messages of that rank. Since version 2. */
+LOCKSTEP_API int lockstep_recv_any(lockstep_communicator* group, void* data, size_t count, int type,
+                                   uint32_t tag, const lockstep_call_options* options,
+                                   lockstep_work** work);
 
 typedef struct lockstep_outcome {
   size_t size;
@@ -336,6 +342,7 @@ typedef struct lockstep_outcome {
    * all are finite. */
   int64_t first_non_finite;
   int64_t took_ns; /* how long the collective took, once all work before it had ended */
+  int source;      /* of lockstep_recv_any: who sent the message; otherwise -1. Since version 2 */
 } lockstep_outcome;
 
 /* LOCKSTEP_OK when the collective has ended, LOCKSTEP_NOT_YET if it has not after `timeout_ms` (0:

@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
 # Tests on a GPU and the table of benchmarks beside PyTorch, in under eight minutes.
-# usage: scripts/gpu.sh [BUILD]    BUILD: a folder with lockstep and cuda_tests; the preset cuda is built without it.
+# usage: scripts/gpu.sh [BUILD]    BUILD: a folder with lockstep, cuda_tests and liblockstep.so; the preset cuda is built without it.
 # PYTHON: an interpreter that has PyTorch; its CUDA libraries are used where the system has none.
 # TOKENS: a file of bench/curve_tokens.py; with it losses are compared with PyTorch's, too, which takes two minutes more.
 set -euo pipefail
@@ -17,7 +17,7 @@ build=${1:-}
 if [ -z "$build" ]; then
   build=build/cuda
   cmake --preset cuda
-  cmake --build --preset cuda -j "$(nproc)" --target lockstep cuda_tests
+  cmake --build --preset cuda -j "$(nproc)" --target lockstep lockstep_shared cuda_tests
   tests=$build/tests/cuda_tests
 else
   build=$(realpath "$build")
@@ -39,6 +39,9 @@ fi
 
 say "ranks as processes"
 "$python" tests/cuda/gpu_ranks.py "$build/lockstep"
+
+say "PyTorch's tensors over the backend lockstep"
+"$python" tests/cuda/torch_ranks.py "$build"
 
 say "the same lanes in one process and in two: one hash"
 scratch=$(mktemp -d)

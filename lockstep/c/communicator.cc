@@ -287,6 +287,13 @@ int lockstep_recv(lockstep_communicator* group, void* data, size_t count, int ty
   });
 }
 
+int lockstep_recv_any(lockstep_communicator* group, void* data, size_t count, int type,
+                      uint32_t tag, const lockstep_call_options* options, lockstep_work** work) {
+  return carry_out(group, work, [&] {
+    return calls::recv_any(view(data, count, type), tag, options_of(options));
+  });
+}
+
 int lockstep_reduce_nodes(lockstep_communicator* group, const void* const* partials,
                           size_t partial_count, uint32_t lanes, void* out, size_t count, int type,
                           const lockstep_call_options* options, lockstep_work** work) {
@@ -312,7 +319,8 @@ int lockstep_work_wait(lockstep_work* work, int64_t timeout_ms, lockstep_outcome
     if (outcome == nullptr) return LOCKSTEP_OK;
     const int64_t first =
         ended.first_non_finite ? static_cast<int64_t>(*ended.first_non_finite) : -1;
-    write_known_part(outcome, {0, first, ended.took.count()}, "lockstep_work_wait: outcome");
+    write_known_part(outcome, {0, first, ended.took.count(), ended.source},
+                     "lockstep_work_wait: outcome");
     return LOCKSTEP_OK;
   });
 }

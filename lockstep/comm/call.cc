@@ -160,6 +160,10 @@ Call recv(BufferView data, int from, std::uint32_t tag, const CallOptions& optio
   return call;
 }
 
+Call recv_any(BufferView data, std::uint32_t tag, const CallOptions& options) {
+  return recv(data, kAnySource, tag, options);
+}
+
 Call reduce_nodes(std::vector<ConstBufferView> partials, LeafOwners owners, BufferView out,
                   ReduceOp op, const CallOptions& options) {
   Call call = make(Collective::kReduceNodes, out, out, options);

@@ -1,6 +1,7 @@
 #pragma once
 
 #include <cstdint>
+#include <limits>
 #include <optional>
 #include <string_view>
 #include <vector>
@@ -54,11 +55,16 @@ struct CallOptions {
   std::uint32_t bucket = 0;
 };
 
+// Where a message is received from whichever rank sends one.
+inline constexpr int kAnySource = std::numeric_limits<int>::min();
+
 struct Outcome {
   // With check_finite: the first element of the result on this rank that is NaN or infinite.
   std::optional<std::size_t> first_non_finite;
   // Of an asynchronous call: how long it took, once all work before it had ended.
   std::chrono::nanoseconds took{};
+  // Of recv_any: the rank that sent the message.
+  int source = -1;
 };
 
 // One collective as data, for Communicator::run() and start(). The functions of `calls` make it.
@@ -114,6 +120,9 @@ Call barrier(const CallOptions& options = {});
 // be the same on both sides. A large message waits for its receiver.
 Call send(ConstBufferView data, int to, std::uint32_t tag = 0, const CallOptions& options = {});
 Call recv(BufferView data, int from, std::uint32_t tag = 0, const CallOptions& options = {});
+// Receives the next message of any rank that has this tag. Of several receives that a message fits,
+// the one that was called first gets it; one from a named rank fits all messages of that rank.
+Call recv_any(BufferView data, std::uint32_t tag = 0, const CallOptions& options = {});
 // out = the sum over all lanes, along the canonical tree. `partials` are this rank's sums over
 // owned_nodes(owners, rank), in that order, each as long as `out`. The bits do not depend on who
 // owns which lane.

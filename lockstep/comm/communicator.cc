@@ -6,6 +6,7 @@
 #include <atomic>
 #include <condition_variable>
 #include <deque>
+#include <functional>
 #include <map>
 #include <mutex>
 #include <optional>
@@ -13,6 +14,7 @@
 
 #include "lockstep/base/index.h"
 #include "lockstep/base/thread.h"
+#include "lockstep/comm/any_receiver.h"
 #include "lockstep/comm/call_check.h"
 #include "lockstep/comm/engine.h"
 #include "lockstep/comm/flight_recorder.h"
@@ -64,7 +66,7 @@ class CollectiveRecord {
 
 }  // namespace
 
-class Communicator::State {
+class Communicator::State final : public AnyReceiver::Senders {
  public:
   State(std::unique_ptr<Engine> engine, std::chrono::nanoseconds timeout, std::uint32_t group,
         std::shared_ptr<FlightRecorder> flight)
@@ -83,7 +85,7 @@ class Communicator::State {
       supervisor().progress_book().add(this, [this] { return progress(); });
     }
   }
-  ~State();
+  ~State() override;
 
   Engine& engine() { return *engine_; }
   Supervisor& supervisor() { return engine_->supervisor(); }
@@ -93,8 +95,9 @@ class Communicator::State {
   // How many groups have been split from this one, with the one that is being split now.
   std::uint32_t count_child() { return children_.fetch_add(1) + 1; }
 
-  // What carries out this call: this group, or for a message that of its two ranks.
-  State& carrier_of(Call& call);
+  // Of a message: between its two ranks, beside the collectives of the group.
+  Outcome run_message(Call call);
+  Work start_message(Call call);
   // In place: a Call is large beside the shortest collectives.
   void complete(Call& call) const { complete_call(call, engine_->rank(), engine_->world_size()); }
   Outcome run(const Call& call);
@@ -109,6 +112,23 @@ class Communicator::State {
     Call call;
     std::shared_ptr<WorkState> state = std::make_shared<WorkState>();
   };
+
+  // The group of a sender and its receiver.
+  State& pair_of(std::pair<int, int> ends);
+  std::uint32_t pair_number(std::pair<int, int> ends) const {
+    return group_number(group_, kMessages + static_cast<std::uint32_t>(ends.second), ends.first);
+  }
+  // Throws unless this rank can send to, or receive from, the other one.
+  void check_other(const Call& call) const;
+  // Completes a receive. If it, or one before it, waits for any rank, it is queued. Otherwise
+  // go_ahead() is called, which tells `pair` of it: no later receive comes before it.
+  Work queue_receive(Call& call, int source, State*& pair, const std::function<void()>& go_ahead);
+  bool has_unended_receives();
+
+  // Of AnyReceiver::Senders.
+  int count() const override { return engine_->world_size(); }
+  std::optional<Outcome> receive(int rank, const AnyReceiver::Pick& pick) override;
+  Error late(const Call& call) const override;
 
   Outcome execute(const Call& call);
   // The deadline of a call without one of its own, a millisecond or so early: a clock that is read
@@ -146,12 +166,19 @@ class Communicator::State {
   std::atomic<bool> started_{false};            // whether thread_ was ever needed
   Thread thread_;                               // guarded by queue_mutex_
 
+  // Of a group of a sender and its receiver: blocking receives that have not ended.
+  std::atomic<int> receives_{0};
+  // The order of receives.
+  std::mutex receives_mutex_;
+  std::unique_ptr<AnyReceiver> any_;  // guarded by receives_mutex_; made by the first that needs it
+
   // Groups of a sender and its receiver, made for their first message.
   std::mutex pairs_mutex_;
   std::map<std::pair<int, int>, std::unique_ptr<State>> pairs_;  // guarded by pairs_mutex_
 };
 
 Communicator::State::~State() {
+  any_.reset();
   pairs_.clear();
   {
     const std::lock_guard lock(queue_mutex_);
@@ -166,18 +193,19 @@ Communicator::State::~State() {
   if (!own_track_) flight_->drop_track(track_);
 }
 
-// A group per direction, so that two ranks can send each other large messages at once, and neither
-// waits for the collectives of the group.
-Communicator::State& Communicator::State::carrier_of(Call& call) {
-  if (call.collective != Collective::kPointToPoint) return *this;
+void Communicator::State::check_other(const Call& call) const {
   const char* what = call.sends ? "send" : "recv";
   const int rank = engine_->rank();
-  const int peer = std::exchange(call.root, 0);  // the sender is rank 0 of the two
-  if (peer < 0 || peer >= engine_->world_size()) {
+  const int world_size = engine_->world_size();
+  const int other = call.root;
+  const bool any = !call.sends && other == kAnySource && world_size > 1;
+  if (!any && (other < 0 || other >= world_size)) {
     throw Error(ErrorCode::kInvalidRank,
-                fmt::format("{}: rank {} is not in [0, {})", what, peer, engine_->world_size()));
+                other == kAnySource
+                    ? fmt::format("{}: there is no other rank", what)
+                    : fmt::format("{}: rank {} is not in [0, {})", what, other, world_size));
   }
-  if (peer == rank) {
+  if (other == rank) {
     throw Error(ErrorCode::kSelfSend,
                 fmt::format("{}: rank {} cannot exchange messages with itself", what, rank), rank);
   }
@@ -187,17 +215,109 @@ Communicator::State& Communicator::State::carrier_of(Call& call) {
         ErrorCode::kInvalidArgument,
         fmt::format("{}: MPI has no messages between two ranks; use another transport", what));
   }
-  const std::pair<int, int> ends = call.sends ? std::pair(rank, peer) : std::pair(peer, rank);
+}
+
+// A group per direction, so that two ranks can send each other large messages at once, and neither
+// waits for the collectives of the group. The sender is rank 0 of the two.
+Communicator::State& Communicator::State::pair_of(std::pair<int, int> ends) {
   const std::lock_guard lock(pairs_mutex_);
   std::unique_ptr<State>& pair = pairs_[ends];
   if (pair == nullptr) {
     supervisor().latch().check();
-    const std::uint32_t number =
-        group_number(group_, kMessages + static_cast<std::uint32_t>(ends.second), ends.first);
+    const std::uint32_t number = pair_number(ends);
     pair = std::make_unique<State>(engine_->split({ends.first, ends.second}, number), timeout_,
                                    number, flight_);
   }
   return *pair;
+}
+
+Outcome Communicator::State::run_message(Call call) {
+  check_other(call);
+  const int other = std::exchange(call.root, 0);
+  if (call.sends) {
+    State& pair = pair_of({engine_->rank(), other});
+    pair.complete(call);
+    return pair.run(call);
+  }
+  State* pair = nullptr;
+  Work queued = queue_receive(call, other, pair, [&] { pair->receives_.fetch_add(1); });
+  if (queued.valid()) return queued.wait(Deadline::after(Deadline::Clock::duration::max()));
+  const auto ended = [](State* state) { state->receives_.fetch_sub(1); };
+  const std::unique_ptr<State, decltype(ended)> until_the_end(pair, ended);
+  return pair->run(call);
+}
+
+Work Communicator::State::start_message(Call call) {
+  check_other(call);
+  const int other = std::exchange(call.root, 0);
+  if (call.sends) {
+    State& pair = pair_of({engine_->rank(), other});
+    pair.complete(call);
+    return pair.start(std::move(call));
+  }
+  State* pair = nullptr;
+  Work started;
+  Work queued = queue_receive(call, other, pair, [&] { started = pair->start(std::move(call)); });
+  return queued.valid() ? std::move(queued) : std::move(started);
+}
+
+Work Communicator::State::queue_receive(Call& call, int source, State*& pair,
+                                        const std::function<void()>& go_ahead) {
+  if (source == kAnySource) {
+    const int next = (engine_->rank() + 1) % engine_->world_size();
+    engine_->opened_by(next, pair_number({next, engine_->rank()}));  // throws where it cannot be
+    complete_call(call, 1, 2);
+  } else {
+    pair = &pair_of({source, engine_->rank()});
+    pair->complete(call);
+  }
+  const std::lock_guard lock(receives_mutex_);
+  if (source != kAnySource && (any_ == nullptr || any_->idle())) {
+    go_ahead();
+    return {};
+  }
+  if (any_ == nullptr) any_ = std::make_unique<AnyReceiver>(*this, supervisor());
+  const Deadline deadline = deadline_of(call.options);
+  return any_->start(std::move(call), source, deadline);
+}
+
+bool Communicator::State::has_unended_receives() {
+  if (receives_.load() > 0) return true;
+  const std::lock_guard lock(queue_mutex_);
+  return unfinished_ > 0;
+}
+
+std::optional<Outcome> Communicator::State::receive(int rank, const AnyReceiver::Pick& pick) {
+  if (rank == engine_->rank()) return std::nullopt;
+  const std::pair ends(rank, engine_->rank());
+  {
+    const std::lock_guard lock(pairs_mutex_);
+    if (!pairs_.contains(ends) && !engine_->opened_by(rank, pair_number(ends))) return std::nullopt;
+  }
+  State& pair = pair_of(ends);
+  if (pair.has_unended_receives()) return std::nullopt;
+  const std::unique_lock lock(pair.running_, std::try_to_lock);
+  if (!lock) return std::nullopt;
+  const std::optional<MeshFrame> frame = pair.engine_->next_frame(0, Deadline::after(timeout_));
+  const Call* call = frame ? pick(*frame) : nullptr;
+  if (call == nullptr) return std::nullopt;
+  return pair.execute(*call);
+}
+
+Error Communicator::State::late(const Call& call) const {
+  std::string awaited;
+  int last = -1;
+  int others = 0;
+  for (int rank = 0; rank < engine_->world_size(); ++rank) {
+    if (rank == engine_->rank() || (call.root != kAnySource && rank != call.root)) continue;
+    awaited += (awaited.empty() ? "" : " or ") + engine_->name_of(rank);
+    last = rank;
+    ++others;
+  }
+  return Error(ErrorCode::kTimeout,
+               fmt::format("{}: {} waited in vain for data from {}", describe(stamp_of(call)),
+                           engine_->name_of(engine_->rank()), awaited),
+               others == 1 ? engine_->job_rank(last) : -1);
 }
 
 Outcome Communicator::State::run(const Call& call) {
@@ -324,15 +444,15 @@ Algorithm Communicator::algorithm_for(Call call) const {
 }
 
 Outcome Communicator::run(Call call) {
-  State& carrier = state_->carrier_of(call);
-  carrier.complete(call);
-  return carrier.run(call);
+  if (call.collective == Collective::kPointToPoint) return state_->run_message(std::move(call));
+  state_->complete(call);
+  return state_->run(call);
 }
 
 Work Communicator::start(Call call) {
-  State& carrier = state_->carrier_of(call);
-  carrier.complete(call);
-  return carrier.start(std::move(call));
+  if (call.collective == Collective::kPointToPoint) return state_->start_message(std::move(call));
+  state_->complete(call);
+  return state_->start(std::move(call));
 }
 
 std::unique_ptr<Communicator> Communicator::split(int color, int key) {

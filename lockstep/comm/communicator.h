@@ -95,6 +95,9 @@ class Communicator {
   Outcome recv(BufferView data, int from, std::uint32_t tag = 0, const CallOptions& options = {}) {
     return run(calls::recv(data, from, tag, options));
   }
+  Outcome recv_any(BufferView data, std::uint32_t tag = 0, const CallOptions& options = {}) {
+    return run(calls::recv_any(data, tag, options));
+  }
   Outcome reduce_nodes(std::vector<ConstBufferView> partials, LeafOwners owners, BufferView out,
                        ReduceOp op = ReduceOp::kSum, const CallOptions& options = {}) {
     return run(calls::reduce_nodes(std::move(partials), std::move(owners), out, op, options));

@@ -1,9 +1,11 @@
 #pragma once
 
 #include <memory>
+#include <optional>
 #include <string>
 #include <vector>
 
+#include "lockstep/base/error.h"
 #include "lockstep/comm/buffer.h"
 #include "lockstep/comm/call.h"
 #include "lockstep/comm/wait_note.h"
@@ -22,6 +24,8 @@ class Engine {
   virtual int rank() const = 0;
   virtual int world_size() const = 0;
   virtual std::string name_of(int rank) const = 0;
+  // The rank in the whole job, by which errors blame it.
+  virtual int job_rank(int rank) const { return rank; }
   virtual Supervisor& supervisor() = 0;
 
   // The algorithm that `call` will use: its own choice, or the table's. Throws
@@ -29,6 +33,13 @@ class Engine {
   virtual Algorithm choose(const Call& call) const = 0;
   // `stamp` carries the sequence number and, in a group of two ranks or more, the algorithm.
   virtual Outcome run(const Call& call, const MeshFrame& stamp, Deadline deadline) = 0;
+  // As in Transport. Where there are no messages between two ranks, opened_by() throws
+  // Error{kInvalidArgument}.
+  virtual std::optional<MeshFrame> next_frame(int, Deadline) { return std::nullopt; }
+  virtual bool opened_by(int, std::uint32_t) {
+    throw Error(ErrorCode::kInvalidArgument,
+                "this transport has no messages between two ranks; use another one");
+  }
   // As Transport::split.
   virtual std::unique_ptr<Engine> split(const std::vector<int>& members, std::uint32_t group) = 0;
   // Whether split() waits for the other members.

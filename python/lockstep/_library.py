@@ -7,11 +7,11 @@ import os
 import pathlib
 import threading
 from ctypes import POINTER, Structure, byref, c_char_p, c_double, c_float, c_int, c_int64, c_size_t, c_uint8, c_uint16, c_uint32, c_uint64, c_void_p
-from typing import Any, List, Optional, Type, TypeVar
+from typing import Any, Dict, List, Optional, Tuple, Type, TypeVar
 
 from . import errors
 
-ABI_VERSION = 1
+ABI_VERSION = 2
 NOT_YET = 100
 
 AnyStructure = TypeVar("AnyStructure", bound=Structure)
@@ -43,7 +43,7 @@ class CallOptions(Structure):
 
 
 class Outcome(Structure):
-    _fields_ = [("size", c_size_t), ("first_non_finite", c_int64), ("took_ns", c_int64)]
+    _fields_ = [("size", c_size_t), ("first_non_finite", c_int64), ("took_ns", c_int64), ("source", c_int)]
 
 
 class Range(Structure):
@@ -73,7 +73,7 @@ def sized(kind: Type[AnyStructure], **fields: Any) -> AnyStructure:
 # Every function of lockstep/c.h: what it returns, then what it takes. "code" is checked by call().
 _CALL = [POINTER(CallOptions), POINTER(c_void_p)]  # how every collective ends
 _COUNTS = POINTER(c_size_t)
-_FUNCTIONS: dict = {
+_FUNCTIONS: Dict[str, Tuple[Any, List[Any]]] = {
     "abi_version": (c_uint32, []),
     "version": (c_char_p, []),
     "code_name": (c_char_p, [c_int]),
@@ -122,6 +122,7 @@ _FUNCTIONS: dict = {
     "barrier": ("code", [c_void_p] + _CALL),
     "send": ("code", [c_void_p, c_void_p, c_size_t, c_int, c_int, c_uint32] + _CALL),
     "recv": ("code", [c_void_p, c_void_p, c_size_t, c_int, c_int, c_uint32] + _CALL),
+    "recv_any": ("code", [c_void_p, c_void_p, c_size_t, c_int, c_uint32] + _CALL),
     "work_wait": ("code", [c_void_p, c_int64, POINTER(Outcome)]),
     "work_done": (c_int, [c_void_p]),
     "work_destroy": (None, [c_void_p]),

@@ -34,7 +34,7 @@ class View(NamedTuple):
     """Elements in memory; `owner` keeps it alive."""
 
     address: int
-    count: int
+    count: int  # type: ignore[assignment]  # not the method of tuple
     type: Type
     owner: Any
     writable: bool = True
@@ -156,14 +156,15 @@ def _from_buffer(source: Any) -> View:
     return View(_address_of(memory), memory.nbytes // memory.itemsize, kind, memory, not memory.readonly)
 
 
+def _view_of(source: Any) -> View:
+    found = _from_numpy(source) if not hasattr(source, "__dlpack__") or hasattr(source, "__array_interface__") else None
+    return found or _from_dlpack(source) or _from_buffer(source)
+
+
 def view(source: Any, writable: bool = False) -> View:
     """The memory of an array. Raises TypeError for what is none or has a type we do not know, ValueError for one
     that is not contiguous, or that may not be written where `writable` asks for it."""
-    if isinstance(source, View):
-        found: Optional[View] = source
-    else:
-        found = _from_numpy(source) if not hasattr(source, "__dlpack__") or hasattr(source, "__array_interface__") else None
-        found = found or _from_dlpack(source) or _from_buffer(source)
+    found = source if isinstance(source, View) else _view_of(source)
     if writable and not found.writable:
         raise ValueError("the result cannot be written: the memory may only be read")
     return found

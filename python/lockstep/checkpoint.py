@@ -58,7 +58,7 @@ class Checkpoint:
     @property
     def step(self) -> int:
         """The step that it was saved with."""
-        return library.lockstep_checkpoint_step(self._handle)
+        return int(library.lockstep_checkpoint_step(self._handle))
 
     @property
     def metadata(self) -> bytes:
@@ -86,7 +86,7 @@ class Checkpoint:
         _library.check(library.lockstep_checkpoint_read(self._handle, addresses))
 
     def __del__(self) -> None:
-        handle, self._handle = getattr(self, "_handle", None), None
+        handle, self._handle = getattr(self, "_handle", None), c_void_p()
         if handle:
             library.lockstep_checkpoint_destroy(handle)
 

@@ -6,7 +6,7 @@ import ctypes
 import enum
 import threading
 from ctypes import byref, c_int, c_size_t, c_void_p
-from typing import Any, List, NamedTuple, Optional, Sequence, Set
+from typing import Any, Dict, List, NamedTuple, Optional, Sequence, Set
 
 from . import _library
 from ._library import SLICE_MS, library, on_main_thread
@@ -32,13 +32,14 @@ class Outcome(NamedTuple):
 
     first_non_finite: Optional[int]  # with check_finite: the first element that is NaN or infinite
     seconds: float  # how long it took, once all work before it had ended
+    source: Optional[int] = None  # of recv_any: who sent the message
 
 
 class Work:
     """A collective that was started. It keeps its arrays alive until it has ended."""
 
     def __init__(self, handle: c_void_p, group: "Communicator", views: Sequence[View]):
-        self._handle = handle
+        self._handle: Optional[c_void_p] = handle
         self._group = group
         self._views: Optional[Sequence[View]] = views
         self._outcome: Optional[Outcome] = None
@@ -84,7 +85,8 @@ class Work:
             if self._views is not None:
                 first = outcome.first_non_finite
                 self._error = error
-                self._outcome = Outcome(None if first < 0 else first, outcome.took_ns * 1e-9)
+                source = outcome.source
+                self._outcome = Outcome(None if first < 0 else first, outcome.took_ns * 1e-9, None if source < 0 else source)
                 self._views = None  # the arrays are free
                 self._group._pending.discard(self)
         return self._told()
@@ -153,12 +155,12 @@ class Communicator:
     @property
     def rank(self) -> int:
         """The number of this worker in the group."""
-        return library.lockstep_communicator_rank(self._open())
+        return int(library.lockstep_communicator_rank(self._open()))
 
     @property
     def world_size(self) -> int:
         """How many workers the group has."""
-        return library.lockstep_communicator_world_size(self._open())
+        return int(library.lockstep_communicator_world_size(self._open()))
 
     def name_of(self, rank: int) -> str:
         """A worker as messages name it, such as "rank 2 (10.0.0.3:4711)"."""
@@ -241,6 +243,13 @@ class Communicator:
         own = view(data, writable=True)
         return self._call("recv", [own], (own.address, own.count, own.type, source, tag), wait, options)
 
+    def recv_any(self, data: Any, tag: int = 0, *, wait: bool = True, **options: Any) -> Work:
+        """Receives the next message of any worker that has this tag; `outcome.source` is who sent it. Of several receives
+        that a message fits, the one that was called first gets it; one from a named worker fits all messages of that
+        worker."""
+        own = view(data, writable=True)
+        return self._call("recv_any", [own], (own.address, own.count, own.type, tag), wait, options)
+
     def reduce_nodes(self, partials: Sequence[Any], lanes: int, out: Any, *, wait: bool = True, **options: Any) -> Work:
         """out = the sum over all lanes of a step. `partials` are this worker's sums over lanes.partials_of(), in that
         order, each as long as `out`, which may be the first of them. The same bits for any number of workers."""
@@ -307,7 +316,7 @@ class Communicator:
             raise ValueError(f"{len(counts)} counts for {self.world_size} ranks")
         return (c_size_t * len(counts))(*counts)
 
-    def _call(self, name: str, views: List[View], arguments: Sequence[Any], wait: bool, options: dict) -> Work:
+    def _call(self, name: str, views: List[View], arguments: Sequence[Any], wait: bool, options: Dict[str, Any]) -> Work:
         work = c_void_p()
         code = getattr(library, "lockstep_" + name)(self._open(), *arguments, _options(**options), byref(work))
         self._check(code)

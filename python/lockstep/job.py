@@ -54,17 +54,17 @@ class Job:
     @property
     def rank(self) -> int:
         """The number of this worker; -1 for a newcomer."""
-        return library.lockstep_job_rank(self._open())
+        return int(library.lockstep_job_rank(self._open()))
 
     @property
     def world_size(self) -> int:
         """How many workers there are; -1 for a newcomer."""
-        return library.lockstep_job_world_size(self._open())
+        return int(library.lockstep_job_world_size(self._open()))
 
     @property
     def generation(self) -> int:
         """The first is 1; 0: a job of this process alone."""
-        return library.lockstep_job_generation(self._open())
+        return int(library.lockstep_job_generation(self._open()))
 
     @property
     def communicator(self) -> Communicator:
@@ -84,7 +84,7 @@ class Job:
     @property
     def newcomers(self) -> int:
         """How many of the last ranks were in no generation before."""
-        return library.lockstep_job_newcomers(self._open())
+        return int(library.lockstep_job_newcomers(self._open()))
 
     @property
     def too_few(self) -> bool:
@@ -263,7 +263,7 @@ def _level(group: Communicator, done: int, state: Sequence[Any]) -> int:
     """All workers get the state of the first of those that have done the most steps; returns how many."""
     steps = (ctypes.c_int64 * group.world_size)()
     group.all_gather((ctypes.c_int64 * 1)(done), steps)
-    furthest = max(steps)
+    furthest = int(max(steps))
     if min(steps) == furthest:
         return furthest
     donor = list(steps).index(furthest)

@@ -78,6 +78,93 @@ TEST_P(PairMessages, ToItselfOrNobody) {
     require(
         code_of([&] { comm.recv(std::span(data), comm.world_size()); }) == ErrorCode::kInvalidRank,
         "a message from nobody");
+    require(code_of([&] { comm.recv(std::span(data), -1); }) == ErrorCode::kInvalidRank, "rank -1");
+    require(code_of([&] { comm.send(std::span<const float>(data), kAnySource); }) ==
+                ErrorCode::kInvalidRank,
+            "a message to any rank");
+    comm.barrier();
+  });
+}
+
+// Messages of each rank come in their order, whatever their size; who sent one is told.
+TEST_P(PairMessages, FromAnyRank) {
+  GetParam().group().run([&](Communicator& comm) {
+    const int n = comm.world_size();
+    const std::size_t sizes[] = {3, 0, 200'000, 0, 1};
+    for (std::uint32_t i = 0; i < std::size(sizes); ++i) {
+      if (comm.rank() > 0) {
+        comm.send(std::span<const std::int32_t>(std::vector<std::int32_t>(sizes[i], comm.rank())),
+                  0, i);
+        continue;
+      }
+      std::vector<bool> heard(static_cast<std::size_t>(n));
+      for (int message = 1; message < n; ++message) {
+        std::vector<std::int32_t> data(sizes[i], -1);
+        const Outcome outcome = comm.recv_any(std::span(data), i);
+        require(outcome.source > 0 && outcome.source < n, "nobody has sent it");
+        require(!heard[static_cast<std::size_t>(outcome.source)], "a message came twice");
+        heard[static_cast<std::size_t>(outcome.source)] = true;
+        require(data == std::vector<std::int32_t>(sizes[i], outcome.source), "another one came");
+      }
+    }
+    comm.barrier();
+  });
+}
+
+// A message goes to the receive that was called first among those that it fits.
+TEST_P(PairMessages, FromAnyRankBesideNamedOnes) {
+  GetParam().group().run([&](Communicator& comm) {
+    const bool third = comm.world_size() > 2;
+    const auto send = [&](std::int32_t number, std::uint32_t tag) {
+      comm.send(std::span<const std::int32_t>(std::vector{number}), 0, tag);
+    };
+    std::vector<std::int32_t> got(6, -1);
+    const auto place = [&](std::size_t i) { return std::span(got).subspan(i, 1); };
+    std::vector<Work> works;
+    if (comm.rank() == 0) {
+      works.push_back(comm.start(calls::recv(place(0), 1, 7)));
+      works.push_back(comm.start(calls::recv_any(place(1), 7)));
+      works.push_back(comm.start(calls::recv(place(2), 1, 7)));
+      works.push_back(comm.start(calls::recv_any(place(3), 7)));
+      if (third) works.push_back(comm.start(calls::recv_any(place(4), 8)));
+    }
+    comm.barrier();
+    if (comm.rank() == 2) send(80, 8);
+    if (comm.rank() == 0 && third) {  // no receive of another tag holds it up
+      require(works[4].wait(Deadline::after(30s)).source == 2, "another rank");
+      require(got == std::vector{-1, -1, -1, -1, 80, -1} && !works[1].done(), "another tag");
+    }
+    comm.barrier();
+    if (comm.rank() == 1) {
+      for (const std::int32_t number : {71, 72, 73, 74}) send(number, 7);
+      send(90, 9);
+    }
+    if (comm.rank() == 0) {
+      for (std::size_t i = 0; i < 4; ++i) {
+        require(works[i].wait(Deadline::after(30s)).source == (i % 2 == 0 ? -1 : 1), "source");
+      }
+      comm.recv(place(5), 1, 9);
+      require(got == std::vector{71, 72, 73, 74, third ? 80 : -1, 90}, "another order");
+    }
+    comm.barrier();
+  });
+}
+
+TEST_P(PairMessages, FromAnyRankOfAGroup) {
+  GetParam().group().run([&](Communicator& comm) {
+    const int n = comm.world_size();
+    std::vector<int> members(static_cast<std::size_t>(n));
+    std::iota(members.rbegin(), members.rend(), 0);
+    const auto group = comm.subgroup(members, "a");
+    std::vector<double> data(1000, group->rank());
+    if (group->rank() == 0) {
+      for (int message = 1; message < n; ++message) {
+        const int source = group->recv_any(std::span(data)).source;
+        require(source > 0 && data == std::vector<double>(1000, source), "another message came");
+      }
+    } else {
+      group->send(std::span<const double>(data), 0);
+    }
     comm.barrier();
   });
 }
@@ -134,6 +221,25 @@ TEST_P(MessageMismatch, NamesBothSides) {
     EXPECT_EQ(error->rank(), errors[0]->rank());  // either may be wrong, but all name the same one
     EXPECT_THAT(error->what(), testing::HasSubstr("message f32 x 10, tag 4"));
     EXPECT_THAT(error->what(), testing::HasSubstr("message f32 x 10, tag 5"));
+  }
+}
+
+TEST_P(MessageMismatch, WhoSendsNothingIsNamed) {
+  GroupOptions options;
+  options.medium = GetParam();
+  options.world_size = 3;
+  Group group(options);
+  const auto errors = group.errors([&](Communicator& comm) {
+    std::vector<float> data(10);
+    if (comm.rank() == 1) comm.recv_any(std::span(data), 5, {.deadline = Deadline::after(200ms)});
+    if (comm.rank() == 2) comm.send(std::span<const float>(data), 1, 4);
+    comm.barrier();
+  });
+  for (const auto& error : errors) {
+    ASSERT_TRUE(error);
+    EXPECT_EQ(error->code(), ErrorCode::kTimeout);
+    EXPECT_THAT(error->what(), testing::ContainsRegex("message f32 x 10, tag 5: rank 1 .* waited "
+                                                      "in vain for data from rank 0 .* or rank 2"));
   }
 }
 

@@ -169,6 +169,18 @@ static void messages(lockstep_communicator* all, int rank, int n) {
     EXPECT(letter == 'b');
     OK(lockstep_send(all, "c", 1, LOCKSTEP_U8, 0, 0, NULL, NULL));
   }
+  /* Rank 0 hears from all others, whoever comes first. */
+  if (rank > 0) {
+    OK(lockstep_send(all, &rank, 1, LOCKSTEP_I32, 0, 6, NULL, NULL));
+  }
+  for (int i = 1; rank == 0 && i < n; ++i) {
+    int from = 0;
+    OK(lockstep_recv_any(all, &from, 1, LOCKSTEP_I32, 6, NULL, &works[0]));
+    lockstep_outcome outcome = {.size = sizeof outcome};
+    OK(lockstep_work_wait(works[0], -1, &outcome));
+    EXPECT(from > 0 && outcome.source == from);
+    lockstep_work_destroy(works[0]);
+  }
   free(out), free(in);
 }
 

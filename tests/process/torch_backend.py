@@ -63,6 +63,82 @@ def who_is_missing_is_named():
     expect_raises(RuntimeError, lambda: options.monitored_barrier(timedelta(seconds=0.5)), "rank 1")
 
 
+def messages_from_any_source():
+    import torch
+    import torch.distributed as dist
+
+    dist.init_process_group("lockstep")
+    rank, group = dist.get_rank(), dist.new_group([1, 2])
+    if rank == 0:
+        # Of each sender in its order, also when nothing of it is expected by name.
+        seen = {1: 0, 2: 0}
+        for _ in range(6):
+            data = torch.zeros(2)
+            source = dist.recv(data)
+            seen[source] += 1
+            assert data.tolist() == [source, seen[source]], (source, data)
+        # The receive that was called first gets a message; another tag is held up by none.
+        first, second, other = torch.zeros(1), torch.zeros(1), torch.zeros(1)
+        works = [dist.irecv(first), dist.irecv(second, src=1), dist.irecv(other, tag=5)]
+        future = works[2].get_future()
+        dist.barrier()
+        future.wait()
+        assert other.item() == 25 and works[2]._source_rank() == 2 and not works[0].is_completed()
+        dist.barrier()
+        for work in works:
+            work.wait()
+        assert (first.item(), second.item(), works[0]._source_rank()) == (1, 2, 1), (first, second)
+    else:
+        for number in (1, 2, 3):
+            dist.send(torch.tensor([rank, float(number)]), 0)
+        dist.barrier()
+        if rank == 2:
+            dist.send(torch.tensor([25.0]), 0, tag=5)
+        dist.barrier()
+        if rank == 1:
+            dist.send(torch.tensor([1.0]), 0)
+            dist.send(torch.tensor([2.0]), 0)
+        # In a group that numbers its ranks from 0.
+        large = torch.full((300_000,), float(rank))
+        if rank == 1:
+            dist.send(large, 2, group)
+        else:
+            assert dist.recv(large, group=group) == 1 and large[-1] == 1
+    dist.destroy_process_group()
+
+
+def no_message_from_any_source():
+    from datetime import timedelta
+
+    import torch
+    import torch.distributed as dist
+
+    import lockstep
+
+    dist.init_process_group("lockstep", timeout=timedelta(seconds=TIMEOUT))
+    dist.barrier()
+    if dist.get_rank() == 1:
+        dist.distributed_c10d._get_default_group().set_timeout(timedelta(seconds=0.3))
+        expect_raises(lockstep.TimeoutReached, lambda: dist.recv(torch.zeros(1), tag=3), "tag 3", "rank 0", "rank 2")
+    else:
+        expect_raises(lockstep.TimeoutReached, dist.barrier, "tag 3", "rank 0", "rank 2")
+
+
+def a_dead_source_is_named():
+    import torch
+    import torch.distributed as dist
+
+    import lockstep
+
+    dist.init_process_group("lockstep")
+    dist.barrier()
+    if dist.get_rank() == 2:
+        os.kill(os.getpid(), signal.SIGKILL)
+    error = expect_raises(lockstep.PeerLost, lambda: dist.recv(torch.zeros(1)), "rank 2")
+    assert error.rank == 2
+    print("told of rank 2")
+
+
 def ranks_that_differ_are_named():
     import torch
 
@@ -120,8 +196,8 @@ def the_check_names_a_layer():
     assert exact.check(1, 0, lambda lane: steady(torch.ones(2, 4)).sum()) is None
 
 
-def run_all(workers, function):
-    ended = run(workers, function)
+def run_all(workers, function, transport="auto"):
+    ended = run(workers, function, transport)
     for rank, each in enumerate(ended):
         if each.code != 0:
             sys.exit(f"{function.__name__}: rank {rank} ended with {each.code}\n{each.output}")
@@ -206,6 +282,11 @@ def main():
     need_torch()
     run_all(2, ddp_is_that_of_gloo)
     run_all(3, who_is_missing_is_named)
+    run_all(3, messages_from_any_source)
+    run_all(3, messages_from_any_source, "tcp")
+    run_all(3, no_message_from_any_source)
+    ended = run(3, a_dead_source_is_named)
+    assert [each.code for each in ended] == [0, 0, -9], "\n".join(each.output for each in ended)
     run_all(3, ranks_that_differ_are_named)
     run_all(2, a_lane_that_is_not_finite_is_named)
     run_all(1, the_check_names_a_layer)

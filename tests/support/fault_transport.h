@@ -46,6 +46,12 @@ class FaultTransport final : public Transport {
                     Deadline deadline) override {
     return inner_->run_if_begun(receive, stamp, begin, deadline);
   }
+  std::optional<MeshFrame> next_frame(int peer, Deadline deadline) override {
+    return inner_->next_frame(peer, deadline);
+  }
+  bool opened_by(int sender, std::uint32_t group) override {
+    return inner_->opened_by(sender, group);
+  }
   std::unique_ptr<Transport> split(const std::vector<int>& members, std::uint32_t group) override {
     return inner_->split(members, group);
   }

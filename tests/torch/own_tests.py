@@ -34,8 +34,7 @@ import torch  # noqa: E402
 import lockstep.torch  # noqa: E402  (registers the backend)
 from torch.testing._internal.common_distributed import DistTestCases  # noqa: E402
 
-# What the tests ask about a backend when they are defined. Lockstep cannot receive from any source.
-DistTestCases.skip_collective["sendrecv anysource"].add("lockstep")
+# What the tests ask about a backend when they are defined.
 for feature in ("ddp", "subgroup", "gpu", "cuda"):
     DistTestCases.backend_feature[feature].add("lockstep")
 
@@ -45,7 +44,6 @@ from torch.testing._internal.distributed import distributed_test  # noqa: E402
 OTHERWISE = {
     "monitored_barrier": "checks the words of Gloo's monitored barrier; ours ends the job and names who is missing",
     "barrier_timeout": "checks the words of Gloo's timeout; ours names who is missing",
-    "any_source": "lockstep receives from a rank that is named",
 }
 
 

@@ -29,9 +29,16 @@ class PlanEngine final : public Engine {
   int rank() const override { return transport_->rank(); }
   int world_size() const override { return transport_->world_size(); }
   std::string name_of(int rank) const override { return transport_->name_of(rank); }
+  int job_rank(int rank) const override { return transport_->job_rank(rank); }
   Supervisor& supervisor() override { return transport_->supervisor(); }
   Algorithm choose(const Call& call) const override;
   Outcome run(const Call& call, const MeshFrame& stamp, Deadline deadline) override;
+  std::optional<MeshFrame> next_frame(int peer, Deadline deadline) override {
+    return transport_->next_frame(peer, deadline);
+  }
+  bool opened_by(int sender, std::uint32_t group) override {
+    return transport_->opened_by(sender, group);
+  }
   std::unique_ptr<Engine> split(const std::vector<int>& members, std::uint32_t group) override;
   bool split_waits() const override { return transport_->split_waits(); }
   Buffer allocate(std::size_t bytes) override;

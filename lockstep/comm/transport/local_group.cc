@@ -150,6 +150,12 @@ struct Group {
     return options.wrap_stream(job_ranks[index_of(from)], std::move(stream));
   }
 
+  // Whether one of the two has made the group of that number.
+  bool has_child(int first, int second, std::uint32_t group) {
+    const std::lock_guard lock(mutex);
+    return children.contains({group, {first, second}});
+  }
+
   std::shared_ptr<Group> child(const std::vector<int>& members, std::uint32_t group) {
     const std::lock_guard lock(mutex);
     const auto [place, first] = children.try_emplace({group, members});
@@ -185,6 +191,9 @@ class LocalStreams final : public Streams {
     std::unique_ptr<Stream>& stream = streams_[index_of(peer)];
     if (stream == nullptr) stream = group_->connect(rank_, peer);
     return *stream;
+  }
+  bool opened_by(int sender, std::uint32_t group) override {
+    return group_->has_child(sender, rank_, group);
   }
   std::string name_of(int rank) const override { return thread_name(job_rank(rank)); }
   int job_rank(int rank) const override { return group_->job_ranks[index_of(rank)]; }

@@ -103,7 +103,9 @@ class MeshSpace final : public SharedSpace {
 };
 
 // Streams to the members of one group. Between two ranks the one with the higher job rank connects,
-// the other finds the connection at its door.
+// the other finds the connection at its door. In a group of two that was split off the first one
+// does: it is the sender where the group is for messages, so that the receiver's door tells who
+// wants to send.
 class MeshStreams final : public Streams {
  public:
   MeshStreams(std::shared_ptr<Hub> hub, std::vector<int> members, int rank, std::uint32_t group)
@@ -135,6 +137,17 @@ class MeshStreams final : public Streams {
     if (other.stream == nullptr) other.stream = open(peer, deadline);
     return *other.stream;
   }
+  Stream* if_there(int peer, Deadline deadline) override {
+    {
+      const Peer& other = *peers_[index_of(peer)];
+      const std::lock_guard lock(other.mutex);
+      if (other.stream != nullptr) return other.stream.get();
+    }
+    return opened_by(peer, group_) ? &to(peer, deadline) : nullptr;
+  }
+  bool opened_by(int sender, std::uint32_t group) override {
+    return hub_->job.control->arrivals().is_there(awaited_of(sender, group));
+  }
   std::string name_of(int rank) const override { return lockstep::name_of(card(rank)); }
   int job_rank(int rank) const override { return members_[index_of(rank)]; }
   Supervisor& supervisor() override { return *hub_->job.control; }
@@ -153,7 +166,7 @@ class MeshStreams final : public Streams {
 
  private:
   struct Peer {
-    std::mutex mutex;
+    mutable std::mutex mutex;
     std::unique_ptr<Stream> stream;  // guarded by mutex
   };
 
@@ -171,9 +184,13 @@ class MeshStreams final : public Streams {
     }
   }
 
+  bool connects_to(int peer) const {
+    if (group_ != 0 && members_.size() == 2) return rank_ == 0;
+    return hub_->job.rank() > job_rank(peer);
+  }
+
   std::unique_ptr<Stream> open(int peer, Deadline deadline) {
-    const bool connects = hub_->job.rank() > job_rank(peer);
-    Socket socket = connects ? call(peer, deadline) : await_call(peer, deadline);
+    Socket socket = connects_to(peer) ? call(peer, deadline) : await_call(peer, deadline);
     socket.set_peer(name_of(peer), job_rank(peer));
     if (hub_->shares_memory_with(job_rank(peer))) return share_memory(peer, socket, deadline);
     tune_tcp(socket, hub_->timeout);
@@ -182,11 +199,14 @@ class MeshStreams final : public Streams {
 
   Socket await_call(int peer, Deadline deadline) {
     ControlPlane& control = *hub_->job.control;
-    const Arrivals::Awaited awaited{card(peer).id,  hub_->job.identity.generation,
-                                    group_,         name_of(peer),
-                                    job_rank(peer), purpose_to(peer)};
-    Arrival arrival = control.arrivals().wait_for(awaited, deadline, control.latch());
+    Arrival arrival =
+        control.arrivals().wait_for(awaited_of(peer, group_), deadline, control.latch());
     return std::move(arrival.link.socket());
+  }
+
+  Arrivals::Awaited awaited_of(int peer, std::uint32_t group) const {
+    return {card(peer).id,   hub_->job.identity.generation, group, name_of(peer), job_rank(peer),
+            purpose_to(peer)};
   }
 
   Purpose purpose_to(int peer) const {
@@ -241,7 +261,7 @@ class MeshStreams final : public Streams {
   // memory.
   std::unique_ptr<Stream> share_memory(int peer, const Socket& socket, Deadline deadline) {
     const FailureLatch* latch = &hub_->job.control->latch();
-    const bool connects = hub_->job.rank() > job_rank(peer);
+    const bool connects = connects_to(peer);
     Descriptor file;
     std::array<std::shared_ptr<const RingBells>, 2> bells;
     if (connects) {

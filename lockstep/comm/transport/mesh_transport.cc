@@ -7,6 +7,7 @@
 #include <array>
 #include <optional>
 #include <tuple>
+#include <utility>
 
 #include "lockstep/base/check.h"
 #include "lockstep/base/index.h"
@@ -40,6 +41,9 @@ constexpr std::size_t kTurnBytes = 512 * 1024;
 struct MeshTransport::Port {
   std::mutex mutex;            // held by the one thread that uses this direction
   std::uint32_t messages = 0;  // guarded by mutex: how many have passed, for MeshFrame::part
+  // Guarded by mutex: what next_frame() has read of the message that comes next.
+  MeshFrameBytes head;
+  std::size_t head_done = 0;
 };
 
 struct MeshTransport::Active {
@@ -122,6 +126,12 @@ void MeshTransport::open(std::span<Transfer> transfers, std::span<Active> active
         head.part = a.part;
         head.payload = a.size();
         a.head = encode(head);
+        continue;
+      }
+      if (Port& p = port(a.transfer->peer, Direction::kRecv); p.head_done > 0) {
+        a.head = p.head;
+        a.head_done = std::exchange(p.head_done, 0);
+        if (a.head_done == kMeshFrameBytes) check_frame(a, full);
       }
     }
   } catch (const Error& error) {
@@ -139,6 +149,30 @@ bool MeshTransport::run_if_begun(Transfer& receive, const MeshFrame& stamp, Dead
   --port(receive.peer, receive.direction).messages;  // the lock is still ours
   note_wait(-1);
   return false;
+}
+
+std::optional<MeshFrame> MeshTransport::next_frame(int peer, Deadline deadline) {
+  supervisor().latch().check();
+  check_peer(peer, "message");
+  Transfer nothing{.peer = peer, .direction = Direction::kRecv, .layout = {}};
+  Active active;
+  active.transfer = &nothing;
+  Port& p = port(peer, Direction::kRecv);
+  const std::lock_guard lock(p.mutex);
+  try {
+    active.stream = streams_->if_there(peer, deadline);
+    if (active.stream == nullptr) return std::nullopt;
+    while (p.head_done < kMeshFrameBytes) {
+      const std::size_t read = active.stream->read_some(std::span(p.head).subspan(p.head_done), {});
+      if (read == 0) return std::nullopt;
+      p.head_done += read;
+    }
+  } catch (const Error& error) {
+    if (error.code() == ErrorCode::kChannelClosed && p.head_done == 0) return std::nullopt;
+    fail_transfer(active, error);
+  }
+  // Bytes that are no frame are found out by whoever receives them.
+  return decode_mesh_frame(std::span(p.head)).value_or(MeshFrame{});
 }
 
 void MeshTransport::run(std::span<Transfer> transfers, const MeshFrame& stamp,
@@ -185,7 +219,9 @@ void MeshTransport::run(std::span<Transfer> transfers, const MeshFrame& stamp,
 
 bool MeshTransport::move(std::span<Active> active, const MeshFrame& stamp,
                          TransferObserver* observer, Deadline deadline, const Deadline* begin) {
-  std::size_t left = active.size();
+  // One without a body may be through: next_frame() has read its frame.
+  auto left = static_cast<std::size_t>(
+      std::ranges::count_if(active, [](const Active& a) { return !a.complete(); }));
   unsigned turns = 0;
   unsigned idle_turns = 0;
   auto idle_since = Deadline::Clock::time_point();

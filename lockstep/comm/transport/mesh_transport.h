@@ -19,6 +19,10 @@ class Streams {
   virtual ~Streams() = default;
   // The stream to `peer`, opened on first use.
   virtual Stream& to(int peer, Deadline deadline) = 0;
+  // The same if it is open, or the peer is about to open it; otherwise null.
+  virtual Stream* if_there(int peer, Deadline deadline) { return &to(peer, deadline); }
+  // As in Transport.
+  virtual bool opened_by(int, std::uint32_t) { return true; }
   virtual std::string name_of(int rank) const = 0;
   // The rank in the whole job, by which errors blame it.
   virtual int job_rank(int rank) const = 0;
@@ -56,6 +60,10 @@ class MeshTransport final : public Transport {
            Deadline deadline) override;
   bool run_if_begun(Transfer& receive, const MeshFrame& stamp, Deadline begin,
                     Deadline deadline) override;
+  std::optional<MeshFrame> next_frame(int peer, Deadline deadline) override;
+  bool opened_by(int sender, std::uint32_t group) override {
+    return streams_->opened_by(sender, group);
+  }
   std::unique_ptr<Transport> split(const std::vector<int>& members, std::uint32_t group) override;
   bool split_waits() const override { return streams_->split_waits(); }
 

@@ -3,6 +3,7 @@
 #include <cstddef>
 #include <cstdint>
 #include <memory>
+#include <optional>
 #include <span>
 #include <string>
 #include <vector>
@@ -89,6 +90,12 @@ class Transport {
   // had not been called.
   virtual bool run_if_begun(Transfer& receive, const MeshFrame& stamp, Deadline begin,
                             Deadline deadline) = 0;
+
+  // The frame of the next message from `peer`, if it has begun to arrive; the message is received
+  // later, as if nobody had looked. Waits for nobody, and says nothing of a peer that has left.
+  virtual std::optional<MeshFrame> next_frame(int peer, Deadline deadline) = 0;
+  // Whether `sender` has begun to open the group {sender, this rank} of that number.
+  virtual bool opened_by(int sender, std::uint32_t group) = 0;
 
   // A group of some of these ranks, with streams of its own; `members` in the order of their new
   // ranks. All members call it with the same arguments; no group of theirs has had the number

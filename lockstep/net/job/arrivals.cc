@@ -48,12 +48,21 @@ std::optional<Arrival> Arrivals::next() {
   return arrival;
 }
 
-std::optional<Arrival> Arrivals::take(const Awaited& awaited) {
-  const auto found = std::ranges::find_if(waiting_, [&](const Arrival& arrival) {
+std::deque<Arrival>::iterator Arrivals::find(const Awaited& awaited) {
+  return std::ranges::find_if(waiting_, [&](const Arrival& arrival) {
     return !arrival.original && arrival.peer.id == awaited.id &&
            arrival.purpose == awaited.purpose && arrival.peer.group == awaited.group &&
            arrival.peer.generation == awaited.generation;
   });
+}
+
+bool Arrivals::is_there(const Awaited& awaited) {
+  const std::lock_guard lock(mutex_);
+  return find(awaited) != waiting_.end();
+}
+
+std::optional<Arrival> Arrivals::take(const Awaited& awaited) {
+  const auto found = find(awaited);
   if (found == waiting_.end()) return std::nullopt;
   Arrival arrival = std::move(*found);
   waiting_.erase(found);

@@ -48,10 +48,15 @@ class Arrivals {
   // Error{kTimeout} at the deadline names the member; throws the latch's error if it trips.
   Arrival wait_for(const Awaited& awaited, Deadline deadline, const FailureLatch& latch);
 
+  // Whether wait_for() would return at once.
+  bool is_there(const Awaited& awaited);
+
   // Closes what members have opened for other generations than this one, which begins now.
   void begin_generation(std::uint32_t tag);
 
  private:
+  // Both with mutex_ held.
+  std::deque<Arrival>::iterator find(const Awaited& awaited);
   std::optional<Arrival> take(const Awaited& awaited);
 
   const Event event_;

@@ -25,7 +25,7 @@ class Sum(NamedTuple):
     """What a step's lanes add up to, the same on every worker. The gradient is in the parameters' `grad`."""
 
     loss: float  # the sum of the lanes' losses divided by `count`
-    count: float  # what the lanes counted: tokens, samples, or lanes
+    count: float  # type: ignore[assignment]  # what the lanes counted: tokens, samples, or lanes
     numbers: List[float]  # sums of further numbers that the lanes gave
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import List, Sequence
+from typing import Iterator, List, Optional, Sequence, Tuple
 
 import torch
 
@@ -43,7 +43,7 @@ class Memory:
         elements = sum(tensor.numel() for tensor in tensors)
         staged = CONVERTED.get(dtype, dtype) if reduces else dtype
         self._tensors: List[torch.Tensor] = list(tensors)
-        self._copy = None
+        self._copy: Optional[torch.Tensor] = None
         memory = first
         if staged != dtype or not _adjacent(tensors):
             self._copy = memory = torch.empty(elements, dtype=staged, pin_memory=first.is_cuda)
@@ -62,7 +62,8 @@ class Memory:
         elements = sum(tensor.numel() for tensor in self._tensors)
         return [tensor.numel() * self.view.count // elements if elements else 0 for tensor in self._tensors]
 
-    def _parts(self):
+    def _parts(self) -> Iterator[Tuple[torch.Tensor, torch.Tensor]]:
+        assert self._copy is not None
         begin = 0
         for tensor in self._tensors:
             end = begin + tensor.numel()

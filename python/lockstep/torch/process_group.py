@@ -45,11 +45,10 @@ BITWISE = (
 def _op_of(op, dtype):
     for theirs, ours in OPS:
         if op == theirs:
-            if dtype == torch.bool:
-                ours = OF_BOOL.get(ours)
-            if ours is None or (dtype.is_complex and ours not in (Op.SUM, Op.MEAN)):
+            found = OF_BOOL.get(ours) if dtype == torch.bool else ours
+            if found is None or (dtype.is_complex and found not in (Op.SUM, Op.MEAN)):
                 break
-            return ours
+            return found
     raise ValueError(f"lockstep cannot reduce tensors of type {dtype} with {op}")
 
 
@@ -77,7 +76,7 @@ class ProcessGroup(dist.ProcessGroup):
         self._size = size
         self._timeout = timeout
         self._completer = Completer()
-        self._works = collections.deque()
+        self._works: "collections.deque" = collections.deque()
 
     def getBackendName(self):
         return "lockstep"
@@ -138,6 +137,11 @@ class ProcessGroup(dist.ProcessGroup):
             timeout = self._timeout
         native = collective(*arguments, wait=False, timeout=timeout.total_seconds())
         return self._keep(Work(native, inputs, outputs, result, self._completer))
+
+    def _start_message(self, message, data, *arguments, result, source=-1, **memory):
+        """A message ends whenever its other side comes, so its future waits behind no collective."""
+        native = message(data.view, *arguments, wait=False, timeout=self._timeout.total_seconds())
+        return self._keep(Work(native, result=result, completer=None, source=source, **memory))
 
     def _done(self, result):
         return self._keep(Work(None, (), (), result, self._completer))
@@ -282,14 +286,15 @@ class ProcessGroup(dist.ProcessGroup):
 
     def send(self, tensors, to, tag):
         data = Memory([_only(tensors)])
-        return self._start(self.communicator.send, data.view, to, tag, result=tensors, inputs=(data,))
+        return self._start_message(self.communicator.send, data, to, tag, result=tensors, inputs=(data,))
 
     def recv(self, tensors, source, tag):
         data = Memory([_only(tensors)], fill=False)
-        return self._start(self.communicator.recv, data.view, source, tag, result=tensors, outputs=(data,))
+        return self._start_message(self.communicator.recv, data, source, tag, result=tensors, source=source, outputs=(data,))
 
     def recv_anysource(self, tensors, tag):
-        raise NotImplementedError("lockstep receives from a rank that is named (src=...), not from any")
+        data = Memory([_only(tensors)], fill=False)
+        return self._start_message(self.communicator.recv_any, data, tag, result=tensors, outputs=(data,))
 
     def barrier(self, opts=BarrierOptions()):
         return self._start(self.communicator.barrier, result=[], opts=opts)

@@ -15,13 +15,14 @@ import lockstep
 class Work(TorchWork):
     """A collective that was started. Its memory is in use until it has ended."""
 
-    def __init__(self, native, inputs, outputs, result, completer):
+    def __init__(self, native, inputs=(), outputs=(), result=None, completer=None, source=-1):
         super().__init__()
         self._native = native  # None: it has ended already
         self._inputs = inputs
         self._outputs = outputs
         self._result = result
-        self._completer = completer
+        self._completer = completer  # None: its future has a thread of its own
+        self._source = source  # of a message that is received
         self._lock = threading.Lock()
         self._future = None
         self._error = None
@@ -45,6 +46,8 @@ class Work(TorchWork):
             outputs, self._outputs, self._inputs = self._outputs, (), ()
             for memory in outputs:
                 memory.give_back()
+            if self._native is not None and self._native.outcome.source is not None:
+                self._source = self._native.outcome.source
             self._native = None
 
     def after(self, works, result):
@@ -81,7 +84,10 @@ class Work(TorchWork):
         return self._result
 
     def source_rank(self):
-        return -1
+        """Who sent the message that was received; -1: not yet known, or no message."""
+        return self._source
+
+    _source_rank = source_rank  # as torch.distributed asks
 
     def get_future(self):
         with self._lock:
@@ -97,7 +103,7 @@ class Work(TorchWork):
             if self._native is None:
                 ended.set_result(None)
             else:
-                self._completer.add(self, ended)
+                (self._completer or Completer(once=True)).add(self, ended)
         return self._future
 
 
@@ -112,8 +118,9 @@ def _tensors(result):
 class Completer:
     """A thread that ends futures. Collectives of a group end in the order in which they were started."""
 
-    def __init__(self):
-        self._queue = queue.SimpleQueue()
+    def __init__(self, once=False):
+        self._once = once
+        self._queue: "queue.SimpleQueue" = queue.SimpleQueue()
         self._thread = None
         self._lock = threading.Lock()
 
@@ -141,3 +148,5 @@ class Completer:
                 pass  # the future's callback raises it again
             ended.set_result(None)
             del entry, work, ended
+            if self._once:
+                return
