@@ -1,6 +1,6 @@
 #!/usr/bin/env python3
 """Checkpoints as people use them: what is saved, going on from it to the same bits, and what is said of damage."""
-# ctest: TIMEOUT 240
+# ctest: TIMEOUT 240 COST 30
 
 import json
 import os

@@ -1,7 +1,7 @@
 #!/usr/bin/env python3
 """Kill -9 at every write, sync, rename, creation and removal of a save: what is there afterwards is always complete, and
 --resume ends with the weights of a run that nobody disturbed."""
-# ctest: TIMEOUT 300
+# ctest: TIMEOUT 300 COST 55
 # builds: release
 
 import os

@@ -1,5 +1,5 @@
 """The launcher: output, signals, first causes, no orphans, and a gradient server beside the ranks."""
-# ctest: TIMEOUT 120
+# ctest: TIMEOUT 120 COST 40
 # builds: release
 
 import os

@@ -1,5 +1,5 @@
 # What the live page of a run serves, to whom, for how long; and the same data in a report.
-# ctest: TIMEOUT 300
+# ctest: TIMEOUT 300 COST 25
 # builds: release
 import contextlib
 import json

@@ -1,6 +1,6 @@
 #!/usr/bin/env python3
 """A Slurm of three nodes runs examples/slurm/train.sbatch: one hash whatever happens to tasks, nodes and the job, and nothing is left."""
-# ctest: TIMEOUT 300
+# ctest: TIMEOUT 300 COST 40
 # builds: release
 
 import os

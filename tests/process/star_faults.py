@@ -1,6 +1,6 @@
 #!/usr/bin/env python3
 """A worker or the coordinator dies, is stopped or falls silent: all others end in time and say who it was."""
-# ctest: PROCESSORS 2 TIMEOUT 200
+# ctest: PROCESSORS 2 TIMEOUT 200 COST 30
 
 import math
 import os

@@ -1,7 +1,7 @@
 #!/usr/bin/env python3
 """`lockstep coordinator` and `lockstep worker` end to end: every average checked bit for bit, by the workers themselves
 and by a client that shares no code with them; both protocols in one job."""
-# ctest: TIMEOUT 120
+# ctest: TIMEOUT 120 COST 30
 
 import os
 import socket

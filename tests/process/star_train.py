@@ -2,7 +2,7 @@
 """`lockstep train` over the messages of the original gradient protocol: a real model at servers that are played from its
 documents, and at our coordinator beside an original trainer. The loss follows that of the same run over lanes, the weights of
 all workers are the same, and two such runs have the same weights."""
-# ctest: TIMEOUT 120
+# ctest: TIMEOUT 120 COST 25
 
 import os
 import re

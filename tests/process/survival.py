@@ -1,6 +1,6 @@
 #!/usr/bin/env python3
 """Workers are killed and stopped while they train: the run goes on, and ends with the bits of the run in which nothing happened."""
-# ctest: TIMEOUT 600
+# ctest: TIMEOUT 600 COST 45
 
 import json
 import os
@@ -289,6 +289,13 @@ class WithoutALauncher(Case):
         self.assertIn(f"the newest checkpoint is {out}/checkpoint-4; lockstep train --resume {out} goes on from it", said[0])
         self.assertNotIn("newest checkpoint", said[1])
 
+    def wake_when_expelled(self, out, rank):
+        deadline = time.monotonic() + PATIENCE
+        while len([row for row in self.metrics(out) if row.get("event") in ("lost", "expelled")]) < 1:
+            self.assertLess(time.monotonic(), deadline)
+            time.sleep(0.05)
+        rank.send_signal(signal.SIGCONT)
+
     def test_the_centre_is_stopped_and_wakes(self):
         """It finds itself expelled, changes nothing, and joins anew."""
         out = self.folder / "woken"
@@ -296,16 +303,25 @@ class WithoutALauncher(Case):
         with reserved_port() as port:
             ranks = self.ranks(port, "rank=0 step=3 at=communication do=stop", "--steps", steps, "--transport", "tcp",
                                "--out", out)
-            deadline = time.monotonic() + PATIENCE
-            while len([row for row in self.metrics(out) if row.get("event") in ("lost", "expelled")]) < 1:
-                self.assertLess(time.monotonic(), deadline)
-                time.sleep(0.05)
-            ranks[0].send_signal(signal.SIGCONT)
+            self.wake_when_expelled(out, ranks[0])
             said = [rank.communicate(timeout=PATIENCE)[0] for rank in ranks]
         self.assertEqual([rank.returncode for rank in ranks][1:], [0, 0], said)
         self.assertEqual(WEIGHTS.findall("".join(said)), [self.alone(steps)], said)
         rows = self.metrics(out)
         self.assertEqual([row["step"] for row in rows if "event" not in row], list(range(1, steps + 1)))
+
+    def test_one_of_two_is_stopped_and_wakes(self):
+        """There is nobody but the centre whom it could ask for the centre."""
+        out = self.folder / "woken"
+        steps = 40
+        fault = "rank=1 step=3 at=communication do=stop; rank=0 step=4 at=update do=slow ms=100"
+        with reserved_port() as port:
+            ranks = self.ranks(port, fault, "--steps", steps, "--transport", "tcp", "--out", out, world=2)
+            self.wake_when_expelled(out, ranks[1])
+            said = [rank.communicate(timeout=PATIENCE)[0] for rank in ranks]
+        self.assertEqual([rank.returncode for rank in ranks], [0, 0], said)
+        self.assertEqual(WEIGHTS.findall("".join(said)), [self.alone(steps)], said)
+        self.assertIn("joined", [row.get("event") for row in self.metrics(out)])
 
     @staticmethod
     def metrics(out):

@@ -1,7 +1,7 @@
 #!/usr/bin/env python3
 """`lockstep data`, `train` and `generate` as people use them: what they leave behind, the same bits whatever the
 threads, clean stops, and one clear line for what is wrong."""
-# ctest: TIMEOUT 240
+# ctest: TIMEOUT 240 COST 30
 
 import json
 import math

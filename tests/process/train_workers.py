@@ -1,7 +1,7 @@
 #!/usr/bin/env python3
 """`lockstep train --workers N`: one result to the bit however many workers there are and however they talk, and one clear
 cause for everybody when something goes wrong."""
-# ctest: TIMEOUT 600
+# ctest: TIMEOUT 600 COST 65
 
 import itertools
 import json

@@ -116,10 +116,8 @@ std::vector<std::byte> reduce_leaves(const Case& c,
   while (2 * cut < leaves.size()) cut *= 2;
   std::vector<std::byte> left = reduce_leaves(c, leaves.first(cut));
   const std::vector<std::byte> right = reduce_leaves(c, leaves.subspan(cut));
-  const std::size_t element = size_of(c.type);
-  for (std::size_t i = 0; i < left.size(); i += element) {
-    reference::combine(c.op, c.type, left.data() + i, left.data() + i, right.data() + i);
-  }
+  reference::combine(c.op, c.type, left.data(), left.data(), right.data(),
+                     left.size() / size_of(c.type));
   return left;
 }
 
@@ -146,9 +144,8 @@ CaseData make_data(const Case& c) {
   if (!reduces(c.collective)) return data;
   data.result = reduce_leaves(c, data.leaves);
   if (c.op == ReduceOp::kMean && leaves > 1) {
-    for (std::size_t i = 0; i < data.result.size(); i += size_of(c.type)) {
-      reference::finish_mean(c.type, data.result.data() + i, static_cast<int>(leaves));
-    }
+    reference::finish_mean(c.type, data.result.data(), static_cast<int>(leaves),
+                           data.result.size() / size_of(c.type));
   }
   return data;
 }

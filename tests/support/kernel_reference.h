@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <bit>
 #include <cmath>
+#include <cstddef>
 #include <cstdint>
 #include <cstring>
 #include <limits>
@@ -12,7 +13,7 @@
 
 namespace lockstep::reference {
 
-// What kernels.h promises, one element at a time, on bit patterns and by other means than the
+// What kernels.h promises, one element after the other, on bit patterns and by other means than the
 // kernels: the 16-bit types round through ldexp and nearbyint in f64.
 
 inline constexpr std::uint16_t kF16Nan = 0x7e00;
@@ -148,26 +149,34 @@ void with_type(DataType type, Visitor visit) {
   }
 }
 
-inline void combine(ReduceOp op, DataType type, void* dst, const void* lhs, const void* rhs) {
+inline void combine(ReduceOp op, DataType type, void* dst, const void* lhs, const void* rhs,
+                    std::size_t count = 1) {
   with_type(type, [&](auto load, auto store) {
-    const auto a = load(lhs);
-    const auto b = load(rhs);
-    if constexpr (std::is_floating_point_v<decltype(load(lhs))>) {
-      store(dst, combine_floats(op, a, b));
-    } else {
-      store(dst, combine_integers(op, a, b));
+    using T = decltype(load(lhs));
+    for (std::size_t at = 0; at < count * size_of(type); at += size_of(type)) {
+      const T a = load(static_cast<const std::byte*>(lhs) + at);
+      const T b = load(static_cast<const std::byte*>(rhs) + at);
+      std::byte* const to = static_cast<std::byte*>(dst) + at;
+      if constexpr (std::is_floating_point_v<T>) {
+        store(to, combine_floats(op, a, b));
+      } else {
+        store(to, combine_integers(op, a, b));
+      }
     }
   });
 }
 
-inline void finish_mean(DataType type, void* data, int n) {
+inline void finish_mean(DataType type, void* data, int n, std::size_t count = 1) {
   with_type(type, [&](auto load, auto store) {
-    const auto value = load(data);
     using T = decltype(load(data));
-    if constexpr (std::is_floating_point_v<T>) {
-      store(data, canonical(value * (T{1} / static_cast<T>(n))));
-    } else {
-      store(data, floor_mean(value, n));
+    for (std::size_t at = 0; at < count * size_of(type); at += size_of(type)) {
+      std::byte* const element = static_cast<std::byte*>(data) + at;
+      const T value = load(element);
+      if constexpr (std::is_floating_point_v<T>) {
+        store(element, canonical(value * (T{1} / static_cast<T>(n))));
+      } else {
+        store(element, floor_mean(value, n));
+      }
     }
   });
 }
