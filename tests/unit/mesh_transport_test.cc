@@ -3,7 +3,9 @@
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
+#include <algorithm>
 #include <array>
+#include <deque>
 
 namespace lockstep::mesh_transport_test {
 namespace {
@@ -40,6 +42,30 @@ class TricklingStream final : public Stream {
 
  private:
   const MeshFrameBytes head_;
+};
+
+// Brings back what is sent, a few bytes at a time.
+class EchoStream final : public Stream {
+ public:
+  std::size_t write_some(std::span<const std::byte> head,
+                         std::span<const std::byte> body) override {
+    const std::span<const std::byte> some = (head.empty() ? body : head);
+    const std::size_t count = std::min<std::size_t>(some.size(), 7);
+    bytes_.insert(bytes_.end(), some.begin(), some.begin() + static_cast<std::ptrdiff_t>(count));
+    return count;
+  }
+  std::size_t read_some(std::span<std::byte> head, std::span<std::byte> body) override {
+    const std::span<std::byte> some = head.empty() ? body : head;
+    const std::size_t count = std::min({some.size(), bytes_.size(), std::size_t{5}});
+    std::copy_n(bytes_.begin(), count, some.begin());
+    bytes_.erase(bytes_.begin(), bytes_.begin() + static_cast<std::ptrdiff_t>(count));
+    return count;
+  }
+  bool prepare_wait(Direction, std::vector<pollfd>&) override { return false; }
+  void finish_wait(Direction) override {}
+
+ private:
+  std::deque<std::byte> bytes_;
 };
 
 class OneStream final : public Streams {
@@ -87,6 +113,30 @@ TEST(MeshTransport, ATransferThatTricklesEndsAtItsDeadline) {
       EXPECT_EQ(error.rank(), 1);
       EXPECT_THAT(error.what(), testing::HasSubstr("rank 1"));
     }
+  }
+}
+
+TEST(MeshTransport, MessagesToTheSamePeerFollowEachOther) {
+  constexpr std::array<std::size_t, 3> kSizes{1000, 3, 500};
+  std::array<std::vector<std::byte>, 6> data;
+  std::array<std::byte*, 6> rows;
+  std::array<Transfer, 6> transfers;
+  for (std::size_t i = 0; i < data.size(); ++i) {
+    const bool sends = i < kSizes.size();
+    data[i].assign(kSizes[i % kSizes.size()], sends ? static_cast<std::byte>(i + 1) : std::byte{});
+    rows[i] = data[i].data();
+    transfers[i].peer = 1;
+    transfers[i].direction = sends ? Direction::kSend : Direction::kRecv;
+    transfers[i].layout.rows = {&rows[i], 1};
+    transfers[i].layout.row_bytes = transfers[i].limit = data[i].size();
+  }
+  EchoStream stream;
+  PlainSupervisor supervisor;
+  MeshTransport transport(0, 2, 0, 0, std::make_unique<OneStream>(stream, supervisor));
+  for (int round = 0; round < 2; ++round) {
+    for (Transfer& transfer : transfers) transfer.done = 0;
+    transport.run(transfers, MeshFrame{}, nullptr, Deadline::after(10s));
+    for (std::size_t i = 0; i < kSizes.size(); ++i) EXPECT_EQ(data[i], data[kSizes.size() + i]);
   }
 }
 
