@@ -35,6 +35,7 @@ class FaultTransport final : public Transport {
   SharedSpace* shared_space() override;
   std::vector<int> hosts() const override { return inner_->hosts(); }
   bool oversubscribed() const override { return inner_->oversubscribed(); }
+  bool crowded() const override { return inner_->crowded(); }
   void note_waits_in(WaitNote& waits) override {
     inner_->note_waits_in(waits);
     Transport::note_waits_in(waits);

@@ -33,11 +33,13 @@ TEST(AlgorithmTable, ChoosesWhatIsOffered) {
     for (const Sharing sharing : kSharings) {
       for (const int world_size : {2, 3, 8, 9, 64}) {
         for (const std::size_t count : {0, 1, 1000, 100'000, 100'000'000}) {
-          const Call call = call_of(collective, count, Algorithm::kAuto);
-          const Algorithm chosen = choose_algorithm(call, world_size, sharing);
-          EXPECT_NE(chosen, Algorithm::kAuto);
-          EXPECT_NE(chosen, Algorithm::kRing) << "the default is exact";
-          EXPECT_TRUE(offers(collective, chosen, sharing)) << to_string(collective);
+          for (const bool crowded : {false, true}) {
+            const Call call = call_of(collective, count, Algorithm::kAuto);
+            const Algorithm chosen = choose_algorithm(call, world_size, sharing, crowded);
+            EXPECT_NE(chosen, Algorithm::kAuto);
+            EXPECT_NE(chosen, Algorithm::kRing) << "the default is exact";
+            EXPECT_TRUE(offers(collective, chosen, sharing)) << to_string(collective);
+          }
         }
       }
     }
@@ -51,11 +53,11 @@ TEST(AlgorithmTable, TakesTheCallersChoiceOrRefusesIt) {
       for (const Sharing sharing : kSharings) {
         const Call call = call_of(collective, 1000, algorithm);
         if (offers(collective, algorithm, sharing)) {
-          EXPECT_EQ(choose_algorithm(call, 4, sharing), algorithm);
+          EXPECT_EQ(choose_algorithm(call, 4, sharing, false), algorithm);
           continue;
         }
         try {
-          choose_algorithm(call, 4, sharing);
+          choose_algorithm(call, 4, sharing, false);
           ADD_FAILURE() << to_string(collective) << " " << to_string(algorithm);
         } catch (const Error& error) {
           EXPECT_EQ(error.code(), ErrorCode::kInvalidArgument);
@@ -66,10 +68,19 @@ TEST(AlgorithmTable, TakesTheCallersChoiceOrRefusesIt) {
   }
 }
 
+TEST(AlgorithmTable, RanksThatShareCoresSendFewMessages) {
+  const Call small = call_of(Collective::kAllReduce, 100, Algorithm::kAuto);
+  for (const int world_size : {3, 4, 8}) {
+    EXPECT_EQ(choose_algorithm(small, world_size, Sharing::kNone, false), Algorithm::kPair);
+    EXPECT_EQ(choose_algorithm(small, world_size, Sharing::kNone, true), Algorithm::kTree);
+  }
+  EXPECT_EQ(choose_algorithm(small, 2, Sharing::kNone, true), Algorithm::kPair);
+}
+
 TEST(AlgorithmTable, SharedMemoryIsUsedWhereItIs) {
   const Call call = call_of(Collective::kAllReduce, 1000, Algorithm::kAuto);
-  EXPECT_EQ(choose_algorithm(call, 4, Sharing::kAll), Algorithm::kShared);
-  EXPECT_NE(choose_algorithm(call, 4, Sharing::kNone), Algorithm::kShared);
+  EXPECT_EQ(choose_algorithm(call, 4, Sharing::kAll, false), Algorithm::kShared);
+  EXPECT_NE(choose_algorithm(call, 4, Sharing::kNone, false), Algorithm::kShared);
   EXPECT_FALSE(offers(Collective::kAllReduce, Algorithm::kShared, Sharing::kNone));
   EXPECT_FALSE(offers(Collective::kAllReduce, Algorithm::kShared, Sharing::kHosts));
 }
@@ -79,27 +90,27 @@ TEST(AlgorithmTable, LargeMessagesTakeTwoLevelsWhereSomeRanksShareAHost) {
        {Collective::kAllReduce, Collective::kReduceScatter, Collective::kAllGather,
         Collective::kBroadcast, Collective::kReduceNodes, Collective::kReduceScatterNodes}) {
     const Call large = call_of(collective, std::size_t{25} << 20, Algorithm::kAuto);
-    EXPECT_EQ(choose_algorithm(large, 4, Sharing::kHosts), Algorithm::kTwoLevel);
-    EXPECT_NE(choose_algorithm(large, 4, Sharing::kNone), Algorithm::kTwoLevel);
-    EXPECT_NE(choose_algorithm(large, 4, Sharing::kAll), Algorithm::kTwoLevel);
+    EXPECT_EQ(choose_algorithm(large, 4, Sharing::kHosts, false), Algorithm::kTwoLevel);
+    EXPECT_NE(choose_algorithm(large, 4, Sharing::kNone, false), Algorithm::kTwoLevel);
+    EXPECT_NE(choose_algorithm(large, 4, Sharing::kAll, false), Algorithm::kTwoLevel);
     const Call small = call_of(collective, 1000, Algorithm::kAuto);
-    EXPECT_NE(choose_algorithm(small, 4, Sharing::kHosts), Algorithm::kTwoLevel);
+    EXPECT_NE(choose_algorithm(small, 4, Sharing::kHosts, false), Algorithm::kTwoLevel);
   }
 }
 
 TEST(AlgorithmTable, SumsOverTooManyNodesForTheBoardsGoByMessages) {
   Call call = call_of(Collective::kReduceNodes, 1000, Algorithm::kAuto);
   call.owners = even_owners(100'000, 2);  // few nodes, for all their lanes
-  EXPECT_EQ(choose_algorithm(call, 2, Sharing::kAll), Algorithm::kShared);
+  EXPECT_EQ(choose_algorithm(call, 2, Sharing::kAll, false), Algorithm::kShared);
   for (std::size_t lane = 0; lane < call.owners.size(); ++lane) {
     call.owners[lane] = static_cast<int>(lane % 2);
   }
-  EXPECT_EQ(choose_algorithm(call, 2, Sharing::kAll), Algorithm::kDirect);
-  EXPECT_EQ(choose_algorithm(call, 2, Sharing::kHosts), Algorithm::kDirect);
+  EXPECT_EQ(choose_algorithm(call, 2, Sharing::kAll, false), Algorithm::kDirect);
+  EXPECT_EQ(choose_algorithm(call, 2, Sharing::kHosts, false), Algorithm::kDirect);
   call.options.algorithm = Algorithm::kShared;
-  EXPECT_THROW(choose_algorithm(call, 2, Sharing::kAll), Error);
+  EXPECT_THROW(choose_algorithm(call, 2, Sharing::kAll, false), Error);
   call.options.algorithm = Algorithm::kTwoLevel;
-  EXPECT_THROW(choose_algorithm(call, 2, Sharing::kHosts), Error);
+  EXPECT_THROW(choose_algorithm(call, 2, Sharing::kHosts, false), Error);
 }
 
 }  // namespace

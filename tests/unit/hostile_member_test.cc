@@ -300,6 +300,7 @@ class LyingTransport final : public Transport {
   Supervisor& supervisor() override { return inner_->supervisor(); }
   SharedSpace* shared_space() override { return &space_; }
   bool oversubscribed() const override { return inner_->oversubscribed(); }
+  bool crowded() const override { return inner_->crowded(); }
   void run(std::span<Transfer> transfers, const MeshFrame& stamp, TransferObserver* observer,
            Deadline deadline) override {
     inner_->run(transfers, stamp, observer, deadline);

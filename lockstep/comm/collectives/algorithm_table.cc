@@ -3,6 +3,7 @@
 #include <fmt/format.h>
 
 #include <limits>
+#include <span>
 
 #include "lockstep/base/error.h"
 #include "lockstep/comm/collectives/shared_collectives.h"
@@ -26,15 +27,22 @@ constexpr Row kAllReduce[] = {
     {std::numeric_limits<int>::max(), 2 * 1024, Algorithm::kTree},
     {std::numeric_limits<int>::max(), kAny, Algorithm::kDirect},
 };
+// Where ranks share cores, the work of all of them together takes the time, so the algorithm with
+// the fewest messages wins.
+constexpr Row kCrowdedAllReduce[] = {
+    {2, 16 * 1024, Algorithm::kPair},
+    {std::numeric_limits<int>::max(), 64 * 1024, Algorithm::kTree},
+    {std::numeric_limits<int>::max(), kAny, Algorithm::kDirect},
+};
 constexpr std::size_t kSmallBroadcast = 32 * 1024;
 // From this size on two levels were never slower than one, on 2 to 3 hosts with 2 to 4 ranks.
 constexpr std::size_t kTwoLevels = 8 * 1024;
 
-Algorithm from_table(const Call& call, int world_size) {
+Algorithm from_table(const Call& call, int world_size, bool crowded) {
   const std::size_t bytes = call.total * size_of(call.out.type());
   switch (call.collective) {
     case Collective::kAllReduce:
-      for (const Row& row : kAllReduce) {
+      for (const Row& row : crowded ? std::span<const Row>(kCrowdedAllReduce) : kAllReduce) {
         if (world_size <= row.most_ranks && bytes <= row.most_bytes) return row.algorithm;
       }
       return Algorithm::kDirect;
@@ -68,7 +76,7 @@ bool offers(Collective collective, Algorithm algorithm, Sharing sharing) {
   return false;
 }
 
-Algorithm choose_algorithm(const Call& call, int world_size, Sharing sharing) {
+Algorithm choose_algorithm(const Call& call, int world_size, Sharing sharing, bool crowded) {
   const Algorithm asked = call.options.algorithm;
   if (asked == Algorithm::kAuto) {
     if (sharing == Sharing::kAll && SharedCollectives::supports(call, world_size)) {
@@ -79,7 +87,7 @@ Algorithm choose_algorithm(const Call& call, int world_size, Sharing sharing) {
         TwoLevelCollectives::supports(call, world_size)) {
       return Algorithm::kTwoLevel;
     }
-    return from_table(call, world_size);
+    return from_table(call, world_size, crowded);
   }
   if (!offers(call.collective, asked, sharing) ||
       (asked == Algorithm::kShared && !SharedCollectives::supports(call, world_size)) ||

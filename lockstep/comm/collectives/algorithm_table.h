@@ -16,8 +16,8 @@ enum class Sharing : std::uint8_t {
 // Whether calls of this kind can use `algorithm` in such a group.
 bool offers(Collective collective, Algorithm algorithm, Sharing sharing);
 
-// The caller's choice if there is one, otherwise by size and world size. Throws
-// Error{kInvalidArgument} for a choice that is not offered.
-Algorithm choose_algorithm(const Call& call, int world_size, Sharing sharing);
+// The caller's choice if there is one, otherwise by size, world size and whether the ranks share
+// cores (Transport::crowded). Throws Error{kInvalidArgument} for a choice that is not offered.
+Algorithm choose_algorithm(const Call& call, int world_size, Sharing sharing, bool crowded);
 
 }  // namespace lockstep

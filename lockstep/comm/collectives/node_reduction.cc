@@ -73,6 +73,8 @@ Combiner::Combiner(const NodeReduction& reduction, Transport& transport, Scratch
   for (std::size_t i = 0; i < recv_partials; ++i)
     recv_partials_.push_back(memory + i * window_bytes);
 
+  // One partial travels in its own order, so it can be sent in one piece.
+  const std::size_t send_segment = reduction.partials.size() == 1 ? 0 : segment_bytes;
   send_partials_.reserve(reduction.partials.size() * static_cast<std::size_t>(n));
   for (int i = 1; i < n; ++i) {
     const int peer = (rank_ + i) % n;
@@ -87,8 +89,8 @@ Combiner::Combiner(const NodeReduction& reduction, Transport& transport, Scratch
     Transfer send;
     send.peer = peer;
     send.direction = Direction::kSend;
-    send.layout = {std::span(send_partials_).subspan(begin), theirs.size() * element_,
-                   segment_bytes, 0};
+    send.layout = {std::span(send_partials_).subspan(begin), theirs.size() * element_, send_segment,
+                   0};
     send.limit = send.layout.bytes();
     transfers_.push_back(send);
 

@@ -44,7 +44,7 @@ std::size_t PlanEngine::segment_bytes() const {
 }
 
 Algorithm PlanEngine::choose(const Call& call) const {
-  return choose_algorithm(call, world_size(), sharing());
+  return choose_algorithm(call, world_size(), sharing(), transport_->crowded());
 }
 
 Sharing PlanEngine::sharing() const {

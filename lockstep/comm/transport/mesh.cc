@@ -23,14 +23,25 @@ namespace {
 
 constexpr std::chrono::milliseconds kPauseBetweenCalls{20};
 
+bool is_one_crowded_host(const Roster& roster) {
+  const bool one_host = std::all_of(roster.begin(), roster.end(), [&](const Card& card) {
+    return same_host(card.host, roster.front().host);
+  });
+  return one_host && !has_cores_for_each(roster, 0, 1);
+}
+
 // What all groups of a process have in common.
 struct Hub {
   Hub(JoinedJob joined, Medium wanted, Deadline::Clock::duration limit)
-      : job(std::move(joined)), medium(wanted), timeout(limit) {}
+      : job(std::move(joined)),
+        medium(wanted),
+        timeout(limit),
+        crowded(is_one_crowded_host(job.roster)) {}
 
   JoinedJob job;
   const Medium medium;
   const Deadline::Clock::duration timeout;
+  const bool crowded;
 
   const Card& card(int job_rank) const { return job.roster[index_of(job_rank)]; }
   const Card& own_card() const { return card(job.rank()); }
@@ -156,6 +167,7 @@ class MeshStreams final : public Streams {
     return rank == other || hub_->share_memory(card(rank), card(other));
   }
   bool oversubscribed() const override { return oversubscribed_; }
+  bool crowded() const override { return hub_->crowded; }
   bool spare_cores() const override { return spare_cores_; }
   std::unique_ptr<Streams> split(const std::vector<int>& members, int rank,
                                  std::uint32_t group) override {

@@ -34,7 +34,7 @@ constexpr std::size_t kSendApart = 512 * 1024;
 constexpr auto kLookAround = 100ms;
 
 // Bytes of one message moved before the next one gets its turn.
-constexpr std::size_t kTurnBytes = 512 * 1024;
+constexpr std::size_t kTurnBytes = 1024 * 1024;
 
 }  // namespace
 

@@ -35,6 +35,7 @@ class Streams {
   // Whether two ranks share memory. Every two of three do if one of them does with both others.
   virtual bool shares_memory(int rank, int other) const { return rank == other; }
   virtual bool oversubscribed() const = 0;
+  virtual bool crowded() const { return false; }
   // Whether every rank of this host has a second core to itself, for large messages.
   virtual bool spare_cores() const = 0;
 };
@@ -56,6 +57,7 @@ class MeshTransport final : public Transport {
   SharedSpace* shared_space() override { return streams_->shared_space(); }
   std::vector<int> hosts() const override;
   bool oversubscribed() const override { return streams_->oversubscribed(); }
+  bool crowded() const override { return streams_->crowded(); }
   void run(std::span<Transfer> transfers, const MeshFrame& stamp, TransferObserver* observer,
            Deadline deadline) override;
   bool run_if_begun(Transfer& receive, const MeshFrame& stamp, Deadline begin,

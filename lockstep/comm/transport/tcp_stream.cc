@@ -8,15 +8,20 @@
 #include <algorithm>
 #include <array>
 #include <cerrno>
+#include <limits>
+#include <string_view>
 
 #include "lockstep/base/error.h"
 
 namespace lockstep {
 namespace {
 
-// One write becomes one packet train on loopback only if it fits a segment of the largest MTU
-// (64 KiB); anything longer leaves a tiny packet behind every time, at half the rate.
+// Where the congestion control paces packets, as BBR does, a longer write is slower: it ends in a
+// tiny packet. See docs/decisions/tcp_writes.md.
 constexpr std::size_t kWriteBytes = 60 * 1024;
+
+// Without pacing, long writes are the fastest on loopback.
+constexpr std::string_view kLoopbackControl = "reno";
 
 // Up to this, one copy is cheaper than having the system walk two parts.
 constexpr std::size_t kJoinBytes = 1024;
@@ -24,6 +29,18 @@ constexpr std::size_t kJoinBytes = 1024;
 std::array<iovec, 2> parts_of(std::span<const std::byte> head, std::span<const std::byte> body) {
   return {iovec{const_cast<std::byte*>(head.data()), head.size()},
           iovec{const_cast<std::byte*>(body.data()), body.size()}};
+}
+
+// Whether both ends are on this host, and the connection could be told that nothing is in its way.
+bool takes_long_writes(const Socket& socket) {
+  if (socket.records() != nullptr) return false;
+  try {
+    if (socket.local_address().host() != socket.peer_address().host()) return false;
+  } catch (const Error&) {
+    return false;  // a connection that is gone already fails in its first use
+  }
+  return ::setsockopt(socket.fd(), IPPROTO_TCP, TCP_CONGESTION, kLoopbackControl.data(),
+                      kLoopbackControl.size()) == 0;
 }
 
 // 0 if the call would have had to wait; throws otherwise.
@@ -40,6 +57,12 @@ std::size_t nothing_moved(const char* operation) {
 
 }  // namespace
 
+TcpStream::TcpStream(Socket socket, Deadline::Clock::duration timeout)
+    : socket_(std::move(socket)),
+      timeout_(timeout),
+      most_at_once_(takes_long_writes(socket_) ? std::numeric_limits<std::size_t>::max()
+                                               : kWriteBytes) {}
+
 std::size_t TcpStream::write_some(std::span<const std::byte> head,
                                   std::span<const std::byte> body) {
   if (socket_.records() != nullptr) return write_records(head, body);
@@ -51,7 +74,7 @@ std::size_t TcpStream::write_some(std::span<const std::byte> head,
         ::send(socket_.fd(), joined.data(), head.size() + body.size(), MSG_DONTWAIT | MSG_NOSIGNAL);
     return n >= 0 ? static_cast<std::size_t>(n) : nothing_moved("send");
   }
-  auto parts = parts_of(head, body.first(std::min(body.size(), kWriteBytes)));
+  auto parts = parts_of(head, body.first(std::min(body.size(), most_at_once_)));
   msghdr message{};
   message.msg_iov = parts.data();
   message.msg_iovlen = parts.size();

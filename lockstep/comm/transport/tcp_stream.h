@@ -14,8 +14,7 @@ namespace lockstep {
 // but also ends connections whose peer is alive and just does not read for a while.)
 class TcpStream final : public Stream {
  public:
-  TcpStream(Socket socket, Deadline::Clock::duration timeout)
-      : socket_(std::move(socket)), timeout_(timeout) {}
+  TcpStream(Socket socket, Deadline::Clock::duration timeout);
 
   std::size_t write_some(std::span<const std::byte> head, std::span<const std::byte> body) override;
   std::size_t read_some(std::span<std::byte> head, std::span<std::byte> body) override;
@@ -29,6 +28,7 @@ class TcpStream final : public Stream {
 
   const Socket socket_;
   const Deadline::Clock::duration timeout_;
+  const std::size_t most_at_once_;  // bytes of a write
 
   // Readers and writers both look.
   std::mutex mutex_;

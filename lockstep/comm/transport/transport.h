@@ -80,6 +80,8 @@ class Transport {
   virtual std::vector<int> hosts() const;
   // Whether this host has fewer cores than ranks of the job: then a waiting rank gives way at once.
   virtual bool oversubscribed() const = 0;
+  // Whether all ranks of the job are on one host with fewer cores; the same on all ranks.
+  virtual bool crowded() const = 0;
 
   // Runs all transfers at once, full duplex; those to or from the same peer one after the other, in
   // their order. Every message carries `stamp`; one that arrives with another stamp fails the
