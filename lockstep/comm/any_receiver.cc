@@ -139,6 +139,10 @@ bool AnyReceiver::look_at(int sender) {
   } catch (const Error& caught) {
     if (!picked) throw;
     error = caught;
+  } catch (...) {  // of which the job does not know yet
+    if (!picked) throw;
+    supervisor_.fail_quietly(caught_error("the receiving thread"));
+    error = supervisor_.latch().error();
   }
   end(*picked, outcome, error);
   return true;
