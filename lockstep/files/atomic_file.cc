@@ -80,16 +80,18 @@ void AtomicFolder::write(std::span<const std::byte> bytes) {
   file_->write(bytes);
   unsynced_ += bytes.size();
   if (unsynced_ < kWriteBehind) return;
-  file_->begin_writing_out();  // end_file() finds out what went wrong
+  file_->begin_writing_out();  // commit() finds out what went wrong
   unsynced_ = 0;
 }
 
 void AtomicFolder::end_file() {
-  file_->sync();
-  file_.reset();
+  file_->begin_writing_out();
+  written_.push_back(std::move(file_));
 }
 
 void AtomicFolder::commit() {
+  for (const auto& file : written_) file->sync();
+  written_.clear();
   folder_->sync();
   guard_.require(place_.folder->path_of(place_.name));
   place_.folder->rename(temporary_, place_.name);

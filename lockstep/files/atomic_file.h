@@ -6,6 +6,7 @@
 #include <span>
 #include <string>
 #include <string_view>
+#include <vector>
 
 #include "lockstep/files/storage.h"
 
@@ -59,7 +60,8 @@ void write_file(const std::string& path, std::string_view text, const WriteGuard
 // A folder that appears under its name complete or not at all: written as a temporary, every file
 // and the folder synced, renamed, and the folder above synced. What an earlier one left under the
 // name of the temporary is removed first. Without commit() the temporary is removed. One file at a
-// time. Errors are Error{kIo}.
+// time; all are synced in commit(), so that the disk works while later ones are written. Errors are
+// Error{kIo}.
 class AtomicFolder {
  public:
   explicit AtomicFolder(const std::string& path, WriteGuard guard = {}, Storage& storage = disk());
@@ -82,8 +84,9 @@ class AtomicFolder {
   const WriteGuard guard_;
   const FilePlace place_;
   const std::string temporary_;
-  std::unique_ptr<Folder> folder_;  // the temporary one
-  std::unique_ptr<File> file_;
+  std::unique_ptr<Folder> folder_;              // the temporary one
+  std::unique_ptr<File> file_;                  // the one that is being written
+  std::vector<std::unique_ptr<File>> written_;  // to be synced
   std::size_t unsynced_ = 0;
   bool committed_ = false;
 };

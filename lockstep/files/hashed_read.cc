@@ -15,13 +15,18 @@ constexpr std::size_t kMostReaders = 8;  // more than disks can use
 constexpr std::size_t kBlock = 1 << 20;
 // What is read at once, so that it is still in the second cache when it is hashed.
 constexpr std::size_t kReadAtOnce = 256 << 10;
+// Neighbouring blocks that a thread reads one after the other, where there are enough. Two threads
+// that touch the same new huge page first would both clear one.
+constexpr std::size_t kMostBlocksInRow = 16;
+constexpr std::size_t kRowsPerThread = 4;  // so that all end at about the same time
 
 }  // namespace
 
 void BlockReader::read_to(std::span<std::byte> place) {
   LOCKSTEP_CHECK(place.size() <= end_ - at_);
   while (!place.empty()) {
-    const auto part = place.first(std::min(place.size(), kReadAtOnce));
+    // Ends where a chunk of the hash does, wherever the place begins.
+    const auto part = place.first(std::min(place.size(), kReadAtOnce - at_ % kReadAtOnce));
     read_(at_, part);
     hash_.update(part);
     at_ += part.size();
@@ -55,14 +60,22 @@ Blake3Hash read_and_hash(std::uint64_t bytes, const ReadAt& read,
   for (auto& each : scratch) {
     each.resize(std::min<std::uint64_t>(bytes, kBlock + BlockReader::kMostAhead));
   }
-  pool.run(hash.pieces(), [&](std::size_t index, int worker) {
+  const auto read_block = [&](std::size_t index, std::size_t worker) {
     const std::uint64_t position = std::uint64_t{index} * kBlock;
     Blake3 own = hash.begin(index);
     BlockReader block(bytes, position, std::min<std::uint64_t>(bytes - position, kBlock), read, own,
-                      scratch[index_of(worker)]);
+                      scratch[worker]);
     if (body) body(block);
     block.skip_to(block.end());
     hash.end(index, own);
+  };
+  const std::size_t row = std::clamp<std::size_t>(hash.pieces() / (kRowsPerThread * scratch.size()),
+                                                  1, kMostBlocksInRow);
+  pool.run((hash.pieces() + row - 1) / row, [&](std::size_t index, int worker) {
+    const std::size_t end = std::min(hash.pieces(), (index + 1) * row);
+    for (std::size_t block = index * row; block < end; ++block) {
+      read_block(block, index_of(worker));
+    }
   });
   return hash.finish();
 }

@@ -11,15 +11,10 @@
 namespace lockstep {
 namespace {
 
-// What is written at once, or hashed twice while it is in the cache.
-constexpr std::size_t kPieceBytes = 256 << 10;
-
-template <typename Body>
-void for_pieces(std::span<const std::byte> bytes, Body&& body) {
-  for (; !bytes.empty(); bytes = bytes.subspan(std::min(kPieceBytes, bytes.size()))) {
-    body(bytes.first(std::min(kPieceBytes, bytes.size())));
-  }
-}
+// What is hashed twice while it is in the cache.
+constexpr std::size_t kHashedAtOnce = 256 << 10;
+// What is written at once: up to a multiple of it in the file, so that it fills whole pages.
+constexpr std::size_t kWrittenAtOnce = 1 << 20;
 
 // The file's entry of the manifest.
 ManifestFile hash_file(const StateFile& file) {
@@ -28,14 +23,31 @@ ManifestFile hash_file(const StateFile& file) {
   all.update(std::as_bytes(std::span(file.head)));
   for (const TensorToStore& tensor : file.tensors) {
     Blake3 own;
-    for_pieces(tensor.bytes, [&](std::span<const std::byte> piece) {
+    for (auto rest = tensor.bytes; !rest.empty();) {
+      const auto piece = rest.first(std::min(rest.size(), kHashedAtOnce));
       own.update(piece);
       all.update(piece);
-    });
+      rest = rest.subspan(piece.size());
+    }
     entry.tensors.push_back({tensor.name, to_hex(own.finish())});
   }
   entry.hash = to_hex(all.finish());
   return entry;
+}
+
+void write_file(const StateFile& file, const ByteSink& sink) {
+  std::uint64_t position = 0;
+  const auto write = [&](std::span<const std::byte> rest) {
+    while (!rest.empty()) {
+      const auto piece = rest.first(
+          std::min<std::uint64_t>(rest.size(), kWrittenAtOnce - position % kWrittenAtOnce));
+      sink(piece);
+      position += piece.size();
+      rest = rest.subspan(piece.size());
+    }
+  };
+  write(std::as_bytes(std::span(file.head)));
+  for (const TensorToStore& tensor : file.tensors) write(tensor.bytes);
 }
 
 }  // namespace
@@ -56,12 +68,11 @@ ManifestFile emit_file(const StateFile& file, const ByteSink& sink) {
   ManifestFile entry;
   ThreadPool pool(kTasks);
   pool.run(kTasks, [&](std::size_t task) {
-    if (task != kWrites) {
+    if (task == kWrites) {
+      write_file(file, sink);
+    } else {
       entry = hash_file(file);
-      return;
     }
-    for_pieces(std::as_bytes(std::span(file.head)), sink);
-    for (const TensorToStore& tensor : file.tensors) for_pieces(tensor.bytes, sink);
   });
   return entry;
 }
