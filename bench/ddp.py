@@ -2,7 +2,8 @@
 """Data-parallel training on the CPU, ours over TCP beside PyTorch's DistributedDataParallel over Gloo: same model,
 weights, data, batch per worker and threads, in turn. The losses of the first steps must agree before anything is
 counted. Weak scaling is the tokens/s of N workers over N times those of one, in the same run; its limit is that of N
-runs of one worker at once, each on its cores, which share the machine and say nothing to each other.
+runs of one worker at once, each on its cores, which share the machine and say nothing to each other. The code is 1 when what is
+required is missed.
 
 usage: bench/ddp.py [--models tiny,small] [--workers 1,2] [--transport tcp] [--steps 8] [--rounds 3]
 The first run makes build/bench_venv with PyTorch, as bench/step.py does; --python names another interpreter."""
@@ -18,6 +19,7 @@ import subprocess
 import sys
 import tempfile
 
+import verdict
 from step import BUILD, ROOT, TOLERANCE, torch_python
 
 SHAPES = {  # vocab, hidden, layers, heads, kv_heads, intermediate, context
@@ -161,6 +163,11 @@ def main():
                     scaling = statistics.median(rates[side, workers]) / workers / alone[base] if known else None
                     row += f"{scaling:>{width}.0%}" if known else " " * width
                 print(row + f"{1e3 * statistics.median(rates['exposed', workers]):>6.1f} ms", flush=True)
+            name = f"weak scaling {model} {options.transport}, 2 workers / 2 x one"
+            if name in verdict.REQUIREMENTS and options.threads == 1 and {1, 2} <= set(options.workers):
+                ratios = [two / 2 / one for one, two in zip(rates["ours", 1], rates["ours", 2])]
+                short |= verdict.record(name, ratios)
+                verdict.print_row(verdict.cells(name, ratios))
     sys.exit(short)
 
 
