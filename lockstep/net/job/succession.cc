@@ -36,7 +36,8 @@ Succession::Action Succession::next(bool may_serve, Time now) {
   }
 
   const int centre = last_.centre.rank;
-  while (at_ == centre || (at_ == own_rank_ && !may_serve)) ++at_;
+  // Who may not serve was itself lost to the others, so its centre may still be there.
+  while (at_ == (may_serve ? centre : own_rank_)) ++at_;
   if (at_ >= static_cast<int>(last_.roster.size())) return {Kind::kGiveUp};
   if (at_ != own_rank_) {
     const Card& card = last_.roster[index_of(at_)];
