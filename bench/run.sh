@@ -1,7 +1,7 @@
 #!/usr/bin/env bash
 # All of `make bench`: builds peers and limits, compares, then measures shaped links, training and files, and ends with a table of
-# every row that is required (bench/verdict.py). The code is 1 when a row is missed or something failed. About 50 minutes on two
-# cores; arguments go to run.py. PyTorch is measured where TORCH_PYTHON names an interpreter that has it, or build/bench_venv has.
+# every row that is required (bench/verdict.py). The code is 1 when a row is missed or something failed. Some 35 minutes on two
+# cores, estimated from its parts; each says what it took. Arguments go to run.py. PyTorch is measured where TORCH_PYTHON names an interpreter that has it, or build/bench_venv has.
 set -u
 cd "$(dirname "$0")/.."
 scripts/setup.sh bench || exit
