@@ -1,7 +1,8 @@
 #!/usr/bin/env bash
 # All of `make bench`: builds peers and limits, compares, then measures shaped links, training and files, and ends with a table of
-# every row that is required (bench/verdict.py). The code is 1 when a row is missed or something failed. Some 35 minutes on two
-# cores, estimated from its parts; each says what it took. Arguments go to run.py. PyTorch is measured where TORCH_PYTHON names an interpreter that has it, or build/bench_venv has.
+# every row that is required (bench/verdict.py). The code is 1 when a row is missed or something failed. About an hour on two
+# cores, estimated from its parts; each says what it took. Arguments go to run.py. PyTorch is measured where TORCH_PYTHON names an
+# interpreter that has it, or build/bench_venv has.
 set -u
 cd "$(dirname "$0")/.."
 scripts/setup.sh bench || exit
@@ -25,7 +26,7 @@ measure() {
 measure python3 bench/run.py "$@"
 measure build/release/bench/star
 measure bench/netns_links.sh
-measure python3 bench/hosts.py
+measure python3 bench/hosts.py --rounds 15
 measure python3 bench/overlap.py
 measure python3 bench/step.py --python "$torch"
 measure python3 bench/ddp.py --models tiny --rounds 15 --python none
