@@ -4,6 +4,7 @@
 
 #include "lockstep/base/index.h"
 #include "lockstep/comm/kernels/kernels.h"
+#include "lockstep/comm/stream_copy.h"
 
 namespace lockstep {
 namespace {
@@ -14,6 +15,8 @@ constexpr std::size_t kHostSegmentBytes = 256 * 1024;
 constexpr std::size_t kLeastHostSegment = 16 * 1024;
 // Results are handed on to the other ranks of the host in blocks that are still in the cache.
 constexpr std::size_t kSpreadBytes = 128 * 1024;
+// Results of this size leave the cache before anybody reads them.
+constexpr std::size_t kStreamedResult = 1024 * 1024;
 
 const HostInputs kNoInputs;
 
@@ -364,8 +367,9 @@ void Exchanger::spread(Message& message) {
   if (bytes < kSpreadBytes && transfer.done < transfer.layout.bytes()) return;
   const std::byte* const own = own_out();
   const std::size_t at = message.range.begin * element_ + message.spread;
+  const auto copy = transfer.layout.bytes() < kStreamedResult ? copy_bytes : stream_bytes;
   for (std::byte* out : exchange_.outs) {
-    if (out != own) copy_bytes(out + at, own + at, bytes);
+    if (out != own) copy(out + at, own + at, bytes);
   }
   message.spread = transfer.done;
 }
