@@ -16,11 +16,11 @@
 namespace lockstep {
 namespace {
 
-// Where the congestion control paces packets, as BBR does, a longer write is slower: it ends in a
-// tiny packet. See docs/decisions/tcp_writes.md.
+// Under BBR a longer write can be slower, so this is the most where the system chooses the
+// congestion control. See docs/decisions/tcp_writes.md.
 constexpr std::size_t kWriteBytes = 60 * 1024;
 
-// Without pacing, long writes are the fastest on loopback.
+// Under this one, long writes are the fastest on loopback.
 constexpr std::string_view kLoopbackControl = "reno";
 
 // Up to this, one copy is cheaper than having the system walk two parts.
