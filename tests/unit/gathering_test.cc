@@ -170,10 +170,9 @@ TEST(FingerprintWarning, NamesThoseThatDiffer) {
   EXPECT_EQ(warning.find("rank 2"), std::string::npos);
 }
 
-TEST(HasCoresForEach, CountsCoresOfRanksOnTheSameMachineOnce) {
+TEST(HasCoresForEach, CountsCoresOfRanksOnTheSameHostOnce) {
   Roster roster = {make_card(0), make_card(1), make_card(2)};
-  roster[1].host.network_namespace = 2;  // a container on the same machine
-  roster[2].host.boot_id = "another";
+  roster[2].host.network_namespace = 2;  // another host
   roster[0].cores = "0-1";
   roster[1].cores = "0-1";
   roster[2].cores = "7";

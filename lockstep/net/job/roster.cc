@@ -20,7 +20,7 @@ bool has_cores_for_each(const Roster& roster, int rank, int cores) {
   int ranks_here = 0;
   std::vector<std::string> lists;
   for (const Card& card : roster) {
-    if (card.host.boot_id != roster[index_of(rank)].host.boot_id) continue;
+    if (!same_host(card.host, roster[index_of(rank)].host)) continue;
     ++ranks_here;
     lists.push_back(card.cores);
   }

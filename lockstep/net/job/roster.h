@@ -10,8 +10,7 @@ namespace lockstep {
 // Whether the peer is the process that the roster lists under its rank.
 bool is_member(const Roster& roster, const PeerIdentity& peer);
 
-// Whether the ranks on the machine of `roster[rank]` have so many cores to themselves, each.
-// Containers with a network of their own share the machine's cores.
+// Whether the ranks on the host of `roster[rank]` have so many cores to themselves, each.
 bool has_cores_for_each(const Roster& roster, int rank, int cores);
 
 // Which ranks differ from rank 0 in what may change floating-point bits; empty if none does.
