@@ -138,13 +138,13 @@ def host_does_not_answer(cluster, _):
 
 
 def wrong_on_a_host(cluster, _):
-    """The data differ on one host: it is named, with its words, and all end."""
+    """The host that says so first is named, with its words, and all end."""
     run = cluster.launch("--data", "no-such-file", *SHAPE)
     run.wait_ended(1)
-    run.expect_said(r"^error: host a failed, with exit code 1: .*no-such-file")
+    run.expect_said(r"^error: host [abc] failed, with exit code 1: .*no-such-file")
     run = cluster.train("--workers", 2)
     run.wait_ended(2)
-    run.expect_said(r"^error: host a --workers does not go with lockstep launch")
+    run.expect_said(r"^error: host [abc] --workers does not go with lockstep launch")
 
 
 def host_vanishes(cluster, alone, victim):
