@@ -386,6 +386,18 @@ TEST_F(JobHealthTest, ATimeoutNamesSeveralButOnlyTheFurthestBehind) {
   expect_verdict(ErrorCode::kTimeout, 2, "rank 2 (node2), rank 3 (node3) have not entered");
 }
 
+// Rank 0 has all that it needs of collective 16, and goes on; the others have not.
+TEST_F(JobHealthTest, ATimeoutSparesWhoIsHeldUpInTheCollectiveBefore) {
+  health.heartbeat(1, {waiting_at(16, 3)}, now);
+  health.heartbeat(2, {waiting_at(16, 1)}, now);
+  health.heartbeat(3, {at(16)}, now);
+  health.report(0, {Error(ErrorCode::kTimeout, "late", 1), {waiting_at(17, 1)}}, now);
+  health.settle();
+  expect_verdict(ErrorCode::kTimeout, 3,
+                 "rank 3 (node3) has not entered collective 17 (all_reduce); last seen in "
+                 "collective 16");
+}
+
 TEST_F(JobHealthTest, ATimeoutWithAllInsideNamesTheOneThatWaitsForNobody) {
   health.heartbeat(1, {waiting_at(17, 3)}, now);
   health.heartbeat(2, {waiting_at(17, 0)}, now);

@@ -3,6 +3,7 @@
 #include <fmt/format.h>
 
 #include <algorithm>
+#include <iterator>
 #include <map>
 #include <set>
 #include <string_view>
@@ -304,14 +305,28 @@ bool JobHealth::name_absent(int reporter, const Progress& at, const Error& error
   }
   if (absent.empty()) return false;
 
+  // Of those who are still in the collective before, the ones that wait there for another of them
+  // are held up themselves.
+  const auto waits_for_another = [&](int rank) {
+    const Progress* seen = find_progress(rank, at.group);
+    return seen != nullptr && seen->inside && seen->waits_for != rank &&
+           std::ranges::find(absent, seen->waits_for) != absent.end();
+  };
+  std::vector<int> idle;
+  std::ranges::remove_copy_if(absent, std::back_inserter(idle), waits_for_another);
+  if (!idle.empty()) absent = std::move(idle);
+
   std::vector<std::string> names;
   for (const int rank : absent) {
     names.push_back(ranks_[rank].name + (ranks_[rank].departed ? ", which has left the job," : ""));
   }
+  const Progress* first = find_progress(absent.front(), at.group);
+  const char* where = first != nullptr && first->inside ? "in" : "after";
   decide(ErrorCode::kTimeout,
-         fmt::format("{} {} not entered {}; last seen {}", list_of(names, ", "),
-                     absent.size() == 1 ? "has" : "have", describe(at),
-                     lowest == 0 ? "before the first" : fmt::format("after collective {}", lowest)),
+         fmt::format(
+             "{} {} not entered {}; last seen {}", list_of(names, ", "),
+             absent.size() == 1 ? "has" : "have", describe(at),
+             lowest == 0 ? "before the first" : fmt::format("{} collective {}", where, lowest)),
          absent.front());
   return true;
 }
