@@ -92,7 +92,8 @@ class Run:
         self.story = [f"run {number}: {transport}{', sharded' if sharded else ''}"]
         self.asleep = {}  # pid: when to wake it
         self.joined = []
-        self.quiet_until = 0.0  # until those who leave have left
+        self.quiet_until = 0.0  # until those who leave have left, mostly
+        self.leaving = set()  # who was asked to leave: when all members have been, the run stops
         self.seen = set()  # every process of the run
         self.first = None  # the workers that began the run
         self.joins_due = {}  # pid: how often it has joined when it is a member again after a pause
@@ -154,6 +155,7 @@ class Run:
             return  # who is left brings the run to its end
         elif what == "leave":
             self.quiet_until = time.monotonic() + 3
+            self.leaving.add(victim)
             send(victim, signal.SIGTERM)
             self.note(f"pid {victim} is to leave")
         elif what == "kill" or (what == "two" and len(awake) < 3):
@@ -180,7 +182,7 @@ class Run:
         """Whether others are in the job for sure: a run ends when its last member goes. Who slept may have been lost meanwhile."""
         def is_member(pid):
             return self.joins_of(pid) >= self.joins_due.get(pid, 0 if pid in self.first else 1)
-        return any(pid not in self.asleep and pid not in leavers and state_of(pid) not in "TZX" and is_member(pid)
+        return any(pid not in self.asleep and pid not in self.leaving and pid not in leavers and state_of(pid) not in "TZX" and is_member(pid)
                    for pid in children_of(self.launcher.pid))
 
     def fail(self, why):
