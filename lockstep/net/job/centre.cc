@@ -271,7 +271,9 @@ void Centre::take_link(int rank, LinkId link) {
     forget(peers_.find(*at.link));
   }
   at.link = link;
-  peers_.at(link).rank = rank;
+  // A link has one place: one that claims a second place gives up its first.
+  const int before = std::exchange(peers_.at(link).rank, rank);
+  if (before >= 0 && before != rank) place(before).link.reset();
   prepared_.erase(link);
 }
 
