@@ -17,12 +17,16 @@ build=${1:-}
 if [ -z "$build" ]; then
   build=build/cuda
   cmake --preset cuda
-  cmake --build --preset cuda -j "$(nproc)" --target lockstep lockstep_shared cuda_tests
+  cmake --build --preset cuda -j "$(nproc)" --target lockstep cuda_tests
   tests=$build/tests/cuda_tests
+  library=build/release  # liblockstep.so has no CUDA of its own: the tensors' is PyTorch's
+  cmake --preset release
+  cmake --build --preset release -j "$(nproc)" --target lockstep_shared
 else
   build=$(realpath "$build")
   export LD_LIBRARY_PATH="$build:${LD_LIBRARY_PATH:-}"
   tests=$build/cuda_tests
+  library=$build
 fi
 
 say() { echo "=== $* ($SECONDS s)"; }
@@ -41,7 +45,7 @@ say "ranks as processes"
 "$python" tests/cuda/gpu_ranks.py "$build/lockstep"
 
 say "PyTorch's tensors over the backend lockstep"
-"$python" tests/cuda/torch_ranks.py "$build"
+"$python" tests/cuda/torch_ranks.py "$library"
 
 say "the same lanes in one process and in two: one hash"
 scratch=$(mktemp -d)
