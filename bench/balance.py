@@ -5,13 +5,16 @@ without --balance; and what it costs where all are alike. The weights must be eq
 The measure is tokens/s over the sum of what the same workers reach one by one, each in a run of its own: 1 would be
 lost time of nobody. Lanes are whole, so there is a bound below 1, which is printed beside it; and what the same runs of
 their own reach when they run at the same time, because workers share the memory's bandwidth, the cache and the clock's
-limits. Steps before the lanes have moved are not counted.
+limits. Steps before the lanes have moved are not counted. Below each row is the time of its ranks, by phase.
 
 Workers get their shares of computing time by the quota of a control group (version 1 or 2; needs root). Each has
---quota of a core, by default a core, or less where there are fewer cores than workers. Where there are no control
-groups, the slow worker shares its core with two busy loops, and every worker needs a core of its own.
+--quota of a core, by default a core, which is no limit, or less where there are fewer cores than workers. A worker
+that has used its quota stands still until the next --period begins, and everybody who waits for it then; short periods
+make a share a speed. Where there are no control groups, the slow worker shares its core with two busy loops, and every
+worker needs a core of its own.
 
-usage: bench/balance.py [--workers 3] [--lanes-per-worker 8] [--model tiny] [--steps 60] [--rounds 2] [--quota 0.5] [--build DIR]"""
+usage: bench/balance.py [--workers 3] [--lanes-per-worker 8] [--model tiny] [--transport auto] [--steps 60] [--rounds 2]
+  [--quota 0.5] [--period 10] [--case slow|alike] [--short] [--build DIR]"""
 
 import argparse
 import json
@@ -27,14 +30,13 @@ from ddp import FLAGS, SHAPES, write_data
 from step import BUILD
 
 SLOW = 1 / 3
-PERIOD = 50_000  # microseconds of a quota: short, so that a share is a speed
 
 
 class Groups:
     """A control group for every worker, with a quota; None where there are none."""
 
     @staticmethod
-    def make(shares):
+    def make(shares, period):
         if os.geteuid() != 0:
             return None
         for root, first in (("/sys/fs/cgroup/cpu", True), ("/sys/fs/cgroup", False)):
@@ -42,7 +44,7 @@ class Groups:
                 continue
             groups = Groups(pathlib.Path(root))
             try:
-                groups.divide(first, shares)
+                groups.divide(first, shares, period)
                 return groups
             except OSError:  # not allowed here
                 groups.close()
@@ -52,19 +54,21 @@ class Groups:
         self.root = root
         self.paths = []
 
-    def divide(self, first, shares):
+    def divide(self, first, shares, period):
         if not first:
             (self.root / "cgroup.subtree_control").write_text("+cpu")
         for rank, share in enumerate(shares):
             path = self.root / f"lockstep-bench-{os.getpid()}-{rank}"
             path.mkdir()
             self.paths.append(path)
-            quota = int(share * PERIOD)
+            if share >= 1:
+                continue  # its threads may use more than one core, as in any run
+            quota = int(share * period)
             if first:
-                (path / "cpu.cfs_period_us").write_text(str(PERIOD))
+                (path / "cpu.cfs_period_us").write_text(str(period))
                 (path / "cpu.cfs_quota_us").write_text(str(quota))
             else:
-                (path / "cpu.max").write_text(f"{quota} {PERIOD}")
+                (path / "cpu.max").write_text(f"{quota} {period}")
 
     def enter(self, rank):
         (self.paths[rank] / "cgroup.procs").write_text(str(os.getpid()))
@@ -77,8 +81,8 @@ class Groups:
 class Workers:
     """Starts workers, each with its share of computing time."""
 
-    def __init__(self, shares):
-        self.groups = Groups.make(shares)
+    def __init__(self, shares, period):
+        self.groups = Groups.make(shares, period)
         self.cores = sorted(os.sched_getaffinity(0))
         self.busy = []
         if self.groups:
@@ -128,7 +132,7 @@ def rate(rows):
 
 def separate_rates(workers, options, folder, ranks, at_once=False):
     """Of every worker in a run of its own, with its share of time: tokens/s."""
-    words = command(options, folder, options.lanes_per_worker, 8)
+    words = command(options, folder, options.lanes_per_worker, 6)
     if at_once:
         running = [workers.start(rank, words, {}) for rank in range(ranks)]
         return [rate(finish([process])[0][2:]) for process in running]
@@ -139,7 +143,7 @@ def joint(workers, options, folder, ranks, balance):
     with socket.socket() as door:
         door.bind(("127.0.0.1", 0))
         port = door.getsockname()[1]
-    words = command(options, folder, options.lanes_per_worker * ranks, options.steps, "--transport", "tcp",
+    words = command(options, folder, options.lanes_per_worker * ranks, options.steps, "--transport", options.transport,
                     "--balance" if balance else "--no-balance")
     common = {"WORLD_SIZE": str(ranks), "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port)}
     rows, weights = finish([workers.start(rank, words, {**common, "RANK": str(rank)}) for rank in range(ranks)])
@@ -156,32 +160,43 @@ def bound(rates, lanes):
     return lanes / max(count / speed for count, speed in zip(counts, rates)) / sum(rates)
 
 
+def show_phases(rows):
+    for rank in range(len(rows[0]["phases"])):
+        names = rows[0]["phases"][rank]
+        means = {name: statistics.mean(row["phases"][rank][name] for row in rows) for name in names}
+        print(f"    rank {rank}: " + ", ".join(f"{name} {1e3 * seconds:.0f}" for name, seconds in means.items()) + " ms", flush=True)
+
+
 def measure(name, shares, options, folder):
     ranks = len(shares)
-    workers = Workers(shares)
+    workers = Workers(shares, int(1e3 * options.period))
+    ways = (True,) if options.short else (True, False)
     try:
-        results = {True: [], False: []}
+        results = {balance: [] for balance in ways}
         sums, bounds, at_once = [], [], []
         for _ in range(options.rounds):
             rates = separate_rates(workers, options, folder, ranks)
             sums.append(sum(rates))
             bounds.append(bound(rates, options.lanes_per_worker * ranks))
-            at_once.append(sum(separate_rates(workers, options, folder, ranks, at_once=True)) / sums[-1])
+            if not options.short:
+                at_once.append(sum(separate_rates(workers, options, folder, ranks, at_once=True)) / sums[-1])
             hashes = set()
-            for balance in (True, False):
+            for balance in ways:
                 rows, weights = joint(workers, options, folder, ranks, balance)
                 hashes.add(weights)
                 results[balance].append((rate(rows[options.steps // 2:]) / sums[-1], rows))
             if len(hashes) != 1:
                 sys.exit(f"{name}: the weights differ: {hashes}")
-        for balance in (True, False):
+        for balance in ways:
             ratios = [ratio for ratio, _ in results[balance]]
             lanes = [row["lanes"] for _, rows in results[balance] for row in rows[-1:]]
             moves = [sum(a["lanes"] != b["lanes"] for a, b in zip(rows, rows[1:])) for _, rows in results[balance]]
             print(f"{name}, {'--balance' if balance else '--no-balance'}: {statistics.median(ratios):.2f} of the sum of separate rates "
                   f"({', '.join(f'{ratio:.2f}' for ratio in ratios)}); lanes at the end {lanes}; moves {moves}", flush=True)
-        print(f"{name}: separate rates add up to {statistics.median(sums):.0f} tokens/s; whole lanes allow {statistics.median(bounds):.2f}; "
-              f"runs of their own at the same time reach {statistics.median(at_once):.2f} of that sum", flush=True)
+            show_phases(results[balance][-1][1][options.steps // 2:])
+        at_the_same_time = f"; runs of their own at the same time reach {statistics.median(at_once):.2f} of that sum" if at_once else ""
+        print(f"{name}: separate rates add up to {statistics.median(sums):.0f} tokens/s; whole lanes allow {statistics.median(bounds):.2f}"
+              f"{at_the_same_time}", flush=True)
     finally:
         workers.close()
 
@@ -194,6 +209,10 @@ def main():
     parser.add_argument("--steps", type=int, default=60)
     parser.add_argument("--rounds", type=int, default=2)
     parser.add_argument("--quota", type=float)
+    parser.add_argument("--period", type=float, default=10, help="of a quota, in milliseconds")
+    parser.add_argument("--case", choices=("slow", "alike"), action="append", help="only this one")
+    parser.add_argument("--transport", choices=("auto", "tcp", "shm"), default="auto")
+    parser.add_argument("--short", action="store_true", help="only what is required: no runs without --balance, none at the same time")
     parser.add_argument("--build", type=pathlib.Path, default=BUILD)
     options = parser.parse_args()
     cores = len(os.sched_getaffinity(0))
@@ -201,9 +220,13 @@ def main():
     with tempfile.TemporaryDirectory() as name:
         folder = pathlib.Path(name)
         write_data(options.model, folder)
-        print(f"{options.workers} workers of {quota:.2f} cores each, {options.lanes_per_worker} lanes per worker, model {options.model}", flush=True)
-        measure("one at a third", [quota] * (options.workers - 1) + [quota * SLOW], options, folder)
-        measure("all alike", [quota] * options.workers, options, folder)
+        print(f"{options.workers} workers of {quota:.2f} cores each in periods of {options.period:g} ms, {options.lanes_per_worker} lanes per worker, "
+              f"model {options.model}, transport {options.transport}", flush=True)
+        cases = options.case or ["slow", "alike"]
+        if "slow" in cases:
+            measure("one at a third", [quota] * (options.workers - 1) + [quota * SLOW], options, folder)
+        if "alike" in cases:
+            measure("all alike", [quota] * options.workers, options, folder)
 
 
 if __name__ == "__main__":
