@@ -49,7 +49,9 @@ Workers of a host take turns over its GPUs; gradients go from GPU to GPU where e
 (--exchange).
 A worker that dies, stops or fails is lost, and the others go on with the same bits; one that is silent is
 noticed after --timeout. A new one is started in its place and joins (--fail-fast: the first loss ends the run).
-SIGTERM to one worker has it leave after a step.
+SIGTERM to one worker has it leave after a step. Other launchers may end those who are left: torchrun ends all
+workers of its node, and mpirun the whole job; srun lets them live with --no-kill, which sbatch or salloc
+needs, too, for the loss of a node. `lockstep train --join` on each node survives under all of them.
 
 --out DIR gets model.safetensors, config.json, the tokenizer, metrics.jsonl with one object per step, and
 checkpoint-STEP folders, each complete or not there. Without --out nothing is kept. A folder with a model or
