@@ -6,6 +6,7 @@
 
 #include <algorithm>
 #include <map>
+#include <set>
 #include <string>
 #include <vector>
 
@@ -149,6 +150,7 @@ class Crowd {
   std::uint64_t go = 0;           // how many were told so
   std::vector<std::string> said;  // verdicts and ends
   std::map<int, Wish> wishes;
+  std::set<Centre::LinkId> closed;  // by the centre
 
  private:
   std::unique_ptr<Centre> make_centre(int members, bool moves,
@@ -171,6 +173,7 @@ class Crowd {
     const int process = found->second;
     if (sending.bytes) answer(process, sending.bytes);
     if (sending.last) {
+      closed.insert(sending.link);
       processes_.erase(sending.link);
       if (links_.contains(process) && links_.at(process) == sending.link) links_.erase(process);
     }
@@ -345,6 +348,69 @@ TEST(Centre, AMemberThatComesOverAnotherLinkKeepsItsPlace) {
   EXPECT_EQ(job.roster().generation.number, 2u);
   EXPECT_THAT(job.processes(), ElementsAre(0, 1, 2));
   EXPECT_EQ(job.go, 3u);
+}
+
+// The end of a link that its caller has given up may come long after the next call, and so may what
+// it said over it.
+TEST(Centre, OnlyTheNewestLinkOfANewcomerCounts) {
+  Formed job(2);
+  job.say(0, MessageKind::kDescription, encode(Description{0, {std::byte{1}}}));
+  const Centre::LinkId given_up = job.open(7);
+  job.join(7, Standing::kPrepared);
+  job.open(7);
+  job.join(7, Standing::kPrepared);
+  EXPECT_TRUE(job.closed.contains(given_up));
+  job.join(0, Standing::kBoundary);
+  job.join(1, Standing::kBoundary);
+  EXPECT_THAT(job.processes(), ElementsAre(0, 1, 7));
+}
+
+TEST(Centre, WhatComesLateOverAnOlderLinkChangesNothing) {
+  Formed job(2);
+  job.say(0, MessageKind::kDescription, encode(Description{0, {std::byte{1}}}));
+  const Centre::LinkId first = job.open(7);
+  const Centre::LinkId second = job.open(7);
+  job.open(7);
+  job.join(7, Standing::kPrepared);
+  const auto say_late = [&](Centre::LinkId link) {
+    const Join late{.card = job.card(7),
+                    .patience = 100s,
+                    .standing = Standing::kPrepared,
+                    .survives = true,
+                    .last = {}};
+    job.centre().received(link, {MessageKind::kJoin, encode(late)}, job.now);
+    job.turn();
+    EXPECT_TRUE(job.closed.contains(link));
+  };
+  say_late(first);
+  job.join(0, Standing::kBoundary);
+  job.join(1, Standing::kBoundary);
+  ASSERT_THAT(job.processes(), ElementsAre(0, 1, 7));
+  say_late(second);  // it has a rank now
+  job.join(0, Standing::kBroken);
+  EXPECT_EQ(job.roster().generation.number, 3u);
+  EXPECT_THAT(job.processes(), ElementsAre(0, 1, 7));
+}
+
+// While the next generation is under way, too.
+TEST(Centre, AMemberKeepsItsNewestLink) {
+  Formed job(3);
+  job.answers = false;
+  job.close(2);
+  const Centre::LinkId given_up = job.open(1);
+  job.open(1);
+  job.join(1, Standing::kBroken);
+  const Join late{.card = job.roster().roster[1],
+                  .patience = 100s,
+                  .standing = Standing::kBroken,
+                  .survives = true,
+                  .last = job.roster().generation};
+  job.centre().received(given_up, {MessageKind::kJoin, encode(late)}, job.now);
+  job.turn();
+  EXPECT_TRUE(job.closed.contains(given_up));
+  EXPECT_TRUE(job.linked(1));
+  job.join(0, Standing::kBroken);
+  EXPECT_THAT(job.processes(), ElementsAre(0, 1));
 }
 
 TEST(Centre, AMemberThatMissedAGenerationHasOneRankInTheNext) {

@@ -140,6 +140,11 @@ void Centre::forget(Peers::iterator peer) {
   peers_.erase(peer);
 }
 
+void Centre::hang_up(Peers::iterator peer) {
+  sendings_.push_back({peer->first, nullptr, true});
+  forget(peer);
+}
+
 void Centre::dismiss(LinkId link, const Error& error) {
   send(link, MessageKind::kVerdict, encode_wire_error(error), true);
   const auto peer = peers_.find(link);
@@ -182,6 +187,7 @@ void Centre::join(Peers::iterator peer, const Message& message, Time now) {
   }
 
   if (const auto rank = place_of(*join)) {
+    if (place(*rank).link > link) return hang_up(peer);  // a link that it has given up
     take_link(*rank, link);
     if (in_generation()) {
       if (join->standing == Standing::kBroken) {
@@ -211,8 +217,10 @@ void Centre::join(Peers::iterator peer, const Message& message, Time now) {
                    Error(ErrorCode::kNoConnection, "the job has begun meanwhile: join again"));
   }
   if (join->standing == Standing::kNew) return welcome(peer);
+  const auto old = place_with(card.id);
+  if ((old && place(*old).link > link) || !close_older_links(link, card.id)) return hang_up(peer);
   prepared_.insert(link);
-  if (const auto old = returns ? place_with(card.id) : std::nullopt) {
+  if (old && returns) {
     // It has left the link of its place, and does not know of the newest generation.
     return lose(
         Error(ErrorCode::kPeerLost, name_of(place(*old).card) + " lost its connection", *old), now);
@@ -263,13 +271,23 @@ std::optional<int> Centre::place_with(const MemberId& id) const {
   return static_cast<int>(at - places_.begin());
 }
 
+// A process that seeks the centre may have called it before, and the end of that link may come
+// later than what it says over the new one. Returns whether `link` is the newest of those that
+// wait.
+bool Centre::close_older_links(LinkId link, const MemberId& id) {
+  for (auto next = prepared_.begin(); next != prepared_.end();) {
+    const auto other = peers_.find(*next++);
+    if (other->first == link || other->second.join->card.id != id) continue;
+    if (other->first > link) return false;
+    hang_up(other);
+  }
+  return true;
+}
+
 // A member comes to its place, perhaps over another link than before.
 void Centre::take_link(int rank, LinkId link) {
   Place& at = place(rank);
-  if (at.link && *at.link != link) {
-    sendings_.push_back({*at.link, nullptr, true});
-    forget(peers_.find(*at.link));
-  }
+  if (at.link && *at.link != link) hang_up(peers_.find(*at.link));
   at.link = link;
   // A link has one place: one that claims a second place gives up its first.
   const int before = std::exchange(peers_.at(link).rank, rank);
@@ -441,8 +459,7 @@ void Centre::take_away(int rank, Departure::Kind kind, const std::string& why) {
     at.departure = {rank, kind, name_of(at.card), without_name(why, name_of(at.card))};
   events_.push_back({at.card, at.departure});
   if (!at.link) return;
-  sendings_.push_back({*at.link, nullptr, true});
-  forget(peers_.find(*at.link));
+  hang_up(peers_.find(*at.link));
   at.link.reset();
 }
 
@@ -545,9 +562,7 @@ std::vector<Centre::LinkId> Centre::newcomers(std::size_t survivors, Time now) c
 void Centre::forget_silent_newcomers(Time now) {
   for (auto next = prepared_.begin(); next != prepared_.end();) {
     const auto peer = peers_.find(*next++);
-    if (now - peer->second.heard < options_.timeout) continue;
-    sendings_.push_back({peer->first, nullptr, true});
-    forget(peer);
+    if (now - peer->second.heard >= options_.timeout) hang_up(peer);
   }
 }
 
@@ -718,9 +733,7 @@ void Centre::tick(Time now) {
   notice_pause(now);
   if (resigned_) return;
   while (!silent_.empty() && now >= silent_.begin()->first) {
-    const LinkId link = silent_.begin()->second;
-    sendings_.push_back({link, nullptr, true});
-    forget(peers_.find(link));
+    hang_up(peers_.find(silent_.begin()->second));
   }
   if (health_) health_->tick(now);
   decide(now);

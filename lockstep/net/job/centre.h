@@ -70,7 +70,7 @@ class Centre {
  public:
   using Clock = Deadline::Clock;
   using Time = Clock::time_point;
-  // Names a link for as long as it is open.
+  // Names a link for as long as it is open. One that opens later has a greater name.
   using LinkId = std::uint64_t;
 
   Centre(CentreOptions options, Time now);
@@ -154,6 +154,7 @@ class Centre {
 
   void join(Peers::iterator peer, const Message& message, Time now);
   void gather(Peers::iterator peer, const Join& join, Time now);
+  bool close_older_links(LinkId link, const MemberId& id);
   void take_link(int rank, LinkId link);
   void answer(int rank, const Join& join);
   void welcome(Peers::iterator peer);
@@ -162,6 +163,7 @@ class Centre {
   std::optional<int> place_with(const MemberId& id) const;
   void dismiss(LinkId link, const Error& error);
   void forget(Peers::iterator peer);
+  void hang_up(Peers::iterator peer);
   void hear(int rank, const Message& message, Time now);
   void hear_between(int rank, const Message& message, Time now);
 
