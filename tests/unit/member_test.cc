@@ -10,8 +10,7 @@ using namespace std::chrono_literals;
 constexpr auto kTimeout = 10s;  // heartbeats are sent every two seconds
 constexpr Member::Time kBegin{};
 
-// The second of two ranks; its first heartbeat is sent at kBegin.
-Member joined_member() {
+RosterMessage news_of(std::uint32_t generation) {
   Roster roster(2);
   for (int rank = 0; rank < 2; ++rank) {
     Card& card = roster[static_cast<std::size_t>(rank)];
@@ -19,15 +18,32 @@ Member joined_member() {
     card.world_size = 2;
     card.id.fill(static_cast<std::byte>(rank + 1));
   }
-  Member member(
-      {.card = roster[1], .patience = kTimeout}, [] { return std::vector<Progress>{}; }, kBegin);
-  const RosterMessage news{.centre = {.rank = 0, .title = "", .hostname = "a", .pid = 1},
-                           .timeout = kTimeout,
-                           .generation = {.number = 1},
-                           .roster = roster};
+  return {.centre = {.rank = 0, .title = "", .hostname = "a", .pid = 1},
+          .timeout = kTimeout,
+          .generation = {.number = generation, .id = {}},
+          .survives = true,
+          .roster = roster};
+}
+
+// The second of two ranks; its first heartbeat is sent at kBegin.
+Member joined_member() {
+  const RosterMessage news = news_of(1);
+  Member member({.card = news.roster[1], .patience = 10 * kTimeout, .survives = true},
+                [] { return std::vector<Progress>{}; }, kBegin);
   member.received({MessageKind::kRoster, encode(news)}, kBegin);
   member.tick(kBegin);
   return member;
+}
+
+void hear_end(Member& member, std::uint32_t generation, int lost, Member::Time now) {
+  const Error why(ErrorCode::kPeerLost, "it was lost", lost);
+  const std::uint32_t tag = tag_of(news_of(generation).generation);
+  member.received({MessageKind::kEnd, encode(GenerationEnd{tag, why})}, now);
+}
+
+void hear_heartbeat(Member& member, std::uint32_t generation, Member::Time now) {
+  const std::uint32_t tag = tag_of(news_of(generation).generation);
+  member.received({MessageKind::kHeartbeat, encode(Pulse{tag, {}})}, now);
 }
 
 TEST(Member, WhoLooksInTimeHasNotStoodStill) {
@@ -55,6 +71,46 @@ TEST(Member, AHeartbeatThatWasSentBeginsTheCountAnew) {
   EXPECT_FALSE(member.paused());
   member.tick(kBegin + 22s);
   EXPECT_TRUE(member.paused());
+}
+
+// It asked for the next generation before it was stopped. The roster was sent meanwhile, and so was
+// the news that this generation had ended, too.
+TEST(Member, ARosterThatCameInAPauseDoesNotEndIt) {
+  Member member = joined_member();
+  hear_end(member, 1, 0, kBegin + 1s);
+  member.join_again(Standing::kBroken, 3, kBegin + 1s);
+  member.tick(kBegin + 1s);
+  const auto woke = kBegin + 15s;
+  member.received({MessageKind::kRoster, encode(news_of(2))}, woke);
+  hear_heartbeat(member, 2, woke);
+  member.tick(woke);
+  EXPECT_TRUE(member.paused());
+  // It is still in the generation: the centre goes on to say so.
+  hear_heartbeat(member, 2, woke + 2s);
+  member.tick(woke + 2s);
+  EXPECT_FALSE(member.paused());
+}
+
+TEST(Member, HearsThatItIsLostThoughTheGenerationEndedBefore) {
+  Member member = joined_member();
+  hear_end(member, 1, 0, kBegin + 1s);
+  EXPECT_FALSE(member.paused());
+  hear_end(member, 1, 1, kBegin + 1s);
+  EXPECT_TRUE(member.paused());
+  EXPECT_EQ(member.ended()->rank(), 0);  // the first cause stays
+}
+
+TEST(Member, ANewLinkThatLetsItInEndsThePause) {
+  const RosterMessage last = news_of(1);
+  Member member({.card = last.roster[1],
+                 .patience = 10 * kTimeout,
+                 .survives = true,
+                 .last = last,
+                 .paused = true},
+                [] { return std::vector<Progress>{}; }, kBegin);
+  EXPECT_TRUE(member.paused());
+  member.received({MessageKind::kRoster, encode(news_of(2))}, kBegin + 1s);
+  EXPECT_FALSE(member.paused());
 }
 
 }  // namespace

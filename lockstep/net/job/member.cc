@@ -86,6 +86,7 @@ void Member::send_description() {
 
 void Member::received(const Message& message, Time now) {
   if (!connected_) return;
+  notice_pause(now);  // before it is concluded from what came meanwhile that all is well
   last_heard_ = now;
   switch (message.kind) {
     case MessageKind::kRoster:
@@ -153,7 +154,7 @@ void Member::take_news(RosterMessage roster, Time now) {
   timeout_ = roster.timeout;
   next_heartbeat_ = now;
   wish_ = {};
-  paused_ = false;
+  if (heard_since_pause(now)) paused_ = false;
   last_look_ = last_word_ = now;
   roster_ = std::move(roster);
   news_ = roster_;
@@ -178,10 +179,10 @@ void Member::hear(const Message& message, Time now) {
       break;
     case MessageKind::kEnd:
       if (const auto end = decode_generation_end(message.body)) {
+        if (end->generation != tag()) return;
+        if (end->error.rank() == rank_) set_paused();  // the others have lost us
         // Who asks for the next one already knows it.
-        if (waiting_ || ended_ || end->generation != tag()) return;
-        ended_ = end->error;
-        if (end->error.rank() == rank_) paused_ = true;  // the others have lost us
+        if (!waiting_ && !ended_) ended_ = end->error;
         return;
       }
       break;
@@ -200,14 +201,30 @@ void Member::hear(const Message& message, Time now) {
   lose_centre(fmt::format("sent a malformed {}", to_string(message.kind)));
 }
 
-// The centre that has not lost us goes on to send heartbeats. What it sent before it lost us may
-// come after our pause, too, but then all at once and with the end of the link.
 void Member::hear_heartbeat(Time now) {
   // Until it is in a generation it does not know how often the job wants to hear of it.
   if (!joined()) send_heartbeat(now);
-  if (!paused_ || waiting_) return;
+  if (paused_ && !waiting_ && heard_since_pause(now)) paused_ = false;
+}
+
+// The others have counted from our last word on, which may be a while before the pause.
+void Member::notice_pause(Time now) {
+  if ((joined() || welcomed_) && now - std::min(last_look_, last_word_) >= timeout_) {
+    set_paused();
+  }
+}
+
+void Member::set_paused() {
+  paused_ = paused_here_ = true;
+  heard_after_pause_.reset();
+}
+
+// The centre that has not lost us goes on to tell us things. What it sent before it lost us may
+// come after our pause, too, but then all at once and with the end of the link.
+bool Member::heard_since_pause(Time now) {
+  if (!paused_here_) return true;
   if (!heard_after_pause_) heard_after_pause_ = now;
-  if (now - *heard_after_pause_ >= timeout_ / 10) paused_ = false;
+  return now - *heard_after_pause_ >= timeout_ / 10;
 }
 
 void Member::lost(const Error& why) {
@@ -231,12 +248,7 @@ void Member::tick(Time now) {
               fmt::format("{} did not tell in time who the other ranks are", options_.centre)));
   }
   if (!joined() && !welcomed_) return;
-  // What was said during a pause has been heard before. The others have counted from our last word
-  // on, which may be a while before the pause.
-  if (now - std::min(last_look_, last_word_) >= timeout_) {
-    paused_ = true;
-    heard_after_pause_.reset();
-  }
+  notice_pause(now);
   last_heard_ = excuse_own_pause(last_heard_, last_look_, now, timeout_);
   last_look_ = now;
   if (connected_ && now - last_heard_ >= timeout_) {

@@ -93,7 +93,7 @@ class Member {
   // Whether the centre has taken leave. A generation goes on without it.
   bool centre_left() const { return centre_progress_.has_value(); }
   // Whether this process stood still for the timeout: the others may have lost it. Over when the
-  // centre is heard again in the same generation, or another generation begins.
+  // centre has been heard again for a while, or lets it in over a new link.
   bool paused() const { return paused_; }
   // It asks to be in a generation, and has no answer yet.
   bool waiting() const { return waiting_; }
@@ -104,6 +104,9 @@ class Member {
   void take_news(RosterMessage roster, Time now);
   void hear(const Message& message, Time now);
   void hear_heartbeat(Time now);
+  void notice_pause(Time now);
+  void set_paused();
+  bool heard_since_pause(Time now);
   void hear_roster(const Message& message, Time now);
   void send(MessageKind kind, std::span<const std::byte> body);
   void send_join(Standing standing, std::int64_t step);
@@ -133,6 +136,7 @@ class Member {
   Time last_word_;  // the heartbeat before the last look
   Time next_heartbeat_;
   bool paused_ = false;
+  bool paused_here_ = false;  // while it had this link
   std::optional<Time> heard_after_pause_;
   bool welcomed_ = false;
   std::optional<Description> description_;
