@@ -132,7 +132,7 @@ def rate(rows):
 
 def separate_rates(workers, options, folder, ranks, at_once=False):
     """Of every worker in a run of its own, with its share of time: tokens/s."""
-    words = command(options, folder, options.lanes_per_worker, 6)
+    words = command(options, folder, options.lanes_per_worker, 5)
     if at_once:
         running = [workers.start(rank, words, {}) for rank in range(ranks)]
         return [rate(finish([process])[0][2:]) for process in running]
@@ -185,6 +185,7 @@ def measure(name, shares, options, folder):
                 rows, weights = joint(workers, options, folder, ranks, balance)
                 hashes.add(weights)
                 results[balance].append((rate(rows[options.steps // 2:]) / sums[-1], rows))
+                print(f"{name}, {'--balance' if balance else '--no-balance'}: {results[balance][-1][0]:.2f}", flush=True)
             if len(hashes) != 1:
                 sys.exit(f"{name}: the weights differ: {hashes}")
         for balance in ways:
