@@ -7,6 +7,7 @@
 #include "lockstep/base/error.h"
 #include "lockstep/base/index.h"
 #include "lockstep/comm/kernels/kernels.h"
+#include "lockstep/comm/stream_copy.h"
 
 namespace lockstep {
 namespace {
@@ -18,6 +19,12 @@ constexpr std::size_t kSmallTotal = 64 * 1024;
 // A stage is cut into a share for every rank and partial, of at least a cache line; and an entry
 // has room for the addresses of the partials, of 2 ranks at least.
 constexpr std::size_t kMostShares = std::min(Board::kStageBytes / 64, 2 * (kEntryData / 8 - 1));
+
+// A vector of so many bytes leaves a core's own cache before it is used.
+constexpr std::size_t kLeavesCache = 4 * 1024 * 1024;
+// How many results of a rank may wait for the others: with two shares of a stage or more, as many
+// fit as two of them have room for.
+constexpr std::size_t kResults = 4;
 
 // What an entry holds when the data is too large for it: where to find the result vector, then the
 // partials (SharedSpace::publish), kNone for memory that others cannot see.
@@ -62,7 +69,8 @@ Outcome SharedCollectives::run(const Call& call, const MeshFrame& stamp, Deadlin
   }
 }
 
-Outcome SharedCollectives::carry_out(const Call& call, const MeshFrame& stamp, Deadline deadline) {
+Outcome SharedCollectives::carry_out(const Call& call, const MeshFrame& stamp,
+                                     Deadline deadline) {
   sync_.begin(stamp, deadline);
   describe_task(call);
   first_non_finite_ = kNone;
@@ -250,79 +258,131 @@ Range SharedCollectives::segment_of(int rank, std::size_t segment, std::size_t r
   return common_part({begin, begin + segment}, whole);
 }
 
-// Lays out what the others need of this rank's partials: for every rank, for every partial, one
-// segment.
-void SharedCollectives::stage_partials(std::size_t parity, std::size_t segment, std::size_t round) {
-  const Task& task = task_;
-  for (int r = 0; r < world_size_; ++r) {
-    if (r == rank_) continue;
-    const Range some = segment_of(r, segment, round);
-    for (std::size_t partial = 0; partial < task.partials.size(); ++partial) {
-      const std::size_t place = index_of(r) * task.inputs->most_partials + partial;
-      copy_bytes(own_.stage_in[parity] + place * segment * task.element,
-                 task.partials[partial] + some.begin * task.element, some.size() * task.element);
-    }
+// Copies what others have shown to where the caller wants it. A large result is out of the cache
+// before anybody reads it.
+void SharedCollectives::take(std::byte* to, const std::byte* from, std::size_t bytes) const {
+  if (task_.count * task_.element >= kLeavesCache) {
+    stream_bytes(to, from, bytes);
+  } else {
+    copy_bytes(to, from, bytes);
   }
 }
 
-// Round k moves segment k of every chunk. The two halves of a stage are used in turn: before one is
-// filled again, signals of the round between prove that everybody has read it.
 void SharedCollectives::run_staged() {
   const Task& task = task_;
   const std::size_t shares =
       task.reduce ? static_cast<std::size_t>(world_size_) * task.inputs->most_partials : 1;
-  const std::size_t segment = Board::kStageBytes / shares / 64 * 64 / task.element;
-  LOCKSTEP_CHECK(segment > 0);
-  std::size_t rounds = 1;
-  for (const Range& p : task.chunks) rounds = std::max(rounds, (p.size() + segment - 1) / segment);
+  Stages stages;
+  stages.segment = Board::kStageBytes / shares / 64 * 64 / task.element;
+  LOCKSTEP_CHECK(stages.segment > 0);
+  for (const Range& p : task.chunks) {
+    stages.rounds = std::max(stages.rounds, (p.size() + stages.segment - 1) / stages.segment);
+  }
+  stages.first_turn = rounds_ + 1;
+  rounds_ += stages.rounds;
+  if (task.reduce) {
+    reduce_staged(stages);
+  } else {
+    gather_staged(stages);
+  }
+}
 
-  for (std::size_t round = 0; round < rounds; ++round) {
-    const std::uint64_t turn = ++rounds_;
-    const std::size_t parity = turn & 1;
-    const Range own = segment_of(rank_, segment, round);
-    const std::size_t within = own.begin - chunk(rank_).begin;
-    if (turn > 2) sync_.await(&Board::finished, turn - 2);
-    if (task.reduce) {
-      stage_partials(parity, segment, round);
-      sync_.signal(&Board::staged, turn);
-      sync_.await(&Board::staged, turn);
-      inputs_.clear();
-      for (const TreeInputs::Source& source : task.inputs->sources) {
-        const std::size_t place = index_of(rank_) * task.inputs->most_partials + source.partial;
-        inputs_.push_back(source.rank == rank_
-                              ? task.partials[source.partial] + own.begin * task.element
-                              : sync_.board(source.rank).stage_in[parity] +
-                                    place * segment * task.element);
-      }
-      outputs_.clear();
-      if (!task.gather) outputs_.push_back(task.out + within * task.element);
-      if (task.gathers(rank_)) outputs_.push_back(task.out + own.begin * task.element);
-      if (task.gather) outputs_.push_back(own_.stage_out[parity]);
-      combine_range(outputs_, task.gather ? own.begin : within, own.size());
-    } else {
-      sync_.signal(&Board::staged, turn);
-      sync_.await(&Board::staged, turn - 1);
-      const std::byte* from = task.partials[0] + within * task.element;
-      copy_bytes(own_.stage_out[parity], from, own.size() * task.element);
-      if (task.gathers(rank_)) {
-        copy_bytes(task.out + own.begin * task.element, from, own.size() * task.element);
-      }
-    }
+// Round k moves segment k of every chunk. What a rank waits for, the others have done well before
+// they wait themselves: they have staged round k before they reduced round k - 1, and reduced round
+// k before they took what round k - 1 brought. So nobody stands still for the jitter of others.
+//
+// Partials have two stages, in turn: one is filled again when all have finished the round before
+// the last. Results have kResults: who has staged round k, has taken what round k - 3 brought.
+void SharedCollectives::reduce_staged(const Stages& stages) {
+  stage_partials(stages, 0);
+  for (std::size_t round = 0; round < stages.rounds; ++round) {
+    if (round + 1 < stages.rounds) stage_partials(stages, round + 1);
+    sync_.await(&Board::staged, stages.turn(round));
+    reduce_stage(stages, round);
     own_.first_non_finite[sync_.parity()] = first_non_finite_;
-    sync_.signal(&Board::finished, turn);
+    sync_.signal(&Board::finished, stages.turn(round));
+    if (round > 0) take_results(stages, round - 1);
+  }
+  take_results(stages, stages.rounds - 1);
+}
+
+// Lays out what the others need of this rank's partials: for every rank, for every partial, one
+// segment.
+void SharedCollectives::stage_partials(const Stages& stages, std::size_t round) {
+  const Task& task = task_;
+  if (round >= 2) sync_.await(&Board::finished, stages.turn(round - 2));
+  for (int i = 1; i < world_size_; ++i) {
+    const int r = (rank_ + i) % world_size_;
+    const Range some = segment_of(r, stages.segment, round);
+    for (std::size_t partial = 0; partial < task.partials.size(); ++partial) {
+      const std::size_t place = index_of(r) * task.inputs->most_partials + partial;
+      copy_bytes(own_.stage_in[round % 2] + place * stages.segment * task.element,
+                 task.partials[partial] + some.begin * task.element, some.size() * task.element);
+    }
+  }
+  sync_.signal(&Board::staged, stages.turn(round));
+}
+
+std::byte* SharedCollectives::result_of(int rank, const Stages& stages, std::size_t round) const {
+  return sync_.board(rank).stage_out[0] + round % kResults * stages.segment * task_.element;
+}
+
+void SharedCollectives::reduce_stage(const Stages& stages, std::size_t round) {
+  const Task& task = task_;
+  const Range own = segment_of(rank_, stages.segment, round);
+  const std::size_t within = own.begin - chunk(rank_).begin;
+  inputs_.clear();
+  for (const TreeInputs::Source& source : task.inputs->sources) {
+    const std::size_t place = index_of(rank_) * task.inputs->most_partials + source.partial;
+    inputs_.push_back(source.rank == rank_
+                          ? task.partials[source.partial] + own.begin * task.element
+                          : sync_.board(source.rank).stage_in[round % 2] +
+                                place * stages.segment * task.element);
+  }
+  void* const out =
+      task.gather ? result_of(rank_, stages, round) : task.out + within * task.element;
+  combine_range({&out, 1}, task.gather ? own.begin : within, own.size());
+}
+
+void SharedCollectives::take_results(const Stages& stages, std::size_t round) {
+  const Task& task = task_;
+  if (!task.gathers(rank_)) return;
+  sync_.await(&Board::finished, stages.turn(round));
+  for (int i = 0; i < world_size_; ++i) {
+    const int r = (rank_ + i) % world_size_;
+    const Range some = segment_of(r, stages.segment, round);
+    take(task.out + some.begin * task.element, result_of(r, stages, round),
+         some.size() * task.element);
+  }
+}
+
+// Round k moves segment k of every chunk, through two stages in turn: before one is filled again,
+// signals of the round between prove that everybody has read it.
+void SharedCollectives::gather_staged(const Stages& stages) {
+  const Task& task = task_;
+  for (std::size_t round = 0; round < stages.rounds; ++round) {
+    const Range own = segment_of(rank_, stages.segment, round);
+    const std::size_t within = own.begin - chunk(rank_).begin;
+    if (round >= 2) sync_.await(&Board::finished, stages.turn(round - 2));
+    sync_.signal(&Board::staged, stages.turn(round));
+    if (round >= 1) sync_.await(&Board::staged, stages.turn(round - 1));
+    const std::byte* from = task.partials[0] + within * task.element;
+    copy_bytes(own_.stage_out[round % 2], from, own.size() * task.element);
+    if (task.gathers(rank_)) {
+      copy_bytes(task.out + own.begin * task.element, from, own.size() * task.element);
+    }
+    sync_.signal(&Board::finished, stages.turn(round));
 
     if (!task.gathers(rank_)) continue;
-    sync_.await(&Board::finished, turn);
+    sync_.await(&Board::finished, stages.turn(round));
     for (int i = 1; i < world_size_; ++i) {
       const int r = (rank_ + i) % world_size_;
-      const Range some = segment_of(r, segment, round);
-      copy_bytes(task.out + some.begin * task.element, sync_.board(r).stage_out[parity],
-                 some.size() * task.element);
+      const Range some = segment_of(r, stages.segment, round);
+      take(task.out + some.begin * task.element, sync_.board(r).stage_out[round % 2],
+           some.size() * task.element);
     }
   }
-  if (!task.reduce && task.check_finite && task.gathers(rank_)) {
-    note_non_finite(task.out, 0, task.count);
-  }
+  if (task.check_finite && task.gathers(rank_)) note_non_finite(task.out, 0, task.count);
 }
 
 // Where every rank has looked at its own part only, the one that holds the whole asks them all.

@@ -46,6 +46,15 @@ class SharedCollectives {
     bool gathers(int rank) const { return gather && (gather_to < 0 || gather_to == rank); }
   };
 
+  // The rounds in which a vector goes through the stages.
+  struct Stages {
+    std::size_t segment = 0;  // elements of a chunk in one round
+    std::size_t rounds = 1;
+    std::uint64_t first_turn = 0;  // as Board counts rounds
+
+    std::uint64_t turn(std::size_t round) const { return first_turn + round; }
+  };
+
   Outcome carry_out(const Call& call, const MeshFrame& stamp, Deadline deadline);
   void describe_task(const Call& call);
   void cut_chunks(const Call& call);
@@ -53,7 +62,13 @@ class SharedCollectives {
   void run_small();
   void run_window();
   void run_staged();
-  void stage_partials(std::size_t parity, std::size_t segment, std::size_t round);
+  void gather_staged(const Stages& stages);
+  void reduce_staged(const Stages& stages);
+  void stage_partials(const Stages& stages, std::size_t round);
+  void reduce_stage(const Stages& stages, std::size_t round);
+  void take_results(const Stages& stages, std::size_t round);
+  std::byte* result_of(int rank, const Stages& stages, std::size_t round) const;
+  void take(std::byte* to, const std::byte* from, std::size_t bytes) const;
   void combine_range(std::span<void* const> outputs, std::size_t begin, std::size_t count);
   void note_non_finite(const void* data, std::size_t begin, std::size_t count);
   Outcome outcome(bool in_parts) const;

@@ -1,0 +1,136 @@
+#!/usr/bin/env python3
+"""PyTorch's DistributedDataParallel over two builds of Lockstep in turn, over Gloo, and with a hook that exchanges nothing,
+which is what no backend can beat. All processes live side by side; those that are not measured sleep. Prints milliseconds
+per step, and ratios of neighbouring turns: the median and the quarters around it.
+
+usage: bench/torch_builds.py OLD NEW [--workers 8] [--models wide,mlp] [--rounds 11] [--seconds 0.5] [--python PYTHON]
+OLD and NEW are folders with a liblockstep.so; PYTHON has PyTorch. The Python package is that of the source tree for both."""
+
+import argparse
+import os
+import pathlib
+import socket
+import statistics
+import subprocess
+import sys
+
+from torch_ddp import ROOT, WARMUP, make
+
+WAYS = ("gloo", "lockstep", "none")
+
+
+def serve(name):
+    """One worker of one build. Carries out the turns "WAY STEPS" of its standard input; rank 0 prints what they took."""
+    import copy
+    import time
+    from datetime import timedelta
+
+    import torch
+    import torch.distributed as dist
+    from torch.nn.parallel import DistributedDataParallel
+
+    import lockstep.torch  # noqa: F401  the backend
+
+    torch.set_num_threads(1)
+    dist.init_process_group("lockstep", timeout=timedelta(seconds=60))
+    gloo = dist.new_group(backend="gloo", timeout=timedelta(seconds=60))
+    torch.manual_seed(1)
+    model, batch = make(name)
+    batch = batch + dist.get_rank()
+    models = {way: copy.deepcopy(model) for way in WAYS}
+    optimizers = {way: torch.optim.SGD(models[way].parameters(), lr=1e-3) for way in WAYS}
+    ddp = {way: DistributedDataParallel(models[way], process_group=gloo if way == "gloo" else None) for way in WAYS}
+
+    def exchange_nothing(_, bucket):
+        future = torch.futures.Future()
+        future.set_result(bucket.buffer())
+        return future
+
+    ddp["none"].register_comm_hook(None, exchange_nothing)
+    for line in sys.stdin:
+        way, steps = line.split()
+        dist.barrier()
+        began = time.perf_counter()
+        for _ in range(int(steps)):
+            optimizers[way].zero_grad(set_to_none=True)
+            ddp[way](batch).square().mean().backward()
+            optimizers[way].step()
+        dist.barrier()
+        if dist.get_rank() == 0:
+            print(time.perf_counter() - began, flush=True)
+    dist.destroy_process_group()
+
+
+class Workers:
+    """The workers of one build."""
+
+    def __init__(self, build, model, options):
+        with socket.socket() as holder:
+            holder.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+            holder.bind(("127.0.0.1", 0))
+            port = holder.getsockname()[1]
+        environment = {**os.environ, "WORLD_SIZE": str(options.workers), "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port),
+                       "OMP_NUM_THREADS": "1", "GLOO_SOCKET_IFNAME": "lo", "LOCKSTEP_TRANSPORT": options.transport,
+                       "PYTHONPATH": str(ROOT / "python"), "LOCKSTEP_LIBRARY": str((build / "liblockstep.so").resolve())}
+        self.ranks = [subprocess.Popen([options.python, __file__, "--serve", model], stdin=subprocess.PIPE, stdout=subprocess.PIPE,
+                                       text=True, env={**environment, "RANK": str(rank), "LOCAL_RANK": str(rank)})
+                      for rank in range(options.workers)]
+
+    def turn(self, way, steps):
+        """Milliseconds per step."""
+        for rank in self.ranks:
+            rank.stdin.write(f"{way} {steps}\n")
+            rank.stdin.flush()
+        answer = self.ranks[0].stdout.readline()
+        if not answer:
+            sys.exit("a worker has ended")
+        return 1e3 * float(answer) / steps
+
+    def close(self):
+        for rank in self.ranks:
+            rank.stdin.close()
+        if any(rank.wait() for rank in self.ranks):
+            sys.exit("a worker has failed")
+
+
+def ratio(over, under):
+    pairs = sorted(a / b for a, b in zip(over, under))
+    return f"{statistics.median(pairs):.3f} ({pairs[len(pairs) // 4]:.3f} to {pairs[-1 - len(pairs) // 4]:.3f})"
+
+
+def main():
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("old", nargs="?", type=pathlib.Path)
+    parser.add_argument("new", nargs="?", type=pathlib.Path)
+    parser.add_argument("--workers", type=int, default=8)
+    parser.add_argument("--models", default="wide,mlp", type=lambda text: text.split(","))
+    parser.add_argument("--transport", default="auto", choices=("auto", "tcp", "shm"))
+    parser.add_argument("--rounds", type=int, default=11)
+    parser.add_argument("--seconds", type=float, default=0.5, help="of a turn")
+    parser.add_argument("--python", default=sys.executable, help="an interpreter that has PyTorch")
+    parser.add_argument("--serve", help=argparse.SUPPRESS)
+    options = parser.parse_args()
+    if options.serve:
+        return serve(options.serve)
+    print(f"{options.workers} workers, {len(os.sched_getaffinity(0))} cores, transport {options.transport}")
+    for model in options.models:
+        builds = {"old": Workers(options.old, model, options), "new": Workers(options.new, model, options)}
+        turns = [("new", "gloo"), ("old", "lockstep"), ("new", "lockstep"), ("new", "none")]
+        for build, way in turns:
+            builds[build].turn(way, WARMUP)
+        steps = max(2, round(1e3 * options.seconds / builds["new"].turn("gloo", 2)))
+        times = {turn: [] for turn in turns}
+        for number in range(options.rounds):
+            for turn in turns if number % 2 == 0 else turns[::-1]:
+                times[turn].append(builds[turn[0]].turn(turn[1], steps))
+        for workers in builds.values():
+            workers.close()
+        gloo, old, new, none = (times[turn] for turn in turns)
+        print(f"{model}: ms per step: gloo {statistics.median(gloo):.1f}, old {statistics.median(old):.1f}, "
+              f"new {statistics.median(new):.1f}, no exchange {statistics.median(none):.1f}\n"
+              f"  gloo / new {ratio(gloo, new)}, gloo / old {ratio(gloo, old)}, old / new {ratio(old, new)}, "
+              f"gloo / no exchange {ratio(gloo, none)}", flush=True)
+
+
+if __name__ == "__main__":
+    main()

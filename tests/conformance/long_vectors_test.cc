@@ -1,0 +1,97 @@
+// Vectors in memory that others cannot see, long enough for many rounds through the stages, one
+// collective after another.
+
+#include <gtest/gtest.h>
+
+#include <cstdint>
+#include <string>
+#include <vector>
+
+#include "lockstep/base/index.h"
+#include "tests/support/places.h"
+#include "tests/support/printing.h"
+
+namespace lockstep::test::long_vectors_test {
+namespace {
+
+constexpr std::size_t kCount = 1'300'007;  // more than 4 MiB, in chunks of different sizes
+constexpr int kTurns = 4;
+
+// Small integers: sums are exact.
+float value_of(std::size_t i, int rank, int turn) {
+  const auto mixed = static_cast<std::uint32_t>(i + 977 * static_cast<std::size_t>(turn));
+  return static_cast<float>((mixed * 2654435761U >> 7) & 1023) + static_cast<float>(rank);
+}
+
+float sum_of(std::size_t i, int ranks, int turn) {
+  return static_cast<float>(ranks) * value_of(i, 0, turn) +
+         static_cast<float>(ranks * (ranks - 1) / 2);
+}
+
+std::vector<float> vector_of(int rank, int turn) {
+  std::vector<float> vector(kCount);
+  for (std::size_t i = 0; i < kCount; ++i) vector[i] = value_of(i, rank, turn);
+  return vector;
+}
+
+template <typename Expected>
+void expect_elements(const std::string& what, std::span<const float> found, std::size_t begin,
+                     const Expected& expected) {
+  for (std::size_t i = 0; i < found.size(); ++i) {
+    if (found[i] == expected(begin + i)) continue;
+    throw std::runtime_error(what + ": element " + std::to_string(begin + i) + " is " +
+                             std::to_string(found[i]) + ", not " +
+                             std::to_string(expected(begin + i)));
+  }
+}
+
+class LongVectors : public testing::TestWithParam<Place> {};
+
+TEST_P(LongVectors, AreRightTurnAfterTurn) {
+  GroupOptions options;
+  options.medium = GetParam().medium;
+  options.world_size = GetParam().world_size;
+  options.segment_bytes = 0;
+  Group group(options);
+  group.run([&](Communicator& comm) {
+    const int ranks = comm.world_size();
+    const std::size_t own = chunk_of(kCount, ranks, comm.rank()).size();
+    const std::size_t own_begin = chunk_of(kCount, ranks, comm.rank()).begin;
+    for (int turn = 0; turn < kTurns; ++turn) {
+      const int root = turn % ranks;
+      const auto sum = [&](std::size_t i) { return sum_of(i, ranks, turn); };
+      const auto roots = [&](std::size_t i) { return value_of(i, root, turn); };
+
+      std::vector<float> data = vector_of(comm.rank(), turn);
+      comm.all_reduce(std::span(data), ReduceOp::kSum);
+      expect_elements("all_reduce", data, 0, sum);
+
+      const std::vector<float> in = vector_of(comm.rank(), turn);
+      std::vector<float> out(kCount);
+      comm.reduce(std::span(in), std::span(out), ReduceOp::kSum, root);
+      if (comm.rank() == root) expect_elements("reduce", out, 0, sum);
+
+      std::vector<float> chunk(own);
+      comm.reduce_scatter(std::span(in), std::span(chunk), ReduceOp::kSum);
+      expect_elements("reduce_scatter", chunk, own_begin, sum);
+
+      std::vector<std::size_t> counts;
+      for (int r = 0; r < ranks; ++r) counts.push_back(chunk_of(kCount, ranks, r).size());
+      comm.all_gather(std::span(std::as_const(chunk)), std::span(out), counts);
+      expect_elements("all_gather", out, 0, sum);
+
+      data = vector_of(comm.rank(), turn);
+      comm.broadcast(std::span(data), root);
+      expect_elements("broadcast", data, 0, roots);
+    }
+  });
+}
+
+constexpr int kSizes[] = {2, 3, 8};
+INSTANTIATE_TEST_SUITE_P(All, LongVectors,
+                         testing::ValuesIn(places({GroupMedium::kLocal, GroupMedium::kShm},
+                                                  kSizes)),
+                         place_name);
+
+}  // namespace
+}  // namespace lockstep::test::long_vectors_test
