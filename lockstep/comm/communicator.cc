@@ -16,6 +16,7 @@
 #include "lockstep/base/thread.h"
 #include "lockstep/comm/any_receiver.h"
 #include "lockstep/comm/call_check.h"
+#include "lockstep/comm/collective_entry.h"
 #include "lockstep/comm/engine.h"
 #include "lockstep/comm/flight_recorder.h"
 #include "lockstep/comm/group_number.h"
@@ -30,40 +31,6 @@ constexpr std::uint64_t kToldCollectives = 4;
 constexpr std::uint32_t kMessages = 0x4000'0000;
 constexpr std::uint32_t kSubgroups = 0x8000'0000;
 
-// Records a collective while it lives.
-class CollectiveRecord {
- public:
-  // Begins at `ticks`.
-  CollectiveRecord(const FlightRecorder& recorder, FlightTrack& track, MeshFrame stamp,
-                   std::uint64_t ticks)
-      : recorder_(recorder), track_(track) {
-    stamp.generation = recorder.generation();
-    number_ = track.ring.enter(stamp, ticks);
-  }
-  ~CollectiveRecord() {
-    const std::uint64_t now = recorder_.ticks();
-    if (succeeded_ && !track_.waits.noted()) [[likely]] {
-      track_.ring.leave(number_, now, 0);
-      return;
-    }
-    CollectiveEnd end{.failed = !succeeded_, .longest = {track_.waits.rank(), 0}};
-    // One that failed tells whom it waited for then; others may ask for it until the end.
-    if (end.longest.rank >= 0) end.longest.nanoseconds = track_.waits.waited();
-    if (succeeded_ || end.longest.rank < 0) end.longest = track_.waits.take_longest();
-    track_.ring.leave(number_, now, pack(end));
-  }
-  CollectiveRecord(const CollectiveRecord&) = delete;
-  CollectiveRecord& operator=(const CollectiveRecord&) = delete;
-
-  void succeeded() { succeeded_ = true; }
-
- private:
-  const FlightRecorder& recorder_;
-  FlightTrack& track_;
-  std::uint64_t number_ = 0;
-  bool succeeded_ = false;
-};
-
 }  // namespace
 
 class Communicator::State final : public AnyReceiver::Senders {
@@ -74,6 +41,7 @@ class Communicator::State final : public AnyReceiver::Senders {
         engine_(std::move(engine)),
         timeout_(timeout),
         group_(group),
+        patience_(10 * timeout),
         track_(flight_->take_track(group)) {
     if (track_ == nullptr) {
       own_track_ = std::make_unique<FlightTrack>();
@@ -131,15 +99,6 @@ class Communicator::State final : public AnyReceiver::Senders {
   Error late(const Call& call) const override;
 
   Outcome execute(const Call& call);
-  // The deadline of a call without one of its own, a millisecond or so early: a clock that is read
-  // in every call would be felt in the shortest ones, and the ticks have been read in any case.
-  Deadline deadline_at(std::uint64_t ticks) {
-    if (ticks - deadline_ticks_ > flight_->ticks_per_millisecond()) {
-      deadline_ticks_ = ticks;
-      deadline_ = deadline_of({});
-    }
-    return deadline_;
-  }
   void serve();
 
   const std::shared_ptr<FlightRecorder> flight_;
@@ -148,10 +107,9 @@ class Communicator::State final : public AnyReceiver::Senders {
   const std::uint32_t group_;
   std::atomic<std::uint32_t> children_{0};
 
-  std::mutex running_;                    // held by the thread that runs a collective
-  std::uint64_t sequence_ = 0;            // guarded by running_
-  std::uint64_t deadline_ticks_ = 0;      // guarded by running_: when deadline_ was made
-  Deadline deadline_ = Deadline::at({});  // guarded by running_
+  std::mutex running_;          // held by the thread that runs a collective
+  std::uint64_t sequence_ = 0;  // guarded by running_
+  RoughDeadline patience_;      // guarded by running_
 
   // The collectives entered last; written by the thread that holds running_.
   std::unique_ptr<FlightTrack> own_track_;  // where the recorder had none left
@@ -397,13 +355,10 @@ Outcome Communicator::State::execute(const Call& call) {
   MeshFrame stamp = stamp_of(call);
   stamp.group = group_;
   stamp.sequence = ++sequence_;
-  if (engine_->world_size() == 1) return engine_->run(call, stamp, deadline_of(call.options));
-  stamp.algorithm = static_cast<std::uint8_t>(engine_->choose(call));
-  const std::uint64_t now = flight_->ticks();
-  CollectiveRecord record(*flight_, *track_, stamp, now);
-  const Outcome outcome =
-      engine_->run(call, stamp, call.options.deadline ? *call.options.deadline : deadline_at(now));
-  record.succeeded();
+  if (engine_->world_size() > 1) stamp.algorithm = static_cast<std::uint8_t>(engine_->choose(call));
+  CollectiveEntry entry(*flight_, *track_, stamp, patience_, call.options.deadline);
+  const Outcome outcome = engine_->run(call, stamp, entry);
+  entry.succeeded();
   return outcome;
 }
 

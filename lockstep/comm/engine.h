@@ -14,6 +14,8 @@
 
 namespace lockstep {
 
+class CollectiveEntry;
+
 // What carries out collectives: plans over a Transport (PlanEngine), MPI's own (MpiEngine) or a
 // gradient server (ServerEngine). A Communicator hands an engine one completed call at
 // a time, in the same order on all ranks.
@@ -31,8 +33,9 @@ class Engine {
   // The algorithm that `call` will use: its own choice, or the table's. Throws
   // Error{kInvalidArgument} if the engine does not offer the one asked for.
   virtual Algorithm choose(const Call& call) const = 0;
-  // `stamp` carries the sequence number and, in a group of two ranks or more, the algorithm.
-  virtual Outcome run(const Call& call, const MeshFrame& stamp, Deadline deadline) = 0;
+  // `stamp` carries the sequence number and, in a group of two ranks or more, the algorithm. Such a
+  // group enters `entry`, which has the deadline.
+  virtual Outcome run(const Call& call, const MeshFrame& stamp, CollectiveEntry& entry) = 0;
   // As in Transport. Where there are no messages between two ranks, opened_by() throws
   // Error{kInvalidArgument}.
   virtual std::optional<MeshFrame> next_frame(int, Deadline) { return std::nullopt; }

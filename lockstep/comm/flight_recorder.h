@@ -20,8 +20,9 @@
 
 // What a rank did last, in memory of fixed size: its collectives and the phases of its steps. To
 // record one costs two readings of the processor's clock and some stores to a cache line that
-// nobody else writes. The memory holds no addresses, so that a launcher which has made it for a
-// rank reads it when the rank is blocked, stopped or dead.
+// nobody else writes; of the shortest collectives this is done while they wait. The memory holds no
+// addresses, so that a launcher which has made it for a rank reads it when the rank is blocked,
+// stopped or dead.
 
 namespace lockstep {
 
@@ -207,6 +208,7 @@ class FlightRecorder {
   std::uint32_t generation() const;
 
   std::uint64_t ticks() const { return FlightClock::read(counter_); }
+  bool reads_counter() const { return counter_; }
   std::uint64_t ticks_per_millisecond() const {
     return FlightClock::ticks_per_millisecond(counter_);
   }

@@ -194,12 +194,12 @@ class LyingEngine final : public Engine {
   std::string name_of(int rank) const override { return engine_->name_of(rank); }
   Supervisor& supervisor() override { return engine_->supervisor(); }
   Algorithm choose(const Call& call) const override { return engine_->choose(call); }
-  Outcome run(const Call& call, const MeshFrame& stamp, Deadline deadline) override {
+  Outcome run(const Call& call, const MeshFrame& stamp, CollectiveEntry& entry) override {
     if (call.collective == Collective::kReduceNodes && call.out.type() == DataType::kF64) {
       auto* tail = reinterpret_cast<double*>(const_cast<std::byte*>(call.partials[0].data()));
       tail[place_] = lie_;
     }
-    return engine_->run(call, stamp, deadline);
+    return engine_->run(call, stamp, entry);
   }
   std::unique_ptr<Engine> split(const std::vector<int>& members, std::uint32_t group) override {
     return engine_->split(members, group);

@@ -20,6 +20,7 @@ using namespace std::chrono_literals;
 
 // Looks at the word this often before the first system call; about 20 us on another core's word.
 // With fewer cores than ranks the peer needs our core, so giving way is what makes progress.
+constexpr int kTimedLooks = 30;  // each reads the processor's counter, which takes 10 ns
 constexpr int kEagerLooks = 200;
 constexpr int kPausedLooks = 400;
 constexpr int kLooksOversubscribed = 10;
@@ -109,19 +110,26 @@ void BoardSync::await_leaving() {
   }
 }
 
-void BoardSync::begin(const MeshFrame& stamp, Deadline deadline) {
+void BoardSync::begin(const MeshFrame& stamp, CollectiveEntry& entry) {
   latch_.check();
   if (boards_.empty()) [[unlikely]] {
     try {
-      space_.connect(deadline);
+      space_.connect(entry.enter());
     } catch (const Error& error) {
       transport_.supervisor().fail(error);
     }
     for (int r = 0; r < world_size_; ++r) boards_.push_back(&space_.board(r));
   }
-  if (sequence_ == 0 || !same_call(stamp, stamp_)) digest_ = digest_of(stamp);
-  stamp_ = stamp;
-  deadline_ = deadline;
+  if (sequence_ > 0 && same_call(stamp, stamp_)) {
+    // A stamp has just been written piece by piece: to copy it whole would wait for the pieces.
+    stamp_.sequence = stamp.sequence;
+    ++repeated_;
+  } else {
+    stamp_ = stamp;
+    digest_ = digest_of(stamp);
+    repeated_ = 0;
+  }
+  collective_ = &entry;
   ++sequence_;
 }
 
@@ -136,15 +144,23 @@ void BoardSync::store(std::atomic<std::uint64_t>& word, std::uint64_t value) {
   }
 }
 
-void BoardSync::gather_entries() {
-  own_.stamps[parity()] = stamp_;
+void BoardSync::gather_entries(bool brief) {
+  if (repeated_ < 2) {
+    own_.stamps[parity()] = stamp_;
+  } else {
+    own_.stamps[parity()].sequence = stamp_.sequence;
+  }
   Board::Entry& mine = entry(rank_);
   mine.digest = digest_;
   store(mine.sequence, sequence_);
+  deadline_ = collective_->enter();
+  brief = brief && repeated_ > 0;  // the first may have had to connect
+  if (brief) collective_->watch();
   for (int i = 1; i < world_size_; ++i) {
     const int peer = rank_ + i < world_size_ ? rank_ + i : rank_ + i - world_size_;
     const Board::Entry& theirs = entry(peer);
-    wait_for(peer, [&] { return theirs.sequence.load(std::memory_order_acquire) == sequence_; });
+    const auto there = [&] { return theirs.sequence.load(std::memory_order_acquire) == sequence_; };
+    if (!brief || !look_at(there)) wait_for(peer, there);
     if (theirs.digest != digest_) [[unlikely]]
       fail_mismatch(peer);
   }
@@ -160,6 +176,18 @@ void BoardSync::await(std::atomic<std::uint64_t> Board::*counter, std::uint64_t 
     const std::atomic<std::uint64_t>& word = board(peer).*counter;
     wait_for(peer, [&] { return word.load(std::memory_order_acquire) >= value; });
   }
+}
+
+// Looks and tells the time of it. Whether it is ready.
+template <typename Ready>
+bool BoardSync::look_at(const Ready& ready) {
+  const int looks = oversubscribed_ ? 1 : kTimedLooks;
+  for (int i = 0; i < looks; ++i) {
+    if (ready()) return true;
+    collective_->looked();
+  }
+  collective_->goes_on();
+  return false;
 }
 
 template <typename Ready>

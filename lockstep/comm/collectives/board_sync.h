@@ -6,6 +6,7 @@
 
 #include "lockstep/base/deadline.h"
 #include "lockstep/base/index.h"
+#include "lockstep/comm/collective_entry.h"
 #include "lockstep/comm/transport/shared_space.h"
 #include "lockstep/comm/transport/transport.h"
 
@@ -25,14 +26,16 @@ class BoardSync {
   // running, and nobody enters another one. Gives up after ten seconds.
   void await_leaving();
 
-  // Enters the next collective; afterwards entry(rank) of this rank is the one to fill.
-  void begin(const MeshFrame& stamp, Deadline deadline);
+  // Begins the next collective; afterwards entry(rank) of this rank is the one to fill. `entry` and
+  // `stamp` must stay until its end.
+  void begin(const MeshFrame& stamp, CollectiveEntry& entry);
   Board& board(int rank) const { return *boards_[index_of(rank)]; }
   Board::Entry& entry(int rank) const { return board(rank).entries[parity()]; }
   std::size_t parity() const { return sequence_ & 1; }
 
-  // Shows this rank's entry to all, then waits for everybody's, which must carry the same stamp.
-  void gather_entries();
+  // Shows this rank's entry to all, enters the collective, then waits for everybody's entries,
+  // which must carry the same stamp. `brief`: little is left to do after that.
+  void gather_entries(bool brief = false);
 
   void signal(std::atomic<std::uint64_t> Board::*counter, std::uint64_t value);
   // Waits until `counter` of every rank has reached `value`.
@@ -42,6 +45,8 @@ class BoardSync {
   [[noreturn]] void fail(int peer, std::string_view what) const;
 
  private:
+  template <typename Ready>
+  bool look_at(const Ready& ready);
   template <typename Ready>
   void wait_for(int peer, const Ready& ready);
   template <typename Ready>
@@ -62,7 +67,9 @@ class BoardSync {
   std::uint64_t sequence_ = 0;
   MeshFrame stamp_;
   std::uint64_t digest_ = 0;
-  Deadline deadline_ = Deadline::after({});
+  int repeated_ = 0;  // how often this call has followed itself
+  CollectiveEntry* collective_ = nullptr;
+  Deadline deadline_ = Deadline::at({});
 };
 
 }  // namespace lockstep

@@ -6,6 +6,7 @@
 
 #include "lockstep/base/check.h"
 #include "lockstep/base/index.h"
+#include "lockstep/comm/collective_entry.h"
 #include "lockstep/comm/kernels/kernels.h"
 #include "lockstep/comm/kernels/outcome.h"
 
@@ -67,11 +68,12 @@ std::unique_ptr<Engine> PlanEngine::split(const std::vector<int>& members, std::
   return std::make_unique<PlanEngine>(transport_->split(members, group), options_, group);
 }
 
-Outcome PlanEngine::run(const Call& call, const MeshFrame& stamp, Deadline deadline) {
+Outcome PlanEngine::run(const Call& call, const MeshFrame& stamp, CollectiveEntry& entry) {
   if (world_size() == 1) return run_alone(call);
-  const Running running{call, stamp, deadline};
-  if (running.algorithm() == Algorithm::kShared) return shared_->run(call, stamp, deadline);
-  if (running.algorithm() == Algorithm::kTwoLevel) return two_level_->run(call, stamp, deadline);
+  const auto algorithm = static_cast<Algorithm>(stamp.algorithm);
+  if (algorithm == Algorithm::kShared) return shared_->run(call, stamp, entry);
+  if (algorithm == Algorithm::kTwoLevel) return two_level_->run(call, stamp, entry);
+  const Running running{call, stamp, entry.enter()};
   switch (call.collective) {
     case Collective::kAllReduce: return all_reduce(running);
     case Collective::kReduceScatter: return reduce_scatter(running);

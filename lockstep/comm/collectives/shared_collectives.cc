@@ -20,6 +20,8 @@ constexpr std::size_t kSmallTotal = 64 * 1024;
 // has room for the addresses of the partials, of 2 ranks at least.
 constexpr std::size_t kMostShares = std::min(Board::kStageBytes / 64, 2 * (kEntryData / 8 - 1));
 
+// What is left to do with so few bytes takes less time than to look at the clock.
+constexpr std::size_t kBrief = 64;
 // A vector of so many bytes leaves a core's own cache before it is used.
 constexpr std::size_t kLeavesCache = 4 * 1024 * 1024;
 // How many results of a rank may wait for the others: with two shares of a stage or more, as many
@@ -56,10 +58,10 @@ bool SharedCollectives::supports(const Call& call, int world_size) {
 }
 
 // A rank that throws may free its memory at once.
-Outcome SharedCollectives::run(const Call& call, const MeshFrame& stamp, Deadline deadline) {
+Outcome SharedCollectives::run(const Call& call, const MeshFrame& stamp, CollectiveEntry& entry) {
   sync_.enter();
   try {
-    const Outcome outcome = carry_out(call, stamp, deadline);
+    const Outcome outcome = carry_out(call, stamp, entry);
     sync_.leave();
     return outcome;
   } catch (const Error&) {
@@ -70,8 +72,8 @@ Outcome SharedCollectives::run(const Call& call, const MeshFrame& stamp, Deadlin
 }
 
 Outcome SharedCollectives::carry_out(const Call& call, const MeshFrame& stamp,
-                                     Deadline deadline) {
-  sync_.begin(stamp, deadline);
+                                     CollectiveEntry& entry) {
+  sync_.begin(stamp, entry);
   describe_task(call);
   first_non_finite_ = kNone;
   std::size_t brought = task_.inputs->most_partials * task_.count * task_.element;
@@ -165,7 +167,7 @@ void SharedCollectives::run_small() {
     copy_bytes(at, partial, partial_bytes);
     at += partial_bytes;
   }
-  sync_.gather_entries();
+  sync_.gather_entries(task.count * task.element <= kBrief);
 
   if (task.reduce && (!task.gather || task.gathers(rank_))) {
     const Range wanted = task.gather ? Range{0, task.count} : chunk(rank_);

@@ -12,6 +12,8 @@
 
 namespace lockstep {
 
+class CollectiveEntry;
+
 // Collectives of a group on several hosts, of which one at least has several ranks. Every rank
 // handles some elements for all ranks of its host: it reads and writes them in the memory of those
 // ranks, and exchanges them with the other hosts, so that they cross the network once per host.
@@ -30,7 +32,7 @@ class TwoLevelCollectives {
   // Whether it can carry out this call: an entry has no room for the addresses of very many
   // partials.
   static bool supports(const Call& call, int world_size);
-  Outcome run(const Call& call, const MeshFrame& stamp, Deadline deadline);
+  Outcome run(const Call& call, const MeshFrame& stamp, CollectiveEntry& entry);
 
   Buffer allocate(std::size_t bytes);
   void note_waits_in(WaitNote& waits);
@@ -40,7 +42,7 @@ class TwoLevelCollectives {
   struct Task;       // the call under way
 
   void agree_on_hosts(const MeshFrame& stamp, Deadline deadline);
-  void carry_out(const Call& call, const MeshFrame& stamp, Deadline deadline);
+  void carry_out(const Call& call, const MeshFrame& stamp, CollectiveEntry& entry);
   const HostInputs& inputs_for(const Call& call);
   void exchange(const Task& task);
 

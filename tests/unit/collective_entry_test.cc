@@ -1,0 +1,103 @@
+#include "lockstep/comm/collective_entry.h"
+
+#include <gtest/gtest.h>
+
+namespace lockstep::collective_entry_test {
+namespace {
+
+using namespace std::chrono_literals;
+
+struct Rank {
+  FlightRecorder recorder;
+  FlightTrack& track = *recorder.take_track(7);
+  RoughDeadline patience{10s};
+  MeshFrame stamp;
+
+  Rank() {
+    recorder.set_place(0, 2, 1, 1);
+    stamp.sequence = 1;
+  }
+  CollectiveEntry collective(std::optional<Deadline> deadline = std::nullopt) {
+    return CollectiveEntry(recorder, track, stamp, patience, deadline);
+  }
+};
+
+TEST(CollectiveEntryTest, IsUnderWayFromEnterToItsEnd) {
+  Rank rank;
+  {
+    CollectiveEntry entry = rank.collective();
+    EXPECT_EQ(rank.track.ring.count(), 0U);
+    entry.enter();
+    entry.enter();
+    ASSERT_EQ(rank.track.ring.count(), 1U);
+    EXPECT_EQ(rank.track.ring.at(0)->end, 0U);
+    entry.succeeded();
+  }
+  EXPECT_GT(rank.track.ring.at(0)->end, 0U);
+  EXPECT_FALSE(unpack_end(rank.track.ring.at(0)->note).failed);
+}
+
+TEST(CollectiveEntryTest, OneThatFailsBeforeItIsEnteredIsRecorded) {
+  Rank rank;
+  { CollectiveEntry entry = rank.collective(); }
+  ASSERT_EQ(rank.track.ring.count(), 1U);
+  EXPECT_TRUE(unpack_end(rank.track.ring.at(0)->note).failed);
+}
+
+TEST(CollectiveEntryTest, OneThatNeedsNobodyIsNot) {
+  Rank rank;
+  {
+    CollectiveEntry entry = rank.collective();
+    entry.succeeded();
+  }
+  EXPECT_EQ(rank.track.ring.count(), 0U);
+}
+
+TEST(CollectiveEntryTest, EndsWithTheLastLookInVain) {
+  Rank rank;
+  if (!rank.recorder.reads_counter()) GTEST_SKIP() << "needs the processor's counter";
+  std::uint64_t after = 0;
+  {
+    CollectiveEntry entry = rank.collective();
+    entry.enter();
+    entry.watch();
+    entry.looked();
+    after = rank.recorder.ticks();
+    while (rank.recorder.ticks() - after < 100'000) continue;
+    entry.succeeded();
+  }
+  const auto record = rank.track.ring.at(0);
+  EXPECT_GT(record->end, record->begin);
+  EXPECT_LE(record->end, after);
+}
+
+TEST(CollectiveEntryTest, EndsLaterThanItsLooksWhenItGoesOn) {
+  Rank rank;
+  std::uint64_t after = 0;
+  {
+    CollectiveEntry entry = rank.collective();
+    entry.enter();
+    entry.watch();
+    entry.looked();
+    after = rank.recorder.ticks();
+    entry.goes_on();
+    entry.succeeded();
+  }
+  EXPECT_GE(rank.track.ring.at(0)->end, after);
+}
+
+TEST(CollectiveEntryTest, HasItsOwnDeadlineOrThatOfTheJob) {
+  Rank rank;
+  const Deadline own = Deadline::after(1h);
+  CollectiveEntry with = rank.collective(own);
+  EXPECT_EQ(with.enter().time(), own.time());
+  with.succeeded();
+  CollectiveEntry without = rank.collective();
+  const auto left = without.enter().remaining();
+  EXPECT_GT(left, 9s);
+  EXPECT_LT(left, 11s);
+  without.succeeded();
+}
+
+}  // namespace
+}  // namespace lockstep::collective_entry_test
