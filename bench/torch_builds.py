@@ -1,10 +1,11 @@
 #!/usr/bin/env python3
-"""PyTorch's DistributedDataParallel over two builds of Lockstep in turn, over Gloo, and with a hook that exchanges nothing,
-which is what no backend can beat. All processes live side by side; those that are not measured sleep. Prints milliseconds
+"""PyTorch's DistributedDataParallel over builds of Lockstep in turn, over Gloo, and with a hook that exchanges nothing, which
+is what no backend can beat. All processes live side by side; those that are not measured sleep. Prints milliseconds
 per step, and ratios of neighbouring turns: the median and the quarters around it.
 
-usage: bench/torch_builds.py OLD NEW [--workers 8] [--models wide,mlp] [--rounds 11] [--seconds 0.5] [--python PYTHON]
-OLD and NEW are folders with a liblockstep.so; PYTHON has PyTorch. The Python package is that of the source tree for both."""
+usage: bench/torch_builds.py BUILD... [--workers 8] [--models wide,mlp] [--rounds 11] [--seconds 0.5] [--python PYTHON]
+A BUILD is a folder with a liblockstep.so, the first the one that others are compared with; PYTHON has PyTorch. The Python
+package is that of the source tree for all."""
 
 import argparse
 import os
@@ -100,8 +101,7 @@ def ratio(over, under):
 
 def main():
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("old", nargs="?", type=pathlib.Path)
-    parser.add_argument("new", nargs="?", type=pathlib.Path)
+    parser.add_argument("builds", nargs="*", type=pathlib.Path)
     parser.add_argument("--workers", type=int, default=8)
     parser.add_argument("--models", default="wide,mlp", type=lambda text: text.split(","))
     parser.add_argument("--transport", default="auto", choices=("auto", "tcp", "shm"))
@@ -114,22 +114,25 @@ def main():
         return serve(options.serve)
     print(f"{options.workers} workers, {len(os.sched_getaffinity(0))} cores, transport {options.transport}")
     for model in options.models:
-        builds = {"old": Workers(options.old, model, options), "new": Workers(options.new, model, options)}
-        turns = [("new", "gloo"), ("old", "lockstep"), ("new", "lockstep"), ("new", "none")]
+        builds = {build.name: Workers(build, model, options) for build in options.builds}
+        first, last = list(builds)[0], list(builds)[-1]
+        turns = [(last, "gloo"), *((build, "lockstep") for build in builds), (last, "none")]
         for build, way in turns:
             builds[build].turn(way, WARMUP)
-        steps = max(2, round(1e3 * options.seconds / builds["new"].turn("gloo", 2)))
+        steps = max(2, round(1e3 * options.seconds / builds[last].turn("gloo", 2)))
         times = {turn: [] for turn in turns}
         for number in range(options.rounds):
             for turn in turns if number % 2 == 0 else turns[::-1]:
                 times[turn].append(builds[turn[0]].turn(turn[1], steps))
         for workers in builds.values():
             workers.close()
-        gloo, old, new, none = (times[turn] for turn in turns)
-        print(f"{model}: ms per step: gloo {statistics.median(gloo):.1f}, old {statistics.median(old):.1f}, "
-              f"new {statistics.median(new):.1f}, no exchange {statistics.median(none):.1f}\n"
-              f"  gloo / new {ratio(gloo, new)}, gloo / old {ratio(gloo, old)}, old / new {ratio(old, new)}, "
-              f"gloo / no exchange {ratio(gloo, none)}", flush=True)
+        gloo, none = times[last, "gloo"], times[last, "none"]
+        print(f"{model}: gloo {statistics.median(gloo):.1f} ms per step; no exchange {statistics.median(none):.1f}, "
+              f"gloo / that {ratio(gloo, none)}")
+        for build in builds:
+            ours = times[build, "lockstep"]
+            print(f"  {build}: {statistics.median(ours):.1f} ms per step, gloo / ours {ratio(gloo, ours)}, "
+                  f"{first} / this {ratio(times[first, 'lockstep'], ours)}", flush=True)
 
 
 if __name__ == "__main__":

@@ -159,7 +159,9 @@ void BoardSync::gather_entries(bool brief) {
   for (int i = 1; i < world_size_; ++i) {
     const int peer = rank_ + i < world_size_ ? rank_ + i : rank_ + i - world_size_;
     const Board::Entry& theirs = entry(peer);
-    const auto there = [&] { return theirs.sequence.load(std::memory_order_acquire) == sequence_; };
+    const auto there = [word = &theirs.sequence, sequence = sequence_] {
+      return word->load(std::memory_order_acquire) == sequence;
+    };
     if (!brief || !look_at(there)) wait_for(peer, there);
     if (theirs.digest != digest_) [[unlikely]]
       fail_mismatch(peer);
@@ -174,7 +176,7 @@ void BoardSync::await(std::atomic<std::uint64_t> Board::*counter, std::uint64_t 
   for (int i = 1; i < world_size_; ++i) {
     const int peer = rank_ + i < world_size_ ? rank_ + i : rank_ + i - world_size_;
     const std::atomic<std::uint64_t>& word = board(peer).*counter;
-    wait_for(peer, [&] { return word.load(std::memory_order_acquire) >= value; });
+    wait_for(peer, [&word, value] { return word.load(std::memory_order_acquire) >= value; });
   }
 }
 

@@ -22,8 +22,10 @@ constexpr std::size_t kMostShares = std::min(Board::kStageBytes / 64, 2 * (kEntr
 
 // What is left to do with so few bytes takes less time than to look at the clock.
 constexpr std::size_t kBrief = 64;
-// A vector of so many bytes leaves a core's own cache before it is used.
-constexpr std::size_t kLeavesCache = 4 * 1024 * 1024;
+// From so many bytes on all ranks together, results are written past the cache: it does not keep
+// them until they are used, and to fetch what is overwritten would take half as long again. Smaller
+// ones are slower that way.
+constexpr std::size_t kLeavesCache = 128 * 1024 * 1024;
 // How many results of a rank may wait for the others: with two shares of a stage or more, as many
 // fit as two of them have room for.
 constexpr std::size_t kResults = 4;
@@ -88,12 +90,15 @@ Outcome SharedCollectives::carry_out(const Call& call, const MeshFrame& stamp,
   if (task_.reduce && !(small && task_.gather)) cut_chunks(call);
   if (small) {
     run_small();
-  } else if (show_windows()) {
+    return outcome(false);
+  }
+  entry.enter();  // takes no time beside what follows
+  if (show_windows()) {
     run_window();
   } else {
     run_staged();
   }
-  return outcome(!small);
+  return outcome(true);
 }
 
 void SharedCollectives::describe_task(const Call& call) {
@@ -260,10 +265,9 @@ Range SharedCollectives::segment_of(int rank, std::size_t segment, std::size_t r
   return common_part({begin, begin + segment}, whole);
 }
 
-// Copies what others have shown to where the caller wants it. A large result is out of the cache
-// before anybody reads it.
+// Copies what others have shown to where the caller wants it.
 void SharedCollectives::take(std::byte* to, const std::byte* from, std::size_t bytes) const {
-  if (task_.count * task_.element >= kLeavesCache) {
+  if (task_.count * task_.element * static_cast<std::size_t>(world_size_) >= kLeavesCache) {
     stream_bytes(to, from, bytes);
   } else {
     copy_bytes(to, from, bytes);
