@@ -19,6 +19,8 @@ constexpr std::size_t kMostTailBytes = 16 * 1024;
 constexpr std::uint32_t kMostLanes = std::uint32_t{1} << 24;
 // What a rank may bring to one piece. Honest ranks own few nodes, and pieces are small.
 constexpr std::size_t kMostBroughtBytes = std::size_t{1} << 30;
+// What a node takes beside its numbers, of which it may have none.
+constexpr std::size_t kNodeBytes = 256;
 
 std::string node_name(const BulkHead& head) {
   return fmt::format("lanes [{}, {}) of {} in sum {}", head.lane_begin, head.lane_end, head.lanes,
@@ -79,8 +81,12 @@ bool LaneSums::offer(int rank, const BulkHead& head) {
                      kMostLanes));
   }
   if (!open_) {
-    open_.emplace(Open{head, rank, LaneTree(head.lanes), std::vector<std::size_t>(names_.size()),
-                       std::vector<bool>(names_.size())});
+    open_.emplace(Open{head,
+                       rank,
+                       LaneTree(head.lanes),
+                       std::vector<std::size_t>(names_.size()),
+                       std::vector<bool>(names_.size()),
+                       {}});
   }
   const BulkHead& first = open_->head;
   const std::string& opener = names_[index_of(open_->opener)];
@@ -107,7 +113,7 @@ bool LaneSums::offer(int rank, const BulkHead& head) {
   waiting_at_[index_of(rank)].reset();
   open_->has_brought[index_of(rank)] = true;
   std::size_t& brought = open_->brought[index_of(rank)];
-  brought += head.count * sizeof(float) + foot_bytes(head);
+  brought += head.count * sizeof(float) + foot_bytes(head) + kNodeBytes;
   if (brought > kMostBroughtBytes) {
     fail(ErrorCode::kMessageTooLarge, rank,
          fmt::format("sent {} bytes for the elements from {} on of sum {}; {} are allowed", brought,
@@ -137,15 +143,23 @@ void LaneSums::add(int rank, const BulkHead& head, LaneValue value) {
          fmt::format("sent {}, but others have sent all lanes already", node_name(head)));
   }
   check_finite(rank, head, value);
-  switch (open_->tree.add({head.lane_begin, head.lane_end}, std::move(value))) {
-    case LaneTree::Outcome::kAdded: break;
+  const Range node = {head.lane_begin, head.lane_end};
+  switch (open_->tree.add(node, std::move(value))) {
+    case LaneTree::Outcome::kAdded: open_->nodes.push_back({node, rank}); break;
     case LaneTree::Outcome::kNoNode:
       fail(ErrorCode::kSizeMismatch, rank,
            fmt::format("sent {}, which is no node of the tree", node_name(head)));
     case LaneTree::Outcome::kOverlaps:
       fail(ErrorCode::kSizeMismatch, rank,
-           fmt::format("sent {}, of which some have come already", node_name(head)));
+           fmt::format("sent {}, of which {} has brought some already", node_name(head),
+                       names_[index_of(who_brought(node))]));
   }
+}
+
+int LaneSums::who_brought(Range part) const {
+  const auto found = std::ranges::find_if(
+      open_->nodes, [&](const Brought& each) { return common_part(each.node, part).size() > 0; });
+  return found == open_->nodes.end() ? open_->opener : found->rank;
 }
 
 void LaneSums::check_stuck() const {

@@ -6,6 +6,7 @@
 #include <vector>
 
 #include "lockstep/base/error.h"
+#include "lockstep/base/range.h"
 #include "lockstep/server/lane_tree.h"
 #include "lockstep/wire/gradient_messages.h"
 
@@ -41,12 +42,17 @@ class LaneSums {
   std::string missing() const;
 
  private:
+  struct Brought {
+    Range node;
+    int rank = -1;
+  };
   struct Open {
     BulkHead head;  // that opened it
     int opener = -1;
     LaneTree tree;
     std::vector<std::size_t> brought;  // bytes, by rank
     std::vector<bool> has_brought;     // anything, by rank
+    std::vector<Brought> nodes;        // in the order in which they came
   };
   // Of a piece.
   struct Place {
@@ -62,6 +68,8 @@ class LaneSums {
   bool can_come_next(const Place& place) const;
   // Throws unless it is the open piece, or the one after it from a rank that has brought its part.
   void check_place(int rank, const BulkHead& head) const;
+  // Some of these lanes of the open piece.
+  int who_brought(Range part) const;
   void check_finite(int rank, const BulkHead& head, const LaneValue& value) const;
 
   const std::vector<std::string> names_;

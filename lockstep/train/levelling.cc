@@ -4,6 +4,7 @@
 
 #include <algorithm>
 #include <chrono>
+#include <csignal>
 #include <cstdlib>
 #include <cstring>
 #include <functional>
@@ -89,6 +90,9 @@ constexpr std::int64_t kMostSteps = std::int64_t{1} << 53;
 // Of a step that is complete: verified and evaluated.
 constexpr int kMostDone = 2;
 
+// A rank keeps one more range for each generation that dies before its first step is done.
+constexpr std::size_t kMostMoments = 4096;
+
 // `size` is that of the flat buffers, in which the ranges lie.
 std::optional<LevelStanding> parse_standing(const std::string& text, std::size_t size) {
   const Json json = parse_json(text);
@@ -113,7 +117,7 @@ std::optional<LevelStanding> parse_standing(const std::string& text, std::size_t
     if (!inside(range)) return std::nullopt;
     told.moments.push_back({range, static_cast<std::int64_t>(numbers->at(2))});
   }
-  if (reader.problem()) return std::nullopt;
+  if (reader.problem() || told.moments.size() > kMostMoments) return std::nullopt;
   return told;
 }
 
@@ -235,6 +239,17 @@ Record record_of(const TrainerStanding& own, std::int64_t step) {
   return record;
 }
 
+// Whether it may be the report of `step`. What is told of it counts ranks by these lists.
+bool is_possible(const StepReport& report, std::int64_t step) {
+  const std::size_t ranks = report.lanes.size();
+  const auto is_rank = [&](int rank) { return rank >= 0 && index_of(rank) < ranks; };
+  return report.step == step && report.tokens >= 0 && report.correct >= 0 && report.stop >= 0 &&
+         report.stop < NSIG && report.phases.size() == ranks &&
+         (report.next_lanes.empty() || report.next_lanes.size() == ranks) &&
+         (!report.straggler || is_rank(report.straggler->rank)) &&
+         std::ranges::all_of(report.leaving, is_rank);
+}
+
 Record share_record(Communicator& communicator, int teller, const TrainerStanding& own,
                     std::int64_t step) {
   Record record;
@@ -254,7 +269,9 @@ Record share_record(Communicator& communicator, int teller, const TrainerStandin
   communicator.broadcast(std::span(numbers), teller);
   Numbers in(std::move(numbers));
   pass(record, in);
-  if (!in.right()) refuse_telling(communicator, teller, "the report of the last step");
+  if (!in.right() || (record.has_last && !is_possible(record.last.report, step))) {
+    refuse_telling(communicator, teller, "the report of the last step");
+  }
   return record;
 }
 

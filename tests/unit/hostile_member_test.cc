@@ -26,6 +26,7 @@ namespace lockstep::hostile_member_test {
 namespace {
 
 using ::testing::HasSubstr;
+using ::testing::Not;
 using namespace test;
 
 constexpr std::chrono::seconds kTimeout{20};
@@ -133,6 +134,9 @@ std::string standing(const std::string& step, const std::string& held, const std
 }
 
 TEST(HostileMember, StandsWhereNobodyCan) {
+  std::string many_moments = "[[0,1,2]";  // each is compared with each
+  for (int i = 0; i < 100'000; ++i) many_moments += ",[0,1,2]";
+  many_moments += "]";
   const std::vector<std::string> texts = {
       "",
       "[]",
@@ -151,6 +155,7 @@ TEST(HostileMember, StandsWhereNobodyCan) {
       standing("2", "[0]", "[]"),
       standing("2", "[0,0]", "[[0,99999999,2]]"),
       standing("2", "[0,0]", "[[0]]"),
+      standing("2", "[0,0]", many_moments),
   };
   for (const std::string& text : texts) {
     expect_named(levelling_error([&](Communicator& communicator) {
@@ -181,6 +186,66 @@ TEST(HostileMember, TellsAReportThatIsNone) {
     const std::vector<double> numbers(40, bad);
     expect_named(levelling_error(telling(40, numbers)), "the report of the last step");
   }
+}
+
+// The numbers of a report of step 3 in their order, of two ranks, with all else as little as can
+// be.
+struct ToldReport {
+  double step = 3;
+  double tokens = 1;
+  double phases = 2;
+  std::vector<double> straggler = {0};
+  std::vector<double> lanes = {2, 2, 2};
+  std::vector<double> next_lanes = {0};
+  double stop = 0;
+  std::vector<double> leaving = {0};
+
+  std::vector<double> numbers() const {
+    std::vector<double> all = {1, step, 0, 0, 0, 0, tokens, 0, 0, 0, 0, 0, 0, phases};
+    all.resize(all.size() + static_cast<std::size_t>(phases) * kPhases);
+    const auto add = [&](const std::vector<double>& more) {
+      all.insert(all.end(), more.begin(), more.end());
+    };
+    add(straggler);
+    add(lanes);
+    add(next_lanes);
+    add({stop, 0, 0});
+    add(leaving);
+    add({1, 1, 0, 0, 0, 0});
+    return all;
+  }
+};
+
+// Each number is one that could be, but they do not belong together: who believed the second list
+// of lanes would read past the end of the first.
+TEST(HostileMember, TellsAReportOfRanksThatAreNone) {
+  const std::vector<ToldReport> reports = {
+      {.step = 4},
+      {.tokens = -1},
+      {.phases = 3},
+      {.straggler = {1, 2, 0.5}},
+      {.straggler = {1, -1, 0.5}},
+      {.lanes = {1, 4}},
+      {.next_lanes = {3, 1, 1, 2}},
+      {.stop = 65},
+      {.stop = -1},
+      {.leaving = {1, 2}},
+  };
+  const auto tell = [](const ToldReport& report) {
+    return [report](Communicator& communicator) {
+      gather_texts(communicator, standing("3", "[0,0]", "[]"));
+      std::vector<double> numbers = report.numbers();
+      auto size = static_cast<std::int64_t>(numbers.size());
+      communicator.broadcast(std::span(&size, 1), 1);
+      communicator.broadcast(std::span(numbers), 1);
+      communicator.barrier();
+    };
+  };
+  for (const ToldReport& report : reports) {
+    expect_named(levelling_error(tell(report)), "the report of the last step");
+  }
+  // One that is right is taken.
+  EXPECT_THAT(levelling_error(tell({})).what(), Not(HasSubstr("makes no sense")));
 }
 
 // Carries out collectives as another engine does, but lies in this rank's own part of a step's

@@ -210,6 +210,23 @@ TEST(LaneSums, BoundsLanesAndBytesOfARank) {
   EXPECT_EQ(error.rank(), 1);
 }
 
+// Nodes of nothing take memory, too: of every other lane, so that none has its sibling.
+TEST(LaneSums, BoundsNodesThatBringNothing) {
+  LaneSums sums({"a", "b"});
+  auto empty = partial(0, {0, 1});
+  empty.lanes = 1 << 24;
+  empty.count = 0;
+  const Error error = error_of([&] {
+    for (std::uint32_t lane = 0; lane < empty.lanes; lane += 2) {
+      empty.lane_begin = lane;
+      empty.lane_end = lane + 1;
+      sums.offer(1, empty);
+    }
+  });
+  EXPECT_EQ(error.code(), ErrorCode::kMessageTooLarge);
+  EXPECT_EQ(error.rank(), 1);
+}
+
 TEST(LaneSums, NamesWhoDoesNotFit) {
   const auto failure = [](auto&& body) {
     LaneSums step({"a", "b"});
@@ -232,7 +249,8 @@ TEST(LaneSums, NamesWhoDoesNotFit) {
   EXPECT_THAT(error.what(), HasSubstr("b sent 3 elements and a tail of 0 from element 0 on in sum "
                                       "0, but a sent 2 and 0"));
   error = failure([&](LaneSums& step) { step.add(1, partial(0, {1, 2}), {{1, 2}, {}}); });
-  EXPECT_THAT(error.what(), HasSubstr("some have come already"));
+  EXPECT_THAT(error.what(), HasSubstr("b sent lanes [1, 2) of 4 in sum 0, of which a has brought "
+                                      "some already"));
   error = failure([&](LaneSums& step) { step.add(1, partial(0, {2, 4}), {{1, NAN}, {}}); });
   EXPECT_EQ(error.code(), ErrorCode::kNonFinite);
   EXPECT_THAT(error.what(), HasSubstr("b sent nan for lanes [2, 4) of 4 in sum 0: element 1"));
