@@ -64,6 +64,9 @@ std::vector<double> parse_mix(std::string_view text) {
     weights.push_back(weight);
     begin = end + 1;
   }
+  if (!std::isfinite(std::accumulate(weights.begin(), weights.end(), 0.0))) {
+    refuse_mix(text, "the weights are too large to be added up");
+  }
   const std::vector<std::uint64_t> shares = apportion(weights, kMixBlock);
   for (std::size_t i = 0; i < weights.size(); ++i) {
     if (shares[i] > 0) continue;

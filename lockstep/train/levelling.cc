@@ -173,8 +173,8 @@ class Numbers {
     if (there) each(*value);
   }
   const std::vector<double>& all() const { return numbers_; }
-  // All that was read was there and fitted.
-  bool right() const { return right_; }
+  // All that was read was there and fitted, and there is no more.
+  bool right() const { return right_ && next_ == numbers_.size(); }
 
  private:
   const bool writes_;

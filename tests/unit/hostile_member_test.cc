@@ -4,6 +4,7 @@
 #include <gtest/gtest.h>
 
 #include <cmath>
+#include <cstring>
 #include <functional>
 #include <limits>
 #include <optional>
@@ -20,6 +21,7 @@
 #include "lockstep/train/levelling.h"
 #include "lockstep/train/resume.h"
 #include "tests/support/groups.h"
+#include "tests/support/lying_engine.h"
 #include "tests/support/trainers.h"
 
 namespace lockstep::hostile_member_test {
@@ -199,12 +201,13 @@ struct ToldReport {
   std::vector<double> next_lanes = {0};
   double stop = 0;
   std::vector<double> leaving = {0};
+  std::vector<double> more = {};
 
   std::vector<double> numbers() const {
     std::vector<double> all = {1, step, 0, 0, 0, 0, tokens, 0, 0, 0, 0, 0, 0, phases};
     all.resize(all.size() + static_cast<std::size_t>(phases) * kPhases);
-    const auto add = [&](const std::vector<double>& more) {
-      all.insert(all.end(), more.begin(), more.end());
+    const auto add = [&](const std::vector<double>& next) {
+      all.insert(all.end(), next.begin(), next.end());
     };
     add(straggler);
     add(lanes);
@@ -212,6 +215,7 @@ struct ToldReport {
     add({stop, 0, 0});
     add(leaving);
     add({1, 1, 0, 0, 0, 0});
+    add(more);
     return all;
   }
 };
@@ -230,6 +234,7 @@ TEST(HostileMember, TellsAReportOfRanksThatAreNone) {
       {.stop = 65},
       {.stop = -1},
       {.leaving = {1, 2}},
+      {.more = {0}},
   };
   const auto tell = [](const ToldReport& report) {
     return [report](Communicator& communicator) {
@@ -247,35 +252,6 @@ TEST(HostileMember, TellsAReportOfRanksThatAreNone) {
   // One that is right is taken.
   EXPECT_THAT(levelling_error(tell({})).what(), Not(HasSubstr("makes no sense")));
 }
-
-// Carries out collectives as another engine does, but lies in this rank's own part of a step's
-// tail.
-class LyingEngine final : public Engine {
- public:
-  LyingEngine(std::unique_ptr<Engine> engine, std::size_t place, double lie)
-      : engine_(std::move(engine)), place_(place), lie_(lie) {}
-  int rank() const override { return engine_->rank(); }
-  int world_size() const override { return engine_->world_size(); }
-  std::string name_of(int rank) const override { return engine_->name_of(rank); }
-  Supervisor& supervisor() override { return engine_->supervisor(); }
-  Algorithm choose(const Call& call) const override { return engine_->choose(call); }
-  Outcome run(const Call& call, const MeshFrame& stamp, CollectiveEntry& entry) override {
-    if (call.collective == Collective::kReduceNodes && call.out.type() == DataType::kF64) {
-      auto* tail = reinterpret_cast<double*>(const_cast<std::byte*>(call.partials[0].data()));
-      tail[place_] = lie_;
-    }
-    return engine_->run(call, stamp, entry);
-  }
-  std::unique_ptr<Engine> split(const std::vector<int>& members, std::uint32_t group) override {
-    return engine_->split(members, group);
-  }
-  Buffer allocate(std::size_t bytes) override { return engine_->allocate(bytes); }
-
- private:
-  const std::unique_ptr<Engine> engine_;
-  const std::size_t place_;
-  const double lie_;
-};
 
 // The places of trainer.cc: four numbers of the lanes, then those of every rank.
 constexpr std::size_t kTokensPlace = 1;
@@ -295,7 +271,13 @@ std::vector<std::optional<Error>> train_with_lie(std::size_t place, double lie) 
       options.schedule.steps = 2;
       std::unique_ptr<Engine> engine =
           std::make_unique<PlanEngine>(std::move(group[index_of(rank)]));
-      if (rank == 1) engine = std::make_unique<LyingEngine>(std::move(engine), place, lie);
+      if (rank == 1) {
+        engine = std::make_unique<LyingEngine>(
+            std::move(engine), [&](const Call& call, std::span<std::byte> brought) {
+              if (call.out.type() != DataType::kF64 || call.partials.empty()) return;
+              std::memcpy(&brought[place * sizeof lie], &lie, sizeof lie);
+            });
+      }
       Communicator communicator(std::move(engine), kTimeout);
       ThreadPool pool(1);
       const auto replica = make_cpu_replica(replica_options(options, rank, 2), communicator, pool);

@@ -43,6 +43,7 @@ TEST(Mix, WeightsAreRead) {
   for (const char* text : {"3,", ",", "3,,1", "3,-1", "3,0", "3,x", "inf,1", "nan", "3 1"}) {
     EXPECT_THAT(refusal(text), HasSubstr("positive number")) << text;
   }
+  EXPECT_THAT(refusal("1e308,1e308"), HasSubstr("too large to be added up"));
   EXPECT_THAT(refusal("1000000,1"), HasSubstr("1 is less than one in 10000 of all"));
 }
 
