@@ -98,7 +98,8 @@ MappedFile::Guard* MappedFile::take_guard(std::span<const std::byte> bytes) {
 }
 
 MappedFile::MappedFile(std::string path) : path_(std::move(path)) {
-  const Descriptor file(::open(path_.c_str(), O_RDONLY | O_CLOEXEC));
+  // A pipe has no writer to wait for.
+  const Descriptor file(::open(path_.c_str(), O_RDONLY | O_NONBLOCK | O_CLOEXEC));
   if (!file) throw_io("opening " + path_, errno);
   struct stat status {};
   if (::fstat(file.get(), &status) != 0) throw_io("reading " + path_, errno);

@@ -66,11 +66,16 @@ std::string read_secret_file(const SocketAddress& address) {
   for (const SocketAddress& bound : {address, SocketAddress::any(AF_INET, address.port()),
                                      SocketAddress::any(AF_INET6, address.port())}) {
     if (!file) {
-      file = Descriptor(::open(path_of(bound).c_str(), O_RDONLY | O_NOFOLLOW | O_CLOEXEC));
+      // Who waited for a writer of a pipe could be held up by whoever has put it there.
+      file = Descriptor(
+          ::open(path_of(bound).c_str(), O_RDONLY | O_NONBLOCK | O_NOFOLLOW | O_CLOEXEC));
     }
   }
   struct stat entry {};
-  if (!file || ::fstat(file.get(), &entry) != 0 || !is_ours_alone(entry)) return {};
+  if (!file || ::fstat(file.get(), &entry) != 0 || !S_ISREG(entry.st_mode) ||
+      !is_ours_alone(entry)) {
+    return {};
+  }
   std::array<char, 256> text{};
   const ssize_t size = ::read(file.get(), text.data(), text.size());
   return size > 0 ? std::string(text.data(), static_cast<std::size_t>(size)) : "";

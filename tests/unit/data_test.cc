@@ -1,6 +1,7 @@
 #include <fmt/format.h>
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
+#include <sys/stat.h>
 #include <unistd.h>
 
 #include <algorithm>
@@ -224,6 +225,10 @@ TEST(OpenData, TextFilesAndWhatIsWrongWithThem) {
   EXPECT_THAT(problem("mixed.bin", "1234"), HasSubstr("train on one kind"));
   EXPECT_THAT(message_of([&] { open_data({folder.path() + "/none.txt"}); }),
               HasSubstr("none.txt: No such file"));
+  // One that nobody writes to is not waited for.
+  ASSERT_EQ(::mkfifo((folder.path() + "/pipe.txt").c_str(), 0600), 0);
+  EXPECT_THAT(message_of([&] { open_data({folder.path() + "/pipe.txt"}); }),
+              HasSubstr("pipe.txt: not a regular file"));
 }
 
 // Text is mapped while it is turned into tokens. A file of the kernel stands for one on a bad disk:

@@ -107,6 +107,12 @@ TEST_F(SecretFileTest, AFolderOfOthersIsRefused) {
   EXPECT_FALSE(std::filesystem::exists(path()));
 }
 
+// Other users can make the folder in /tmp, where a pipe would hold up whoever joins a job.
+TEST_F(SecretFileTest, APipeInItsPlaceIsNotWaitedFor) {
+  ASSERT_EQ(::mkfifo(path().c_str(), 0600), 0);
+  EXPECT_EQ(read_secret_file(kBound), "");
+}
+
 // A link that somebody has put where the file will be.
 TEST_F(SecretFileTest, NoLinkIsFollowed) {
   TemporaryFolder elsewhere;
