@@ -135,6 +135,10 @@ std::vector<std::string> gather_texts(Communicator& communicator, std::string_vi
     texts.emplace_back(reinterpret_cast<const char*>(all.data()) + begin, count);
     begin += count;
   }
+  // Who believed that would plan with a state that it does not have.
+  if (texts[index_of(communicator.rank())] != own) {
+    refuse_telling(communicator, communicator.rank(), "its own text, which came back changed");
+  }
   return texts;
 }
 

@@ -295,6 +295,33 @@ std::vector<std::optional<Error>> train_with_lie(std::size_t place, double lie) 
   return errors;
 }
 
+// Bad memory, or whoever passes it on: a rank does not take it for what it has told.
+TEST(HostileMember, IsNotBelievedByItself) {
+  auto group = make_local_group(2);
+  const auto talk = [&](std::unique_ptr<Engine> engine) -> std::optional<Error> {
+    Communicator communicator(std::move(engine), kTimeout);
+    try {
+      gather_texts(communicator, "a text");
+      communicator.barrier();
+    } catch (const Error& error) {
+      return error;
+    }
+    return std::nullopt;
+  };
+  std::optional<Error> error;
+  std::thread liar([&] {
+    const auto lie = [](const Call& call, std::span<std::byte> brought) {
+      if (call.in.type() == DataType::kU8 && !brought.empty()) brought[0] = std::byte{'b'};
+    };
+    error =
+        talk(std::make_unique<LyingEngine>(std::make_unique<PlanEngine>(std::move(group[1])), lie));
+  });
+  talk(std::make_unique<PlanEngine>(std::move(group[0])));
+  liar.join();
+  ASSERT_TRUE(error);
+  expect_named(*error, "its own text, which came back changed");
+}
+
 TEST(HostileMember, RequestsWhatNobodyCanWant) {
   const std::vector<std::pair<std::size_t, double>> lies = {
       {kStopPlaceOfRank1, kNan},  {kStopPlaceOfRank1, 1e300},     {kStopPlaceOfRank1, 1000},
