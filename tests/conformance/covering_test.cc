@@ -30,7 +30,9 @@ INSTANTIATE_TEST_SUITE_P(All, Covering,
                          place_name);
 constexpr int kFew[] = {2, 3, 5};
 INSTANTIATE_TEST_SUITE_P(Also, Covering,
-                         testing::ValuesIn(places({GroupMedium::kTcpV6, GroupMedium::kAuto}, kFew)),
+                         testing::ValuesIn(places({GroupMedium::kTcpV6, GroupMedium::kTcpRails,
+                                                   GroupMedium::kAuto},
+                                                  kFew)),
                          place_name);
 
 }  // namespace

@@ -253,7 +253,8 @@ TEST_P(Failure, BlockingCallsWaitForWorkBeforeThem) {
 constexpr int kSizes[] = {2, 3};
 INSTANTIATE_TEST_SUITE_P(All, Failure,
                          testing::ValuesIn(places({GroupMedium::kLocal, GroupMedium::kLocalMessages,
-                                                   GroupMedium::kTcp, GroupMedium::kShm},
+                                                   GroupMedium::kTcp, GroupMedium::kTcpRails,
+                                                   GroupMedium::kShm},
                                                   kSizes)),
                          place_name);
 

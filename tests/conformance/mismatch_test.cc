@@ -168,7 +168,8 @@ TEST_P(Mismatch, EndsEverywhereWithBothDescriptions) {
 constexpr int kSizes[] = {3};
 INSTANTIATE_TEST_SUITE_P(All, Mismatch,
                          testing::ValuesIn(places({GroupMedium::kLocal, GroupMedium::kLocalMessages,
-                                                   GroupMedium::kTcp, GroupMedium::kShm},
+                                                   GroupMedium::kTcp, GroupMedium::kTcpRails,
+                                                   GroupMedium::kShm},
                                                   kSizes)),
                          place_name);
 

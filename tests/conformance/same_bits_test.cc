@@ -20,7 +20,7 @@ TEST_P(SameBits, OnEveryMediumByEveryAlgorithm) {
   std::map<std::string, std::string> hashes;  // of rank 0, by how it came about
   for (const GroupMedium medium :
        {GroupMedium::kLocal, GroupMedium::kLocalMessages, GroupMedium::kTcp, GroupMedium::kTcpV6,
-        GroupMedium::kTcpSealed, GroupMedium::kShm, GroupMedium::kAuto}) {
+        GroupMedium::kTcpSealed, GroupMedium::kTcpRails, GroupMedium::kShm, GroupMedium::kAuto}) {
     const bool shared_memory = medium == GroupMedium::kLocal || medium == GroupMedium::kShm ||
                                medium == GroupMedium::kAuto;
     for (const Algorithm algorithm :
@@ -53,7 +53,8 @@ TEST(ManyNodes, ReduceOnEveryMedium) {
   constexpr std::uint32_t kLanes = 5000;
   LeafOwners owners;
   for (std::uint32_t lane = 0; lane < kLanes; ++lane) owners.push_back(static_cast<int>(lane % 2));
-  for (const GroupMedium medium : {GroupMedium::kLocal, GroupMedium::kTcp, GroupMedium::kShm}) {
+  for (const GroupMedium medium :
+       {GroupMedium::kLocal, GroupMedium::kTcp, GroupMedium::kTcpRails, GroupMedium::kShm}) {
     kept_group(medium, 2).run([&](Communicator& comm) {
       const std::vector<std::int64_t> lane(3, 1 + comm.rank());
       const std::vector<ConstBufferView> partials(owned_nodes(owners, comm.rank()).size(),

@@ -36,6 +36,7 @@ class FaultTransport final : public Transport {
   std::vector<int> hosts() const override { return inner_->hosts(); }
   bool oversubscribed() const override { return inner_->oversubscribed(); }
   bool crowded() const override { return inner_->crowded(); }
+  int rails() const override { return inner_->rails(); }
   void note_waits_in(WaitNote& waits) override {
     inner_->note_waits_in(waits);
     Transport::note_waits_in(waits);

@@ -32,6 +32,7 @@ std::string_view to_string(GroupMedium medium) {
     case GroupMedium::kTcp: return "Tcp";
     case GroupMedium::kTcpV6: return "TcpV6";
     case GroupMedium::kTcpSealed: return "TcpSealed";
+    case GroupMedium::kTcpRails: return "TcpRails";
     case GroupMedium::kShm: return "Shm";
     case GroupMedium::kAuto: return "Auto";
   }
@@ -137,7 +138,10 @@ std::vector<std::unique_ptr<Transport>> make_transports(const GroupOptions& opti
 Group::Group(const GroupOptions& options) : options_(options), threads_(options.world_size) {
   for (std::unique_ptr<Transport>& transport : make_transports(options)) {
     communicators_.push_back(std::make_unique<Communicator>(
-        std::make_unique<PlanEngine>(std::move(transport), PlanOptions{options.segment_bytes}),
+        std::make_unique<PlanEngine>(
+            std::move(transport),
+            PlanOptions{.segment_bytes = options.segment_bytes,
+                        .rails = options.medium == GroupMedium::kTcpRails ? 3 : 0}),
         options.timeout));
   }
 }

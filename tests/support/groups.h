@@ -19,7 +19,7 @@
 namespace lockstep::test {
 
 // What joins the ranks of a test, which are threads of this process on every medium.
-enum class GroupMedium { kLocal, kLocalMessages, kTcp, kTcpV6, kTcpSealed, kShm, kAuto };
+enum class GroupMedium { kLocal, kLocalMessages, kTcp, kTcpV6, kTcpSealed, kTcpRails, kShm, kAuto };
 std::string_view to_string(GroupMedium medium);  // "Local", "LocalMessages", ...
 
 struct GroupOptions {

@@ -170,20 +170,22 @@ TEST(FingerprintWarning, NamesThoseThatDiffer) {
   EXPECT_EQ(warning.find("rank 2"), std::string::npos);
 }
 
-TEST(HasCoresForEach, CountsCoresOfRanksOnTheSameHostOnce) {
+TEST(CoresForEach, CountsCoresOfRanksOnTheSameHostOnce) {
   Roster roster = {make_card(0), make_card(1), make_card(2)};
   roster[2].host.network_namespace = 2;  // another host
   roster[0].cores = "0-1";
   roster[1].cores = "0-1";
   roster[2].cores = "7";
-  EXPECT_TRUE(has_cores_for_each(roster, 0, 1));
-  EXPECT_FALSE(has_cores_for_each(roster, 0, 2));
+  EXPECT_EQ(cores_for_each(roster, 0), 1);
   roster[1].cores = "2-3";
-  EXPECT_TRUE(has_cores_for_each(roster, 1, 2));
-  EXPECT_TRUE(has_cores_for_each(roster, 2, 1));
-  EXPECT_FALSE(has_cores_for_each(roster, 2, 2));
+  EXPECT_EQ(cores_for_each(roster, 1), 2);
+  EXPECT_EQ(cores_for_each(roster, 2), 1);
+  EXPECT_EQ(least_cores_for_each(roster), 1);
+  roster[2].cores = "4-15";
+  EXPECT_EQ(least_cores_for_each(roster), 2);
   roster[0].cores = roster[1].cores = "0";
-  EXPECT_FALSE(has_cores_for_each(roster, 0, 1));
+  EXPECT_EQ(cores_for_each(roster, 0), 0);
+  EXPECT_EQ(least_cores_for_each(roster), 0);
 }
 
 TEST(RequireMember, ComparesTheProcessWithTheRoster) {

@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <limits>
 
+#include "lockstep/base/check.h"
 #include "lockstep/base/index.h"
 #include "lockstep/comm/kernels/kernels.h"
 
@@ -20,12 +21,14 @@ class Combiner final : public TransferObserver {
   std::size_t first_non_finite() const { return first_non_finite_; }
 
   void advanced(Transfer&) override { combine_ready(); }
-  bool watches_sends() const override { return sends_first_; }
+  // Whether sends and what is combined wait for each other.
+  bool watches_sends() const override { return sends_first_ || reduction_.one_thread; }
+
+ private:
   void combine_ready() {
     while (combined_ < segments_ && ready(combined_)) combine(combined_++);
   }
-
- private:
+  void add_results();
   bool ready(std::size_t segment) const;
   void combine(std::size_t segment);
   // Bytes of a message with so many partials up to the end of a segment.
@@ -47,7 +50,9 @@ class Combiner final : public TransferObserver {
   std::vector<std::byte*> send_partials_;
   std::vector<std::byte*> recv_partials_;
   std::vector<std::size_t> recv_begin_;  // of each rank's partials in recv_partials_
-  std::vector<Transfer> transfers_;
+  std::vector<std::byte*> result_rows_;  // never grows: transfers point into it
+  std::vector<Transfer> transfers_;      // the partials', then the results'
+  std::size_t partial_transfers_ = 0;
   std::vector<const void*> inputs_;
 };
 
@@ -103,10 +108,37 @@ Combiner::Combiner(const NodeReduction& reduction, Transport& transport, Scratch
     recv.limit = message_end(partials, own_bytes_, kPartialWindow - 1);
     transfers_.push_back(recv);
   }
+  partial_transfers_ = transfers_.size();
+  LOCKSTEP_CHECK(reduction.gathered == nullptr || reduction.one_thread);
+  if (reduction.gathered != nullptr) add_results();
+  combine_ready();  // when nobody has anything to send to this rank
+}
+
+// A peer's result overwrites what it must have had of this rank's partial before it could combine
+// it. No result waits for anything but partials, which wait for nothing behind them.
+void Combiner::add_results() {
+  const auto add = [&](int peer, Direction direction, std::byte* data, Range range) {
+    result_rows_.push_back(data);
+    Transfer result;
+    result.peer = peer;
+    result.direction = direction;
+    result.layout.rows = {&result_rows_.back(), 1};
+    result.layout.row_bytes = range.size() * element_;
+    if (direction == Direction::kRecv) result.limit = result.layout.row_bytes;
+    transfers_.push_back(result);
+  };
+  result_rows_.reserve(partial_transfers_);
+  for (std::size_t i = 0; i < partial_transfers_; i += 2) {
+    const int peer = transfers_[i].peer;
+    const Range theirs = reduction_.chunks[index_of(peer)];
+    add(peer, Direction::kSend, reduction_.out, own_);
+    add(peer, Direction::kRecv, reduction_.gathered + theirs.begin * element_, theirs);
+  }
 }
 
 bool Combiner::ready(std::size_t segment) const {
-  return std::all_of(transfers_.begin(), transfers_.end(), [&](const Transfer& t) {
+  const std::span partials = std::span(transfers_).first(partial_transfers_);
+  return std::all_of(partials.begin(), partials.end(), [&](const Transfer& t) {
     if (t.direction == Direction::kSend && !sends_first_) return true;
     return t.done >= message_end(t.layout.rows.size(), t.layout.row_bytes, segment);
   });
@@ -132,9 +164,13 @@ void Combiner::combine(std::size_t segment) {
     const std::size_t found = find_non_finite(reduction_.type, out, count);
     if (found < count) first_non_finite_ = std::min(first_non_finite_, begin / element_ + found);
   }
-  for (Transfer& t : transfers_) {
-    if (t.direction == Direction::kSend) continue;
-    t.limit = message_end(t.layout.rows.size(), own_bytes_, segment + kPartialWindow);
+  for (std::size_t i = 0; i < transfers_.size(); ++i) {
+    Transfer& t = transfers_[i];
+    if (i >= partial_transfers_) {
+      if (t.direction == Direction::kSend) t.limit = begin + bytes;
+    } else if (t.direction == Direction::kRecv) {
+      t.limit = message_end(t.layout.rows.size(), own_bytes_, segment + kPartialWindow);
+    }
   }
 }
 
@@ -144,7 +180,6 @@ std::optional<std::size_t> NodeReduction::run(Transport& transport, Scratch& scr
                                               const MeshFrame& stamp, Deadline deadline) const {
   Combiner combiner(*this, transport, scratch);
   transport.run(combiner.transfers(), stamp, &combiner, deadline);
-  combiner.combine_ready();  // when nobody had anything to send to this rank
   if (combiner.first_non_finite() == std::numeric_limits<std::size_t>::max()) return {};
   return combiner.first_non_finite();
 }

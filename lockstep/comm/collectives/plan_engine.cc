@@ -11,6 +11,26 @@
 #include "lockstep/comm/kernels/outcome.h"
 
 namespace lockstep {
+namespace {
+
+// A part of a call that is worth waking a thread for.
+constexpr std::size_t kRailBytes = 512 * 1024;
+
+// Cuts between the parts of a chunk.
+constexpr std::size_t kRailAlignment = 1024;
+
+// Part `part` of `parts` of a chunk.
+Range part_of(Range chunk, int part, int parts) {
+  const auto cut = [&](int i) {
+    if (i == parts) return chunk.end;
+    const std::size_t at = chunk.size() * index_of(i) / index_of(parts);
+    return chunk.begin + at / kRailAlignment * kRailAlignment;
+  };
+  return {cut(part), cut(part + 1)};
+}
+
+}  // namespace
+
 struct PlanEngine::Running {
   const Call& call;
   const MeshFrame& stamp;
@@ -24,7 +44,9 @@ PlanEngine::PlanEngine(std::unique_ptr<Transport> transport, PlanOptions options
                        std::uint32_t group)
     : transport_(std::move(transport)),
       options_(options),
-      ranks_(TreeInputs::ranks(transport_->world_size())) {
+      ranks_(TreeInputs::ranks(transport_->world_size())),
+      rails_(*transport_, scratch_, options_.rails > 0 ? options_.rails : transport_->rails(),
+             group) {
   if (SharedSpace* space = transport_->shared_space()) {
     shared_ =
         std::make_unique<SharedCollectives>(*transport_, *space, transport_->oversubscribed());
@@ -102,17 +124,55 @@ std::optional<std::size_t> PlanEngine::reduce_own_chunk(const Running& running,
                                                         const TreeInputs& inputs,
                                                         std::span<const std::byte* const> partials,
                                                         std::span<const Range> chunks,
-                                                        std::byte* out) {
-  NodeReduction reduction;
-  reduction.type = running.type();
-  reduction.op = running.call.op;
-  reduction.inputs = &inputs;
-  reduction.partials = partials;
-  reduction.chunks = chunks;
-  reduction.out = out;
-  reduction.segment_bytes = segment_bytes();
-  reduction.check_finite = running.call.options.check_finite;
-  return reduction.run(*transport_, scratch_, running.stamp, running.deadline);
+                                                        std::byte* out, std::byte* gathered) {
+  const int parts = rails_for(running.call);
+  const std::size_t own_begin = chunks[index_of(rank())].begin;
+  // Of some elements of every chunk; where in the whole own chunk one is not finite.
+  const auto reduce_ranges = [&](Transport& transport, Scratch& scratch,
+                                 std::span<const Range> ranges,
+                                 std::byte* results) -> std::optional<std::size_t> {
+    const std::size_t first = ranges[index_of(rank())].begin - own_begin;
+    NodeReduction reduction;
+    reduction.type = running.type();
+    reduction.op = running.call.op;
+    reduction.inputs = &inputs;
+    reduction.partials = partials;
+    reduction.chunks = ranges;
+    reduction.out = out + first * size_of(running.type());
+    reduction.gathered = results;
+    reduction.one_thread = parts > 1;
+    reduction.segment_bytes = segment_bytes();
+    reduction.check_finite = running.call.options.check_finite;
+    const auto found = reduction.run(transport, scratch, running.stamp, running.deadline);
+    if (!found) return {};
+    return first + *found;
+  };
+  if (parts == 1) {
+    // With one thread for everything, results behind the partials were slower than a second round.
+    const auto found = reduce_ranges(*transport_, scratch_, chunks, nullptr);
+    if (gathered != nullptr) {
+      gather_chunks(running, chunks, BufferView(gathered, running.call.total, running.type()));
+    }
+    return found;
+  }
+  std::vector<std::optional<std::size_t>> not_finite(index_of(parts));
+  rails_.run(parts, [&](Transport& transport, Scratch& scratch, int part) {
+    std::vector<Range> ranges;
+    for (const Range chunk : chunks) ranges.push_back(part_of(chunk, part, parts));
+    not_finite[index_of(part)] = reduce_ranges(transport, scratch, ranges, gathered);
+  });
+  for (const std::optional<std::size_t>& found : not_finite) {
+    if (found) return found;
+  }
+  return {};
+}
+
+// The same on all ranks. Where some of them share memory, connections are not all there is.
+int PlanEngine::rails_for(const Call& call) const {
+  if (options_.rails > 0) return options_.rails;
+  if (sharing() != Sharing::kNone) return 1;
+  const std::size_t wanted = call.total * size_of(call.out.type()) / kRailBytes;
+  return static_cast<int>(std::clamp<std::size_t>(wanted, 1, index_of(rails_.count())));
 }
 
 void PlanEngine::gather_chunks(const Running& running, std::span<const Range> chunks,
@@ -133,8 +193,7 @@ Outcome PlanEngine::all_reduce(const Running& running) {
     case Algorithm::kDirect: {
       const std::vector<Range> chunks = chunks_of({}, data.count(), world_size());
       const Range own = chunks[index_of(rank())];
-      reduce_own_chunk(running, ranks_, {&partial, 1}, chunks, data.slice(own).data());
-      gather_chunks(running, chunks, data);
+      reduce_own_chunk(running, ranks_, {&partial, 1}, chunks, data.slice(own).data(), data.data());
       return outcome_of(running.call, rank());
     }
     default:
@@ -199,8 +258,7 @@ Outcome PlanEngine::reduce_nodes(const Running& running) {
   if (call.collective == Collective::kReduceScatterNodes) {
     return {reduce_own_chunk(running, inputs, partials, chunks, call.out.data())};
   }
-  reduce_own_chunk(running, inputs, partials, chunks, call.out.slice(own).data());
-  gather_chunks(running, chunks, call.out);
+  reduce_own_chunk(running, inputs, partials, chunks, call.out.slice(own).data(), call.out.data());
   return outcome_of(call, rank());
 }
 

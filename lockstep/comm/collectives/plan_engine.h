@@ -4,6 +4,7 @@
 
 #include "lockstep/comm/collectives/algorithm_table.h"
 #include "lockstep/comm/collectives/node_reduction.h"
+#include "lockstep/comm/collectives/rails.h"
 #include "lockstep/comm/collectives/round_runner.h"
 #include "lockstep/comm/collectives/shared_collectives.h"
 #include "lockstep/comm/collectives/two_level_collectives.h"
@@ -16,6 +17,8 @@ struct PlanOptions {
   // For tests, which make it small to reach the paths of large messages: what travels at once.
   // 0: the number of ranks decides.
   std::size_t segment_bytes = 0;
+  // For tests: how many rails a reduction of any size has. 0: what the transport says.
+  int rails = 0;
 };
 
 // Our own collectives over a Transport, through shared memory where the transport has it: between
@@ -59,10 +62,12 @@ class PlanEngine final : public Engine {
   void barrier(const Running& running);
 
   // Combines this rank's chunk of everybody's partials into `out`; where it is not finite, if
-  // asked.
+  // asked. With `gathered`, all chunks come there, too.
   std::optional<std::size_t> reduce_own_chunk(const Running& running, const TreeInputs& inputs,
                                               std::span<const std::byte* const> partials,
-                                              std::span<const Range> chunks, std::byte* out);
+                                              std::span<const Range> chunks, std::byte* out,
+                                              std::byte* gathered = nullptr);
+  int rails_for(const Call& call) const;
   void gather_chunks(const Running& running, std::span<const Range> chunks, BufferView data);
   void run_plan(const Running& running, const Plan& plan, BufferView data);
   std::size_t segment_bytes() const;
@@ -75,6 +80,7 @@ class PlanEngine final : public Engine {
   std::unique_ptr<TwoLevelCollectives> two_level_;  // null unless those of some host do
   Scratch scratch_;
   Scratch temporary_;
+  Rails rails_;
 };
 
 }  // namespace lockstep

@@ -23,11 +23,14 @@ namespace {
 
 constexpr std::chrono::milliseconds kPauseBetweenCalls{20};
 
+// Cores are also there to compute. See docs/decisions/tcp_rails.md.
+constexpr int kMostRails = 4;
+
 bool is_one_crowded_host(const Roster& roster) {
   const bool one_host = std::all_of(roster.begin(), roster.end(), [&](const Card& card) {
     return same_host(card.host, roster.front().host);
   });
-  return one_host && !has_cores_for_each(roster, 0, 1);
+  return one_host && cores_for_each(roster, 0) == 0;
 }
 
 // What all groups of a process have in common.
@@ -36,12 +39,14 @@ struct Hub {
       : job(std::move(joined)),
         medium(wanted),
         timeout(limit),
-        crowded(is_one_crowded_host(job.roster)) {}
+        crowded(is_one_crowded_host(job.roster)),
+        rails(std::clamp(least_cores_for_each(job.roster), 1, kMostRails)) {}
 
   JoinedJob job;
   const Medium medium;
   const Deadline::Clock::duration timeout;
   const bool crowded;
+  const int rails;
 
   const Card& card(int job_rank) const { return job.roster[index_of(job_rank)]; }
   const Card& own_card() const { return card(job.rank()); }
@@ -138,8 +143,9 @@ class MeshStreams final : public Streams {
     } else if (hub_->medium == Medium::kShared && members_.size() > 1) {
       refuse_remote_ranks();
     }
-    oversubscribed_ = !has_cores_for_each(hub_->job.roster, hub_->job.rank(), 1);
-    spare_cores_ = has_cores_for_each(hub_->job.roster, hub_->job.rank(), 2);
+    const int cores = cores_for_each(hub_->job.roster, hub_->job.rank());
+    oversubscribed_ = cores < 1;
+    spare_cores_ = cores >= 2;
   }
 
   Stream& to(int peer, Deadline deadline) override {
@@ -169,6 +175,7 @@ class MeshStreams final : public Streams {
   bool oversubscribed() const override { return oversubscribed_; }
   bool crowded() const override { return hub_->crowded; }
   bool spare_cores() const override { return spare_cores_; }
+  int rails() const override { return hub_->rails; }
   std::unique_ptr<Streams> split(const std::vector<int>& members, int rank,
                                  std::uint32_t group) override {
     std::vector<int> job_ranks;

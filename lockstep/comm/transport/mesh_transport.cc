@@ -59,10 +59,11 @@ struct MeshTransport::Active {
   std::size_t size() const { return transfer->layout.bytes(); }
   bool receiving() const { return transfer->direction == Direction::kRecv; }
   bool complete() const { return head_done == kMeshFrameBytes && transfer->done == size(); }
-  // Waiting for the network, not for the observer.
+  // Waiting for the network, not for the observer. A frame goes out with the first bytes behind it.
   bool open() const {
-    return turn &&
-           (head_done < kMeshFrameBytes || transfer->done < std::min(transfer->limit, size()));
+    if (!turn) return false;
+    if (head_done < kMeshFrameBytes) return receiving() || transfer->limit > 0 || size() == 0;
+    return transfer->done < std::min(transfer->limit, size());
   }
   bool same_stream(const Active& other) const {
     return transfer->peer == other.transfer->peer &&

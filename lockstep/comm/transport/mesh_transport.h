@@ -5,7 +5,7 @@
 #include <string>
 #include <vector>
 
-#include "lockstep/comm/transport/sender.h"
+#include "lockstep/comm/transport/helper_thread.h"
 #include "lockstep/comm/transport/stream.h"
 #include "lockstep/comm/transport/transport.h"
 
@@ -38,6 +38,8 @@ class Streams {
   virtual bool crowded() const { return false; }
   // Whether every rank of this host has a second core to itself, for large messages.
   virtual bool spare_cores() const = 0;
+  // As in Transport.
+  virtual int rails() const { return 1; }
 };
 
 // Messages over streams: framing, full duplex progress over many peers, deadlines. A waiting rank
@@ -58,6 +60,7 @@ class MeshTransport final : public Transport {
   std::vector<int> hosts() const override;
   bool oversubscribed() const override { return streams_->oversubscribed(); }
   bool crowded() const override { return streams_->crowded(); }
+  int rails() const override { return streams_->rails(); }
   void run(std::span<Transfer> transfers, const MeshFrame& stamp, TransferObserver* observer,
            Deadline deadline) override;
   bool run_if_begun(Transfer& receive, const MeshFrame& stamp, Deadline begin,
@@ -96,7 +99,7 @@ class MeshTransport final : public Transport {
   const std::uint32_t group_;
   const std::unique_ptr<Streams> streams_;
   std::vector<std::unique_ptr<Port>> ports_;  // two per peer
-  Sender sender_;
+  HelperThread sender_{"the sending thread"};
 };
 
 }  // namespace lockstep

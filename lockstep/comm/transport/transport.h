@@ -82,6 +82,9 @@ class Transport {
   virtual bool oversubscribed() const = 0;
   // Whether all ranks of the job are on one host with fewer cores; the same on all ranks.
   virtual bool crowded() const = 0;
+  // In how many parts a large collective is best cut, each moved by a thread of its own on every
+  // rank; the same on all ranks.
+  virtual int rails() const { return 1; }
 
   // Runs all transfers at once, full duplex; those to or from the same peer one after the other, in
   // their order. Every message carries `stamp`; one that arrives with another stamp fails the

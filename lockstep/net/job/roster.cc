@@ -2,6 +2,8 @@
 
 #include <fmt/format.h>
 
+#include <algorithm>
+#include <limits>
 #include <string>
 #include <vector>
 
@@ -16,7 +18,7 @@ bool is_member(const Roster& roster, const PeerIdentity& peer) {
          roster[index_of(peer.rank)].id == peer.id;
 }
 
-bool has_cores_for_each(const Roster& roster, int rank, int cores) {
+int cores_for_each(const Roster& roster, int rank) {
   int ranks_here = 0;
   std::vector<std::string> lists;
   for (const Card& card : roster) {
@@ -24,7 +26,19 @@ bool has_cores_for_each(const Roster& roster, int rank, int cores) {
     ++ranks_here;
     lists.push_back(card.cores);
   }
-  return count_cores(lists) >= cores * ranks_here;
+  return count_cores(lists) / ranks_here;
+}
+
+int least_cores_for_each(const Roster& roster) {
+  int least = std::numeric_limits<int>::max();
+  for (auto card = roster.begin(); card != roster.end(); ++card) {
+    const bool seen = std::any_of(roster.begin(), card, [&](const Card& earlier) {
+      return same_host(earlier.host, card->host);
+    });
+    if (!seen)
+      least = std::min(least, cores_for_each(roster, static_cast<int>(card - roster.begin())));
+  }
+  return least;
 }
 
 std::string fingerprint_warning(const Roster& roster) {

@@ -10,8 +10,10 @@ namespace lockstep {
 // Whether the peer is the process that the roster lists under its rank.
 bool is_member(const Roster& roster, const PeerIdentity& peer);
 
-// Whether the ranks on the host of `roster[rank]` have so many cores to themselves, each.
-bool has_cores_for_each(const Roster& roster, int rank, int cores);
+// How many cores each rank on the host of `roster[rank]` has to itself; 0 where they are too few.
+int cores_for_each(const Roster& roster, int rank);
+// The same where they have the fewest.
+int least_cores_for_each(const Roster& roster);
 
 // Which ranks differ from rank 0 in what may change floating-point bits; empty if none does.
 std::string fingerprint_warning(const Roster& roster);

@@ -1,10 +1,10 @@
-#include "lockstep/comm/transport/sender.h"
+#include "lockstep/comm/transport/helper_thread.h"
 
 #include <utility>
 
 namespace lockstep {
 
-Sender::~Sender() {
+HelperThread::~HelperThread() {
   {
     const std::lock_guard lock(mutex_);
     closing_ = true;
@@ -13,14 +13,14 @@ Sender::~Sender() {
   thread_.join();
 }
 
-void Sender::start(std::function<void()> task) {
+void HelperThread::start(std::function<void()> task) {
   std::unique_lock owner(owner_);
   {
     const std::lock_guard lock(mutex_);
     if (!thread_.started()) {
       // Its tasks' errors are caught one by one; nothing else there throws.
       thread_.start(
-          "the sending thread", [this] { serve(); }, [](const Error&) {});
+          name_, [this] { serve(); }, [](const Error&) {});
     }
     task_ = std::move(task);
     error_.reset();
@@ -29,7 +29,12 @@ void Sender::start(std::function<void()> task) {
   owner.release();  // wait() unlocks it
 }
 
-std::optional<Error> Sender::wait() {
+bool HelperThread::ends_within(std::chrono::nanoseconds time) {
+  std::unique_lock lock(mutex_);
+  return changed_.wait_for(lock, time, [&] { return !task_; });
+}
+
+std::optional<Error> HelperThread::wait() {
   std::optional<Error> error;
   {
     std::unique_lock lock(mutex_);
@@ -40,7 +45,7 @@ std::optional<Error> Sender::wait() {
   return error;
 }
 
-void Sender::serve() {
+void HelperThread::serve() {
   std::unique_lock lock(mutex_);
   for (;;) {
     changed_.wait(lock, [&] { return closing_ || task_; });
@@ -50,7 +55,7 @@ void Sender::serve() {
     try {
       task_();
     } catch (...) {
-      error = caught_error("the sending thread");
+      error = caught_error(name_);
     }
     lock.lock();
     error_ = error;

@@ -1,0 +1,63 @@
+#include "lockstep/comm/collectives/rails.h"
+
+#include <numeric>
+
+#include "lockstep/base/check.h"
+#include "lockstep/base/index.h"
+#include "lockstep/comm/group_number.h"
+
+namespace lockstep {
+namespace {
+
+// Sets the numbers of rails apart from those of other groups that are split off.
+constexpr std::uint32_t kRailGroup = 0x2000'0000;
+
+// How often the caller looks whom the others wait for.
+constexpr std::chrono::milliseconds kLookAtOthers{100};
+
+}  // namespace
+
+Rails::Rails(Transport& transport, Scratch& scratch, int count, std::uint32_t group)
+    : transport_(transport), scratch_(scratch), count_(count), group_(group) {}
+
+void Rails::add_rail() {
+  std::vector<int> everybody(index_of(transport_.world_size()));
+  std::iota(everybody.begin(), everybody.end(), 0);
+  const auto number = kRailGroup + static_cast<std::uint32_t>(others_.size());
+  auto rail = std::make_unique<Rail>();
+  rail->transport = transport_.split(everybody, group_number(group_, number, 0));
+  others_.push_back(std::move(rail));
+}
+
+void Rails::run(int parts, const Body& body) {
+  LOCKSTEP_CHECK(parts >= 1 && parts <= count_);
+  const std::size_t helped = index_of(parts - 1);
+  std::size_t started = 0;
+  try {
+    while (others_.size() < helped) add_rail();
+    for (; started < helped; ++started) {
+      Rail& rail = *others_[started];
+      rail.thread.start([&body, &rail, part = static_cast<int>(started) + 1] {
+        body(*rail.transport, rail.scratch, part);
+      });
+    }
+    body(transport_, scratch_, 0);
+  } catch (...) {
+    // The others end with the job; until then they use the caller's memory.
+    transport_.supervisor().fail_quietly(caught_error("a collective"));
+    for (std::size_t i = 0; i < started; ++i) others_[i]->thread.wait();
+    throw;
+  }
+  std::optional<Error> failed;
+  for (std::size_t i = 0; i < helped; ++i) {
+    Rail& rail = *others_[i];
+    while (!rail.thread.ends_within(kLookAtOthers)) {
+      transport_.note_wait(rail.transport->waits_for());
+    }
+    if (const std::optional<Error> error = rail.thread.wait(); error && !failed) failed = error;
+  }
+  transport_.note_wait(-1);
+  if (failed) transport_.supervisor().fail(*failed);
+}
+
+}  // namespace lockstep
