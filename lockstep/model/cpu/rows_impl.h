@@ -28,19 +28,19 @@ double squares(const float* values, std::size_t count) {
   return sums[0];
 }
 
-// Written for the compiler to vectorise: without fused operations, the same bits at every width.
-void adamw(const AdamWScalars& s, std::size_t count, const float* __restrict sum,
-           float* __restrict parameters, float* __restrict first, float* __restrict second) {
-  const AdamWScalars c = s;  // not an alias of what the loop writes
-  for (std::size_t i = 0; i < count; ++i) {
-    const float g = sum[i] * c.factor;
-    const float m = c.beta1 * first[i] + c.rest1 * g;
-    const float v = c.beta2 * second[i] + c.rest2 * (g * g);
-    const float root = __builtin_sqrtf(v);
-    parameters[i] = parameters[i] * c.keep - c.rate * m / (root * c.root_scale + c.eps);
-    first[i] = m;
-    second[i] = v;
-  }
+// Without fused operations: the same bits at every width. In vectors by hand, because compilers keep
+// a loop scalar for a square root that may have to set errno.
+void adamw(const AdamWScalars& s, std::size_t count, const float* sum, float* parameters,
+           float* first, float* second) {
+  Row{count}.each([&](auto get, auto put) {
+    const Vec g = get(sum) * set1(s.factor);
+    const Vec m = set1(s.beta1) * get(first) + set1(s.rest1) * g;
+    const Vec v = set1(s.beta2) * get(second) + set1(s.rest2) * (g * g);
+    const Vec step = set1(s.rate) * m / (sqrt(v) * set1(s.root_scale) + set1(s.eps));
+    put(parameters, get(parameters) * set1(s.keep) - step);
+    put(first, m);
+    put(second, v);
+  });
 }
 
 void norm_forward(const NormForward& call) {

@@ -36,6 +36,7 @@ inline Vec load_part(const float* p, std::size_t n, Vec rest) {
 inline void store_part(float* p, std::size_t n, Vec v) { _mm512_mask_storeu_ps(p, first(n), v); }
 inline Vec fma(Vec a, Vec b, Vec c) { return _mm512_fmadd_ps(a, b, c); }
 inline Vec fnma(Vec a, Vec b, Vec c) { return _mm512_fnmadd_ps(a, b, c); }
+inline Vec sqrt(Vec v) { return _mm512_sqrt_ps(v); }
 // The second when either is NaN.
 inline Vec max(Vec a, Vec b) { return _mm512_max_ps(a, b); }
 inline Vec min(Vec a, Vec b) { return _mm512_min_ps(a, b); }
@@ -66,6 +67,7 @@ inline Vec load_part(const float* p, std::size_t n, Vec rest) {
 inline void store_part(float* p, std::size_t n, Vec v) { _mm256_maskstore_ps(p, first(n), v); }
 inline Vec fma(Vec a, Vec b, Vec c) { return _mm256_fmadd_ps(a, b, c); }
 inline Vec fnma(Vec a, Vec b, Vec c) { return _mm256_fnmadd_ps(a, b, c); }
+inline Vec sqrt(Vec v) { return _mm256_sqrt_ps(v); }
 inline Vec max(Vec a, Vec b) { return _mm256_max_ps(a, b); }
 inline Vec min(Vec a, Vec b) { return _mm256_min_ps(a, b); }
 inline Vec keep_unless_less(Vec a, Vec b, Vec value) {
@@ -97,6 +99,10 @@ inline void store_part(float* p, std::size_t n, Vec v) {
 }
 inline Vec fma(Vec a, Vec b, Vec c) { return a * b + c; }
 inline Vec fnma(Vec a, Vec b, Vec c) { return c - a * b; }
+inline Vec sqrt(Vec v) {
+  for (std::size_t i = 0; i < kWidth; ++i) v[i] = __builtin_sqrtf(v[i]);
+  return v;
+}
 inline Vec max(Vec a, Vec b) { return a > b ? a : b; }
 inline Vec min(Vec a, Vec b) { return a < b ? a : b; }
 inline Vec keep_unless_less(Vec a, Vec b, Vec value) { return (Vec)((Bits)value & ~(Bits)(a < b)); }
