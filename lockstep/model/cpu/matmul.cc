@@ -48,7 +48,47 @@ struct Grid {
     panel_tasks = row_tasks % threads == 0 ? 1 : std::min(panels, ceil_div(4 * threads, row_tasks));
   }
 
+  RowBlock rows_of(std::size_t index, const Product& product, std::size_t strip_rows) const {
+    const std::size_t task = index % row_tasks;
+    const std::size_t row = task * product.rows / row_tasks;
+    const std::size_t rows = (task + 1) * product.rows / row_tasks - row;
+    return {.row = row, .rows = rows, .strips = ceil_div(rows, strip_rows)};
+  }
+  std::size_t tasks() const { return row_tasks * panel_tasks; }
+
   std::size_t row_tasks, panel_tasks;
+};
+
+// What strips are copied from, brought nearer by the tiles before. A tile asks for a line every four
+// k: for four rows of a, or for as many rows of a transposed one.
+struct Approach {
+  Approach() = default;
+  Approach(const Operand& a, const RowBlock& rows, const DepthBlock& block) {
+    if (a.transposed) {
+      constexpr unsigned kLines = 3;  // 8 lines are kTaskRows
+      const std::size_t each = block.depth / 4 >> kLines;
+      first = {a.data + block.k * a.stride + rows.row, kLine, a.stride, kLines};
+      step = each * a.stride;
+      tiles = each > 0 ? ceil_div(block.depth, each) : 0;
+    } else {
+      first = {a.data + rows.row * a.stride + block.k, a.stride, kLine, 2};
+      step = 4 * a.stride;
+      tiles = ceil_div(rows.rows, 4);
+    }
+  }
+
+  // For the last but `left` tile before the strips are copied.
+  Lines lines(std::size_t left, const float* nothing) const {
+    if (left >= tiles) return {nothing, 0, 0, 0};
+    Lines at = first;
+    at.data += (tiles - 1 - left) * step;
+    return at;
+  }
+
+  static constexpr std::size_t kLine = 16;
+  Lines first = {};
+  std::size_t step = 0;
+  std::size_t tiles = 0;  // that it takes
 };
 
 }  // namespace
@@ -114,17 +154,24 @@ void Matmul::operator()(const Product& product) {
     });
   }
 
-  pool_.run(grid.row_tasks * grid.panel_tasks, [&](std::size_t index, int worker) {
-    const std::size_t task = index % grid.row_tasks;
+  pool_.run(grid.tasks(), [&](std::size_t index, int worker) {
     const std::size_t group = index / grid.row_tasks;
-    const std::size_t row = task * product.rows / grid.row_tasks;
-    const std::size_t rows = (task + 1) * product.rows / grid.row_tasks - row;
+    const std::size_t first_panel = group * across / grid.panel_tasks;
+    const std::size_t end_panel = (group + 1) * across / grid.panel_tasks;
     const Scratch& scratch = workers_[index_of(worker)];
-    const RowBlock strips{.row = row, .rows = rows, .strips = ceil_div(rows, kernel_.strip_rows)};
+    const RowBlock strips = grid.rows_of(index, product, kernel_.strip_rows);
+    const auto [row, rows, count] = strips;
+    const std::size_t next_task = index + workers_.size();  // of this thread, most likely
     for (std::size_t block = 0; block < blocks.count; ++block) {
       kernel_.pack_strips(product.a, product.rows, strips, blocks[block], scratch.strips.data());
-      for (std::size_t panel = group * across / grid.panel_tasks;
-           panel < (group + 1) * across / grid.panel_tasks; ++panel) {
+      Approach approach;
+      if (block + 1 < blocks.count) {
+        approach = Approach(product.a, strips, blocks[block + 1]);
+      } else if (next_task < grid.tasks()) {
+        approach = Approach(product.a, grid.rows_of(next_task, product, kernel_.strip_rows), blocks[0]);
+      }
+      std::size_t left = (end_panel - first_panel) * count;  // tiles
+      for (std::size_t panel = first_panel; panel < end_panel; ++panel) {
         const std::size_t col = panel * kernel_.panel_cols;
         const std::size_t cols = std::min(kernel_.panel_cols, product.cols - col);
         const float* packed = scratch.panel.data();
@@ -135,11 +182,11 @@ void Matmul::operator()(const Product& product) {
         }
         const float* add = block == 0 ? product.add : product.out;
         // The strips share the work of bringing the next panel nearer.
-        const std::size_t step = panels ? ceil_div(kernel_.panel_cols, strips.strips) : 0;
+        const std::size_t step = panels ? ceil_div(kernel_.panel_cols, count) : 0;
         const float* next = packed + (panels ? kernel_.panel_floats : 0);
-        for (std::size_t s = 0; s < strips.strips; ++s) {
-          const std::size_t top = row + s * rows / strips.strips;
-          const std::size_t height = row + (s + 1) * rows / strips.strips - top;
+        for (std::size_t s = 0; s < count; ++s) {
+          const std::size_t top = row + s * rows / count;
+          const std::size_t height = row + (s + 1) * rows / count - top;
           const std::size_t offset = top * product.out_stride + col;
           kernel_.multiply(scratch.strips.data() + s * kernel_.strip_floats, packed,
                            blocks[block].depth, height, cols,
@@ -147,7 +194,8 @@ void Matmul::operator()(const Product& product) {
                             .add = add ? add + offset : nullptr,
                             .stride = product.out_stride,
                             .ahead = next + s * blocks[block].depth * step,
-                            .ahead_step = step});
+                            .ahead_step = step,
+                            .source = approach.lines(--left, packed)});
         }
       }
     }

@@ -165,7 +165,8 @@ void multiply(const float* strip, const float* panel, std::size_t depth, std::si
                  .add = to.add ? whole : nullptr,
                  .stride = kPanelCols,
                  .ahead = nullptr,
-                 .ahead_step = 0});
+                 .ahead_step = 0,
+                 .source = {}});
   for (std::size_t i = 0; i < rows; ++i) {
     for (std::size_t j = 0; j < cols; ++j) to.out[i * to.stride + j] = whole[i * kPanelCols + j];
   }

@@ -160,6 +160,10 @@ void multiply_tile(const float* strip, const float* panel, std::size_t depth, co
   std::size_t k = 0;
   for (; k + 4 <= depth; k += 4) {
     __builtin_prefetch(to.ahead + k * to.ahead_step, 0, 2);
+    const std::size_t line = k / 4;
+    __builtin_prefetch(to.source.data + (line & ((1U << to.source.shift) - 1)) * to.source.near +
+                           (line >> to.source.shift) * to.source.far,
+                       0, 2);
     // The result arrives while the sums are computed; all its lines at once would hold up the rest.
     if (k < 8 * Rows) {
       __builtin_prefetch(to.out + k / 8 * to.stride + k / 4 % 2 * kLanes, 1);
@@ -210,7 +214,8 @@ void multiply(const float* strip, const float* panel, std::size_t depth, std::si
         .add = to.add ? whole : nullptr,
         .stride = kPanelCols,
         .ahead = to.ahead,
-        .ahead_step = to.ahead_step});
+        .ahead_step = to.ahead_step,
+        .source = to.source});
   for (std::size_t i = 0; i < rows; ++i) {
     for (std::size_t j = 0; j < cols; ++j) to.out[i * to.stride + j] = whole[i * kPanelCols + j];
   }

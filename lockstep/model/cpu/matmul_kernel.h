@@ -30,6 +30,13 @@ struct RowBlock {
   std::size_t row, rows, strips;
 };
 
+// Lines of the cache: line i begins at data[i % (1 << shift) * near + (i >> shift) * far].
+struct Lines {
+  const float* data;
+  std::size_t near, far;
+  unsigned shift;
+};
+
 // Where a tile goes; `add` may be null or `out`.
 struct TileOut {
   float* out;
@@ -38,6 +45,8 @@ struct TileOut {
   // Asked for on the way, ahead_step floats per k: what the next tiles will need.
   const float* ahead;
   std::size_t ahead_step;
+  // As well, one line for every four k: what the next strips will be copied from.
+  Lines source;
 };
 
 struct MatmulKernel {
