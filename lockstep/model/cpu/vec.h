@@ -110,7 +110,34 @@ inline Vec power_of_two(Vec bits) { return (Vec)((Bits)bits << 23); }
 
 #endif
 
-// In a fixed order: the halves are added until one element is left.
+// Both in a fixed order: the halves are combined until one element is left.
+#ifdef __AVX2__
+
+inline float sum_of(__m128 v) {
+  v = _mm_add_ps(v, _mm_movehl_ps(v, v));
+  return _mm_cvtss_f32(_mm_add_ss(v, _mm_movehdup_ps(v)));
+}
+inline float sum_of(__m256 v) {
+  return sum_of(_mm_add_ps(_mm256_castps256_ps128(v), _mm256_extractf128_ps(v, 1)));
+}
+inline float max_of(__m128 v) {
+  v = _mm_max_ps(_mm_movehl_ps(v, v), v);
+  return _mm_cvtss_f32(_mm_max_ss(_mm_movehdup_ps(v), v));
+}
+inline float max_of(__m256 v) {
+  return max_of(_mm_max_ps(_mm256_extractf128_ps(v, 1), _mm256_castps256_ps128(v)));
+}
+#ifdef __AVX512F__
+inline float sum_of(__m512 v) {
+  return sum_of(_mm256_add_ps(_mm512_castps512_ps256(v), _mm512_extractf32x8_ps(v, 1)));
+}
+inline float max_of(__m512 v) {
+  return max_of(_mm256_max_ps(_mm512_extractf32x8_ps(v, 1), _mm512_castps512_ps256(v)));
+}
+#endif
+
+#else
+
 inline float sum_of(Vec v) {
   alignas(64) float part[kWidth];
   store(part, v);
@@ -127,6 +154,8 @@ inline float max_of(Vec v) {
   for (std::size_t i = 1; i < kWidth; ++i) most = most < part[i] ? part[i] : most;
   return most;
 }
+
+#endif
 
 // e^x with a relative error below 2^-23; exactly 1 at 0, 0 below -87.3, e^88 above 88; NaN stays
 // NaN.
