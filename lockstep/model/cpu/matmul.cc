@@ -59,8 +59,8 @@ struct Grid {
   std::size_t row_tasks, panel_tasks;
 };
 
-// What strips are copied from, brought nearer by the tiles before. A tile asks for a line every four
-// k: for four rows of a, or for as many rows of a transposed one.
+// What strips are copied from, brought nearer by the tiles before. A tile asks for a line every
+// four k: for four rows of a, or for as many rows of a transposed one.
 struct Approach {
   Approach() = default;
   Approach(const Operand& a, const RowBlock& rows, const DepthBlock& block) {
@@ -168,7 +168,8 @@ void Matmul::operator()(const Product& product) {
       if (block + 1 < blocks.count) {
         approach = Approach(product.a, strips, blocks[block + 1]);
       } else if (next_task < grid.tasks()) {
-        approach = Approach(product.a, grid.rows_of(next_task, product, kernel_.strip_rows), blocks[0]);
+        approach =
+            Approach(product.a, grid.rows_of(next_task, product, kernel_.strip_rows), blocks[0]);
       }
       std::size_t left = (end_panel - first_panel) * count;  // tiles
       for (std::size_t panel = first_panel; panel < end_panel; ++panel) {

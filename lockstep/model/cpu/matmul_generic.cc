@@ -30,6 +30,7 @@ struct Vec {
 };
 
 constexpr std::size_t kStripRows = 4;
+constexpr bool kFetchSource = false;
 
 }  // namespace
 }  // namespace lockstep

@@ -1,6 +1,7 @@
 // The f32 loops of matmul_kernel.h. Each matmul_*.cc defines Vec (a vector of kLanes floats with
-// load, store, broadcast, multiply_add, add and transpose), kStripRows, LOCKSTEP_MATMUL_KERNEL and
-// LOCKSTEP_MATMUL_NAME, all in the anonymous namespace, and includes this file once.
+// load, store, broadcast, multiply_add, add and transpose), kStripRows, kFetchSource (whether a
+// tile asks for TileOut::source), LOCKSTEP_MATMUL_KERNEL and LOCKSTEP_MATMUL_NAME, all in the
+// anonymous namespace, and includes this file once.
 //
 // Nothing here calls an inline function of another header: such a function, compiled here for a new
 // processor, could be the one copy that the linker keeps for everybody.
@@ -160,10 +161,12 @@ void multiply_tile(const float* strip, const float* panel, std::size_t depth, co
   std::size_t k = 0;
   for (; k + 4 <= depth; k += 4) {
     __builtin_prefetch(to.ahead + k * to.ahead_step, 0, 2);
-    const std::size_t line = k / 4;
-    __builtin_prefetch(to.source.data + (line & ((1U << to.source.shift) - 1)) * to.source.near +
-                           (line >> to.source.shift) * to.source.far,
-                       0, 2);
+    if constexpr (kFetchSource) {
+      const std::size_t line = k / 4;
+      __builtin_prefetch(to.source.data + (line & ((1U << to.source.shift) - 1)) * to.source.near +
+                             (line >> to.source.shift) * to.source.far,
+                         0, 2);
+    }
     // The result arrives while the sums are computed; all its lines at once would hold up the rest.
     if (k < 8 * Rows) {
       __builtin_prefetch(to.out + k / 8 * to.stride + k / 4 % 2 * kLanes, 1);

@@ -48,6 +48,7 @@ struct Vec {
 };
 
 constexpr std::size_t kStripRows = 6;  // 12 of 16 registers hold sums
+constexpr bool kFetchSource = false;   // costs a narrow tile more than it gains
 
 }  // namespace
 }  // namespace lockstep

@@ -30,6 +30,7 @@ struct Vec {
 };
 
 constexpr std::size_t kStripRows = 14;  // 28 of 32 registers hold sums
+constexpr bool kFetchSource = true;
 
 }  // namespace
 }  // namespace lockstep

@@ -28,8 +28,8 @@ double squares(const float* values, std::size_t count) {
   return sums[0];
 }
 
-// Without fused operations: the same bits at every width. In vectors by hand, because compilers keep
-// a loop scalar for a square root that may have to set errno.
+// Without fused operations: the same bits at every width. In vectors by hand, because compilers
+// keep a loop scalar for a square root that may have to set errno.
 void adamw(const AdamWScalars& s, std::size_t count, const float* sum, float* parameters,
            float* first, float* second) {
   Row{count}.each([&](auto get, auto put) {
