@@ -130,13 +130,25 @@ def rate(rows):
     return sum(row["tokens"] for row in rows) / sum(row["seconds"] for row in rows)
 
 
+def show_phases(rows, label="rank"):
+    for rank in range(len(rows[0]["phases"])):
+        names = rows[0]["phases"][rank]
+        means = {name: statistics.mean(row["phases"][rank][name] for row in rows) for name in names}
+        print(f"    {label} {rank}: " + ", ".join(f"{name} {1e3 * seconds:.0f}" for name, seconds in means.items()) + " ms", flush=True)
+
+
 def separate_rates(workers, options, folder, ranks, at_once=False):
     """Of every worker in a run of its own, with its share of time: tokens/s."""
     words = command(options, folder, options.lanes_per_worker, 5)
     if at_once:
         running = [workers.start(rank, words, {}) for rank in range(ranks)]
         return [rate(finish([process])[0][2:]) for process in running]
-    return [rate(finish([workers.start(rank, words, {})])[0][2:]) for rank in range(ranks)]
+    rates = []
+    for rank in range(ranks):
+        rows = finish([workers.start(rank, words, {})])[0][2:]
+        show_phases(rows, f"worker {rank} apart, rank")
+        rates.append(rate(rows))
+    return rates
 
 
 def joint(workers, options, folder, ranks, balance):
@@ -158,13 +170,6 @@ def bound(rates, lanes):
         rank = min(range(ranks), key=lambda r: (counts[r] + 1) / rates[r])
         counts[rank] += 1
     return lanes / max(count / speed for count, speed in zip(counts, rates)) / sum(rates)
-
-
-def show_phases(rows):
-    for rank in range(len(rows[0]["phases"])):
-        names = rows[0]["phases"][rank]
-        means = {name: statistics.mean(row["phases"][rank][name] for row in rows) for name in names}
-        print(f"    rank {rank}: " + ", ".join(f"{name} {1e3 * seconds:.0f}" for name, seconds in means.items()) + " ms", flush=True)
 
 
 def measure(name, shares, options, folder):
