@@ -491,8 +491,8 @@ class Launcher {
     stopped_by_ = signal;
     restart_.stop();
     if (const auto centre = centre_.lock();
-        options_.survive && centre && options_.program.empty()) {
-      // A signal to one rank alone would have it leave.
+        options_.survive && centre && centre->centre_roster() && options_.program.empty()) {
+      // A signal to one rank alone would have it leave. One whose job has not formed ends by it.
       centre->wish({.stop = static_cast<std::uint32_t>(signal)});
     } else if (signal == SIGHUP) {  // which they ignore
       send_to_running(SIGTERM);

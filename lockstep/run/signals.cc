@@ -19,6 +19,7 @@ constinit SignalCount stop_signals;
 constinit std::atomic<bool> save_requested{false};
 constinit std::atomic<bool> telling{false};
 constinit std::atomic<bool> term_leaves{false};
+constinit std::atomic<bool> begun{false};
 
 // Two texts in turn: a handler may be reading the one before.
 using PathText = std::array<char, 4096>;
@@ -38,12 +39,22 @@ bool is_ignored(int signal) {
   return ::sigaction(signal, nullptr, &now) == 0 && now.sa_handler == SIG_IGN;
 }
 
+void end_by(int signal) {
+  std::signal(signal, SIG_DFL);
+  std::raise(signal);
+}
+
 void on_stop(int signal) {
   const int error = errno;
   switch (stop_signals.take(signal, std::chrono::steady_clock::now())) {
     case SignalCount::Meaning::kFirst:
+      if (!begun) end_by(signal);
       if (!telling) break;
       if (::isatty(STDERR_FILENO) != 0) say("\n");  // a bar may be there
+      if (!begun) {
+        say("stopped before the run began\n");
+        break;
+      }
       say(leaves(signal) ? "leaving" : "stopping");
       say(" after the step under way; once more to end at once\n");
       break;
@@ -56,8 +67,7 @@ void on_stop(int signal) {
         if (newest >= 0) say(checkpoint_paths[static_cast<std::size_t>(newest)].data());
         say("\n");
       }
-      std::signal(signal, SIG_DFL);
-      std::raise(signal);
+      end_by(signal);
       break;
   }
   errno = error;
@@ -77,6 +87,8 @@ void listen_to_signals(bool tell, TermMeaning term) {
   action.sa_handler = [](int) { save_requested.store(true); };
   ::sigaction(SIGUSR1, &action, nullptr);
 }
+
+void note_run_begins() { begun = true; }
 
 int leave_request(std::optional<std::chrono::steady_clock::time_point> asked,
                   std::chrono::steady_clock::time_point now) {

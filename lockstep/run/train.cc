@@ -79,6 +79,7 @@ int telling_saved(const TrainOptions& options, FlightWatch& watch, bool tells, W
 
 int run_as_threads(const TrainOptions& options, int workers) {
   listen_to_signals(true);
+  note_run_begins();
   FlightWatch watch;
   return telling_saved(options, watch, true, [&] {
     return run_threads(workers, options.job.timeout, !options.fail_fast,
@@ -113,6 +114,7 @@ int run_worker(const TrainOptions& options, JoinOptions place) {
   place.patience = options.worker_patience;
   FlightWatch watch;
   Job job = join(place);
+  note_run_begins();
   if (!options.join.empty()) {
     const TrainOptions own = adopted(options, job);
     job.set_transport(own.job.transport);

@@ -236,6 +236,30 @@ class Joining(Case):
             run.send_signal(signal.SIGINT)
             self.assertEqual(run.wait(PATIENCE), 130)
 
+    def wait_until_it_listens_to_signals(self, pid):
+        deadline = time.monotonic() + PATIENCE
+        while not int(Path(f"/proc/{pid}/status").read_text().split("SigCgt:")[1].split()[0], 16) >> (signal.SIGTERM - 1) & 1:
+            self.assertLess(time.monotonic(), deadline)
+            time.sleep(0.01)
+
+    def test_a_signal_ends_who_waits_for_others(self):
+        """There is no step to wait for before the job has formed."""
+        for number in (signal.SIGINT, signal.SIGTERM):
+            with reserved_port() as port:
+                run = self.start(port, "--steps", 3, "--workers", 2, "--expect", 3)
+                while len(children_of(run.pid)) < 2:
+                    self.assertIsNone(run.poll())
+                for child in children_of(run.pid):
+                    self.wait_until_it_listens_to_signals(child)
+                run.send_signal(number)
+                self.assertEqual(run.wait(PATIENCE), 128 + number)
+                joiner = self.join(port)  # of a job that is not there
+                self.wait_until_it_listens_to_signals(joiner.pid)
+                joiner.send_signal(number)
+                said = joiner.communicate(timeout=PATIENCE)[0]
+                self.assertEqual(joiner.returncode, -number, said)
+                self.assertIn("stopped before the run began", said)
+
     def test_a_job_that_forms(self):
         with reserved_port() as port:
             run = self.start(port, "--steps", STEPS, "--workers", 1, "--expect", 2)
