@@ -1,9 +1,11 @@
 #!/usr/bin/env python3
-"""Training with two builds of Lockstep in turn: is an undisturbed run as fast as before? Prints, for each way to train, the
-rate of the new build over that of the old one: the median of neighbouring runs, and the quarters around it. Options that
-the old build does not know (--no-buddy) are given to the new one only.
+"""Two builds of Lockstep in turn: is an undisturbed run as fast as before, and is every all-reduce? Prints, for each way to
+train and for each size, the rate of the new build over that of the old one: the median of neighbouring samples, and
+its 95 % interval. Options that the old build does not know (--no-buddy) are given to the new one only. Where two
+processes lie in memory and on the cores makes a difference of some percent, so all-reduces are started anew several times.
 
 usage: bench/builds.py OLD NEW [--workers 2] [--model tiny] [--rounds 7] [--steps 8] [--ways tcp,shm,tcp-sharded,...]
+       bench/builds.py OLD NEW --allreduce shm,local,tcp [--workers 2] [--sizes 8,1024,...] [--starts 5] [--rounds 5]
 OLD and NEW are two commands `lockstep`."""
 
 import argparse
@@ -13,6 +15,8 @@ import statistics
 import subprocess
 import tempfile
 
+import competitors
+import verdict
 from ddp import FLAGS, SHAPES, write_data
 
 # Options of both builds, and of the new one alone.
@@ -40,16 +44,14 @@ def seconds_per_step(lockstep, options, folder, words):
     return statistics.median(row["seconds"] for row in rows[WARMUP:]), done.stdout.splitlines()[-1]
 
 
-def main():
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("old", type=pathlib.Path)
-    parser.add_argument("new", type=pathlib.Path)
-    parser.add_argument("--workers", type=int, default=2)
-    parser.add_argument("--model", choices=SHAPES, default="tiny")
-    parser.add_argument("--rounds", type=int, default=7)
-    parser.add_argument("--steps", type=int, default=8)
-    parser.add_argument("--ways", default=",".join(WAYS), type=lambda text: text.split(","))
-    options = parser.parse_args()
+def ratio_of(pairs):
+    """old / new, with its interval, as text."""
+    ratios = [old / new for old, new in pairs]
+    low, high = verdict.interval(ratios)
+    return f"{statistics.median(ratios):.3f} ({low:.3f} to {high:.3f})"
+
+
+def compare_training(options):
     with tempfile.TemporaryDirectory() as name:
         folder = pathlib.Path(name)
         write_data(options.model, folder)
@@ -60,11 +62,48 @@ def main():
                 old, old_weights = seconds_per_step(options.old.resolve(), options, folder, both)
                 new, new_weights = seconds_per_step(options.new.resolve(), options, folder, both + new_only)
                 pairs.append((old, new))
-            ratios = sorted(old / new for old, new in pairs)
-            quarter = len(ratios) // 4
-            print(f"{way:>21}: {statistics.median(ratios):.3f} ({ratios[quarter]:.3f} to {ratios[-1 - quarter]:.3f}), "
-                  f"{1e3 * statistics.median(old for old, _ in pairs):.0f} and {1e3 * statistics.median(new for _, new in pairs):.0f} ms a step, "
+            print(f"{way:>21}: {ratio_of(pairs)}, {1e3 * statistics.median(old for old, _ in pairs):.0f} and "
+                  f"{1e3 * statistics.median(new for _, new in pairs):.0f} ms a step, "
                   f"{'the same weights' if old_weights == new_weights else 'OTHER WEIGHTS'}", flush=True)
+
+
+def compare_allreduce(options):
+    def start(build, transport):
+        command = [build.resolve(), "bench", "allreduce", "--serve", "--json", "--transport", transport, "--ranks", options.workers,
+                   "--timeout", 600]
+        return competitors.Competitor(str(build), command, options.workers, pipes=False)
+
+    for transport in options.allreduce:
+        pairs = {size: [] for size in options.sizes}
+        for number in range(options.starts):
+            builds = (options.old, options.new) if number % 2 == 0 else (options.new, options.old)
+            running = {build: start(build, transport) for build in builds}
+            try:
+                for size in options.sizes:
+                    for _ in range(options.rounds):
+                        pairs[size].append(tuple(running[build].measure(size, 0.05) for build in (options.old, options.new)))
+            finally:
+                for competitor in running.values():
+                    competitor.close()
+        for size in options.sizes:
+            old, new = (statistics.median(pair[i] for pair in pairs[size]) for i in (0, 1))
+            print(f"{transport:>6} {verdict.size_name(size):>8}: {ratio_of(pairs[size])}, {old:.2f} and {new:.2f} us", flush=True)
+
+
+def main():
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("old", type=pathlib.Path)
+    parser.add_argument("new", type=pathlib.Path)
+    parser.add_argument("--workers", type=int, default=2)
+    parser.add_argument("--model", choices=SHAPES, default="tiny")
+    parser.add_argument("--rounds", type=int, default=7)
+    parser.add_argument("--steps", type=int, default=8)
+    parser.add_argument("--ways", default=",".join(WAYS), type=lambda text: text.split(","))
+    parser.add_argument("--allreduce", type=lambda text: text.split(","), help="transports: all-reduces instead of training")
+    parser.add_argument("--sizes", default="8,1024,65536,1048576,26214400", type=lambda text: [int(word) for word in text.split(",")])
+    parser.add_argument("--starts", type=int, default=5, help="of the processes that all-reduce")
+    options = parser.parse_args()
+    compare_allreduce(options) if options.allreduce else compare_training(options)
 
 
 if __name__ == "__main__":
