@@ -111,8 +111,8 @@ void check_memory(const TrainOptions& options, const TrainPlan& plan, Communicat
   }
 }
 
-// Does `work` on all ranks. What all find wrong alike is thrown with words by rank 0 only, where a
-// launcher shows what all ranks say.
+// Does `work` on all ranks. What all find wrong alike is thrown with words only by the first rank
+// of each launcher, which shows what all its ranks say.
 template <typename Work>
 void told_once(Communicator& communicator, Work&& work) {
   std::optional<Error> wrong;
@@ -122,11 +122,15 @@ void told_once(Communicator& communicator, Work&& work) {
     if (error.code() != ErrorCode::kInvalidArgument && error.code() != ErrorCode::kIo) throw;
     wrong = error;
   }
+  const std::string launcher = fmt::format("{} {}", this_host().boot_id, ::getppid());
   const std::vector<std::string> told = gather_texts(communicator, wrong ? wrong->what() : "");
+  const std::vector<std::string> launchers = gather_texts(communicator, launcher);
   if (!wrong) return;
   const bool alike =
       std::ranges::all_of(told, [&](const std::string& text) { return text == told[0]; });
-  if (alike && communicator.rank() != 0 && is_launched()) throw Error(wrong->code(), "");
+  const bool first =
+      std::ranges::find(launchers, launcher) - launchers.begin() == communicator.rank();
+  if (alike && !first && is_launched()) throw Error(wrong->code(), "");
   throw Error(*wrong);
 }
 

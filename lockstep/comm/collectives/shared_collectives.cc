@@ -330,7 +330,8 @@ void SharedCollectives::stage_partials(const Stages& stages, std::size_t round) 
 }
 
 std::byte* SharedCollectives::result_of(int rank, const Stages& stages, std::size_t round) const {
-  return sync_.board(rank).stage_out[0] + round % kResults * stages.segment * task_.element;
+  auto* const both = reinterpret_cast<std::byte*>(sync_.board(rank).stage_out);
+  return both + round % kResults * stages.segment * task_.element;
 }
 
 void SharedCollectives::reduce_stage(const Stages& stages, std::size_t round) {
