@@ -18,8 +18,8 @@ enum class TermMeaning { kStop, kLeave };
 // leave that to the launcher.
 void listen_to_signals(bool tell, TermMeaning term = TermMeaning::kStop);
 
-// The job has formed. Until then there is no step to wait for, so that the first signal to stop ends
-// the process.
+// The job has formed. Until then there is no step to wait for, so that the first signal to stop
+// ends the process.
 void note_run_begins();
 
 // What the signals ask for. A save is asked for once, by whichever worker of the process comes

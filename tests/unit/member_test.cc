@@ -28,8 +28,9 @@ RosterMessage news_of(std::uint32_t generation) {
 // The second of two ranks; its first heartbeat is sent at kBegin.
 Member joined_member() {
   const RosterMessage news = news_of(1);
-  Member member({.card = news.roster[1], .patience = 10 * kTimeout, .survives = true},
-                [] { return std::vector<Progress>{}; }, kBegin);
+  Member member(
+      {.card = news.roster[1], .patience = 10 * kTimeout, .survives = true},
+      [] { return std::vector<Progress>{}; }, kBegin);
   member.received({MessageKind::kRoster, encode(news)}, kBegin);
   member.tick(kBegin);
   return member;
@@ -102,12 +103,13 @@ TEST(Member, HearsThatItIsLostThoughTheGenerationEndedBefore) {
 
 TEST(Member, ANewLinkThatLetsItInEndsThePause) {
   const RosterMessage last = news_of(1);
-  Member member({.card = last.roster[1],
-                 .patience = 10 * kTimeout,
-                 .survives = true,
-                 .last = last,
-                 .paused = true},
-                [] { return std::vector<Progress>{}; }, kBegin);
+  Member member(
+      {.card = last.roster[1],
+       .patience = 10 * kTimeout,
+       .survives = true,
+       .last = last,
+       .paused = true},
+      [] { return std::vector<Progress>{}; }, kBegin);
   EXPECT_TRUE(member.paused());
   member.received({MessageKind::kRoster, encode(news_of(2))}, kBegin + 1s);
   EXPECT_FALSE(member.paused());
