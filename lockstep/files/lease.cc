@@ -15,6 +15,7 @@
 #include "lockstep/base/error.h"
 #include "lockstep/base/host.h"
 #include "lockstep/base/log.h"
+#include "lockstep/base/text.h"
 #include "lockstep/files/json.h"
 
 namespace lockstep {
@@ -26,6 +27,8 @@ constexpr const char* kLeaseFormat = "lockstep lease";
 constexpr std::size_t kLongestLease = 4096;
 // How long a replacement of a lease whose holder has ended may be under way on this host.
 constexpr auto kLocalSettle = 100ms;
+// How soon a file that could not be read is read again.
+constexpr auto kLookAgain = 100ms;
 
 // Steady, and goes on while the machine sleeps.
 LeaseRule::Time boot_time() {
@@ -312,10 +315,13 @@ bool Lease::look() {
   const LeaseRule::Look look = read();
   const LeaseRule::Act act = rule_.next(look, now);
   if (act != LeaseRule::Act::kNothing) rule_.done(act, carry_out(act), now);
-  const bool made = act == LeaseRule::Act::kCreate;
-  const bool holds = rule_.held(made ? read() : look, now);
+  const LeaseRule::Look found = act == LeaseRule::Act::kCreate ? read() : look;
+  const bool holds = rule_.held(found, now);
+  lost_ = rule_.lost(found);
   other_lives_ = look.lives && !holds && look.record->member != options_.member;
-  if (std::exchange(holding_, holds) != holds || rule_.seen_renewed()) changed_.notify_all();
+  if (std::exchange(holding_, holds) != holds || lost_ || rule_.seen_renewed()) {
+    changed_.notify_all();
+  }
   return holds;
 }
 
@@ -344,7 +350,8 @@ void Lease::take(Deadline deadline, std::chrono::nanoseconds patience) {
 
 bool Lease::wait(Deadline deadline) {
   std::unique_lock lock(mutex_);
-  return changed_.wait_until(lock, deadline.time(), [this] { return holding_; });
+  changed_.wait_until(lock, deadline.time(), [this] { return holding_ || lost_; });
+  return holding_;
 }
 
 bool Lease::held() {
@@ -353,8 +360,13 @@ bool Lease::held() {
 }
 
 void Lease::require(const std::string& what) {
-  const std::lock_guard lock(mutex_);
-  if (look()) return;
+  std::unique_lock lock(mutex_);
+  const Deadline deadline = Deadline::after(options_.term);
+  while (!look()) {
+    if (!rule_.keeps() || deadline.expired()) break;
+    changed_.wait_for(lock, std::min<LeaseRule::Duration>(rule_.look_interval(), kLookAgain));
+  }
+  if (holding_) return;
   throw Error(ErrorCode::kIo,
               fmt::format("{} is not done: this process does not hold {} ({})", what,
                           options_.folder, problem_.empty() ? other_holder() : problem_));
@@ -376,6 +388,9 @@ std::string Lease::other_holder() const {
   const LeaseRule::Look look = read();
   if (!look.there) return "nobody holds it yet";
   if (!look.record) return fmt::format("{} says nothing that can be read", path_);
+  if (look.record->member == options_.member) {
+    return fmt::format("it stood still for longer than {}", format_duration(options_.term));
+  }
   return fmt::format("job {}, process {} on {}", look.record->job, look.record->process,
                      look.record->host);
 }

@@ -80,6 +80,10 @@ class LeaseRule {
   void done(Act act, bool succeeded, Time began);
 
   bool held(const Look& look, Time now) const;
+  // This member had it, and something else stands there now: it does not come back.
+  bool lost(const Look& look) const { return had_it_ && !look.unreadable && !is_own(look); }
+  // Nobody else can have it yet, whether it could be read just now or not.
+  bool keeps() const { return state_ == State::kHeld; }
   bool settling() const { return state_ == State::kSettling; }
   // Somebody has renewed the lease while this member waited for it.
   bool seen_renewed() const { return seen_renewed_; }
@@ -138,12 +142,13 @@ class Lease {
   // still does so after `patience`; Error{kTimeout} with what stands in the way, at the deadline,
   // or after `patience` where the folder cannot be written to.
   void take(Deadline deadline, std::chrono::nanoseconds patience = kPatience);
-  // For a later generation: waits until the lease is held; false at the deadline.
+  // Waits until the lease is held; false at the deadline, and once it is lost to another holder.
   bool wait(Deadline deadline);
 
   // Whether it is held: reads the file now.
   bool held();
-  // Throws Error{kIo} that names `what` is not done and who has the lease, unless it is held.
+  // Throws Error{kIo} that says `what` is not done and who has the lease, unless it is held. Where
+  // the file cannot be read for a moment, it is read again until the term is over.
   void require(const std::string& what);
 
   // For those who write to the folder; the lease must outlive it.
@@ -173,6 +178,7 @@ class Lease {
   LeaseRecord own_;
   std::unique_ptr<File> file_;  // the lease as we have made it, whatever stands there now
   bool holding_ = false;        // as of the last turn
+  bool lost_ = false;           // as of the last turn
   bool ends_ = false;
   bool other_lives_ = false;  // as of the last turn: on this host
   std::string problem_;       // of the last act

@@ -32,17 +32,19 @@ Lease::Options OutputHold::options(std::uint32_t generation) const {
           .term = term_};
 }
 
-void OutputHold::take() {
+void OutputHold::take(int workers) {
   if (folder_.empty()) return;
   const std::lock_guard lock(mutex_);
+  is_alone_ = workers == 1;
   if (!lease_) lease_ = std::make_shared<Lease>(options(1));
   lease_->take(Deadline::after(kPatience * term_));
   was_held_ = true;
 }
 
-void OutputHold::take_over(std::uint32_t generation) {
+void OutputHold::take_over(std::uint32_t generation, int workers) {
   if (folder_.empty()) return;
   const std::lock_guard lock(mutex_);
+  is_alone_ = workers == 1;
   if (lease_ && lease_->held()) return lease_->set_generation(std::to_string(generation));
   lease_.reset();  // one that was lost does not come back
   was_held_ = false;
@@ -65,10 +67,11 @@ void OutputHold::require(const std::string& path) {
   {
     const std::lock_guard lock(mutex_);
     if (!lease_) throw Error(ErrorCode::kIo, "writing " + path + ": another process holds the run");
-    wait = !was_held_;
+    wait = !was_held_ || is_alone_;
     lease = lease_;
   }
-  // Who had it and stood still does not wait for it again: the others have gone on.
+  // Who had it and stood still does not wait for it again where there are others: they have gone
+  // on.
   if (wait) lease->wait(Deadline::after(kPatience * term_));
   lease->require("writing " + path);
   const std::lock_guard lock(mutex_);

@@ -19,15 +19,16 @@ class OutputHold {
   // the lease.
   OutputHold(std::string folder, std::string job, std::chrono::nanoseconds term);
 
-  // At the start of a run, as its rank 0. Throws Error{kInvalidArgument} that names the other run
-  // where there is one.
-  void take();
+  // At the start of a run of `workers`, as its rank 0. Throws Error{kInvalidArgument} that names
+  // the other run where there is one.
+  void take(int workers);
   // This process has become rank 0 of the run in a later generation: it holds the folder as soon as
   // the one before is seen to be gone. Does not wait.
-  void take_over(std::uint32_t generation);
+  void take_over(std::uint32_t generation, int workers);
   bool held();
   // Before every write: waits for the lease while it is being taken over, and throws Error{kIo} if
-  // it is another's.
+  // it is another's. A process that stood still has lost it; the only worker of its run waits until
+  // it has it again, which takes a term.
   WriteGuard guard();
 
  private:
@@ -41,6 +42,7 @@ class OutputHold {
   std::mutex mutex_;
   std::shared_ptr<Lease> lease_;  // guarded by mutex_; who uses it without the lock has a share
   bool was_held_ = false;         // guarded by mutex_
+  bool is_alone_ = false;         // guarded by mutex_
 };
 
 }  // namespace lockstep

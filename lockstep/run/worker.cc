@@ -291,7 +291,8 @@ void Worker::prepare() {
       return;
     }
     resume_ =
-        find_resume_point(communicator, options_.out, options_.folder, [this] { hold_.take(); });
+        find_resume_point(communicator, options_.out, options_.folder,
+                          [&] { hold_.take(communicator.world_size()); });
   });
   told_once(communicator, [&] { plan_.emplace(make_train_plan(options_, resume_)); });
   for (const Samples* samples : {&plan_->training, &plan_->validation}) {
@@ -602,7 +603,7 @@ void Worker::level_with_others(Regroup how, Clock::time_point since) {
   if (levelled.lost) start_from_checkpoint();
   checkpoints_->regroup();
   if (is_first()) {
-    hold_.take_over(job_.generation());
+    hold_.take_over(job_.generation(), job_.world_size());
     if (!narrator_) become_narrator(true);
   }
   note_failures();

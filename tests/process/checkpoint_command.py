@@ -8,6 +8,7 @@ import shutil
 import signal
 import subprocess
 import sys
+import time
 import unittest
 from pathlib import Path
 
@@ -254,6 +255,21 @@ class Checkpoints(TrainingCase):
         output, errors = first.communicate(timeout=60)
         self.assertEqual(first.returncode, 0, errors)
         self.assertEqual(WEIGHTS.match(output.splitlines()[-1])[1], self.train(*arguments[:2])[0])
+
+    def test_a_run_that_stood_still_goes_on(self):
+        arguments = ["--steps", 4, "--save-every", 2]
+        run = subprocess.Popen([LOCKSTEP, *map(str, self.command(*arguments, "--timeout", 1, "--out", self.out))], text=True,
+                               stdout=subprocess.PIPE, stderr=subprocess.PIPE,
+                               env={**os.environ, "LOCKSTEP_FAULT": "rank=0 step=2 at=step do=stop"})
+        self.addCleanup(run.communicate)
+        self.addCleanup(run.kill)
+        os.waitpid(run.pid, os.WUNTRACED)
+        time.sleep(1.5)
+        run.send_signal(signal.SIGCONT)
+        output, errors = run.communicate(timeout=60)
+        self.assertEqual(run.returncode, 0, errors)
+        self.assertEqual(WEIGHTS.match(output.splitlines()[-1])[1], self.train(*arguments[:2])[0])
+        self.assertEqual([row["step"] for row in steps_of(self.out)], [1, 2, 3, 4])
 
     def test_damage_falls_back_to_the_one_before(self):
         arguments = ["--steps", 6, "--save-every", 2, "--keep-last", 0]

@@ -5,6 +5,7 @@
 #include <sys/wait.h>
 #include <unistd.h>
 
+#include <atomic>
 #include <filesystem>
 #include <fstream>
 #include <memory>
@@ -529,6 +530,41 @@ TEST(Lease, OneReadThatFailsCostsNoTerm) {
   EXPECT_FALSE(lease.held());
   fail_reads(false);
   EXPECT_FALSE(lease.held());  // others may be about to take it
+}
+
+// A write is not given up because the lease could not be read once.
+TEST(Lease, OneReadThatFailsStopsNoWrite) {
+  test::FaultyStorage storage;
+  make_folder("/out", storage);
+  Lease::Options options;
+  options.folder = "/out";
+  options.member = "a";
+  options.term = 10s;
+  options.storage = &storage;
+  Lease lease(options);
+  lease.take(Deadline::after(1s));
+  std::atomic<int> failed = 0;
+  storage.fault = [&](test::FaultyStorage::Call call, const std::string&) {
+    return call == test::FaultyStorage::Call::kRead && failed++ == 0 ? EIO : 0;
+  };
+  EXPECT_NO_THROW(lease.require("writing"));
+  EXPECT_GE(failed, 2);
+}
+
+TEST(Lease, AFileThatCannotBeReadStopsAWriteAfterATerm) {
+  test::FaultyStorage storage;
+  make_folder("/out", storage);
+  Lease::Options options;
+  options.folder = "/out";
+  options.member = "a";
+  options.term = 300ms;
+  options.storage = &storage;
+  Lease lease(options);
+  lease.take(Deadline::after(1s));
+  storage.fault = [](test::FaultyStorage::Call call, const std::string&) {
+    return call == test::FaultyStorage::Call::kRead ? EIO : 0;
+  };
+  EXPECT_THROW(lease.require("writing"), Error);
 }
 
 TEST(Lease, NeedsAFolderItCanWriteTo) {
