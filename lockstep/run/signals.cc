@@ -19,7 +19,7 @@ constinit SignalCount stop_signals;
 constinit std::atomic<bool> save_requested{false};
 constinit std::atomic<bool> telling{false};
 constinit std::atomic<bool> term_leaves{false};
-constinit std::atomic<bool> begun{false};
+constinit std::atomic<bool> run_began{false};
 
 // Two texts in turn: a handler may be reading the one before.
 using PathText = std::array<char, 4096>;
@@ -48,15 +48,14 @@ void on_stop(int signal) {
   const int error = errno;
   switch (stop_signals.take(signal, std::chrono::steady_clock::now())) {
     case SignalCount::Meaning::kFirst:
-      if (!begun) end_by(signal);
-      if (!telling) break;
-      if (::isatty(STDERR_FILENO) != 0) say("\n");  // a bar may be there
-      if (!begun) {
-        say("stopped before the run began\n");
-        break;
+      if (telling && ::isatty(STDERR_FILENO) != 0) say("\n");  // a bar may be there
+      if (!run_began) {
+        if (telling) say("stopped before the run began\n");
+        end_by(signal);
+      } else if (telling) {
+        say(leaves(signal) ? "leaving" : "stopping");
+        say(" after the step under way; once more to end at once\n");
       }
-      say(leaves(signal) ? "leaving" : "stopping");
-      say(" after the step under way; once more to end at once\n");
       break;
     case SignalCount::Meaning::kSameAgain: break;
     case SignalCount::Meaning::kSecond:
@@ -88,7 +87,7 @@ void listen_to_signals(bool tell, TermMeaning term) {
   ::sigaction(SIGUSR1, &action, nullptr);
 }
 
-void note_run_begins() { begun = true; }
+void note_run_begins() { run_began = true; }
 
 int leave_request(std::optional<std::chrono::steady_clock::time_point> asked,
                   std::chrono::steady_clock::time_point now) {
