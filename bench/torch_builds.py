@@ -3,7 +3,7 @@
 is what no backend can beat. All processes live side by side; those that are not measured sleep. Prints milliseconds
 per step, and ratios of neighbouring turns: the median and the quarters around it.
 
-usage: bench/torch_builds.py BUILD... [--workers 8] [--models wide,mlp] [--rounds 11] [--seconds 0.5] [--python PYTHON]
+usage: bench/torch_builds.py BUILD... [--workers 8] [--models wide,mlp] [--transport auto] [--rounds 11] [--seconds 0.5] [--python PYTHON]
 A BUILD is a folder with a liblockstep.so, the first the one that others are compared with; PYTHON has PyTorch. The Python
 package is that of the source tree for all."""
 
@@ -112,9 +112,11 @@ def main():
     options = parser.parse_args()
     if options.serve:
         return serve(options.serve)
+    if len(set(options.builds)) < len(options.builds):
+        parser.error("the same build twice")
     print(f"{options.workers} workers, {len(os.sched_getaffinity(0))} cores, transport {options.transport}")
     for model in options.models:
-        builds = {build.name: Workers(build, model, options) for build in options.builds}
+        builds = {str(build): Workers(build, model, options) for build in options.builds}
         first, last = list(builds)[0], list(builds)[-1]
         turns = [(last, "gloo"), *((build, "lockstep") for build in builds), (last, "none")]
         for build, way in turns:

@@ -31,8 +31,9 @@ class RoughDeadline {
 
 // A rank's stay in one collective: its deadline, and its record. The shortest collectives take as
 // long as the ranks wait for each other's parts, and what a rank does before it shows its own part
-// delays everybody. So an engine enters when it has shown what it brings, and where it looks for
-// the others without a pause, its last look in vain stands for the end. For one thread.
+// delays everybody. So an engine enters when it has shown what it brings. Where it looks for the
+// others without a pause, the end is not timed: the time of the last look in vain is taken for it,
+// since the next look saw the others and little was left to do. For one thread.
 class CollectiveEntry {
  public:
   CollectiveEntry(const FlightRecorder& recorder, FlightTrack& track, const MeshFrame& stamp,

@@ -33,8 +33,8 @@ class Engine {
   // The algorithm that `call` will use: its own choice, or the table's. Throws
   // Error{kInvalidArgument} if the engine does not offer the one asked for.
   virtual Algorithm choose(const Call& call) const = 0;
-  // `stamp` carries the sequence number and, in a group of two ranks or more, the algorithm. Such a
-  // group enters `entry`, which has the deadline.
+  // `stamp` carries the sequence number and, in a group of two ranks or more, the algorithm. The
+  // engine of such a group calls entry.enter(), which returns the deadline.
   virtual Outcome run(const Call& call, const MeshFrame& stamp, CollectiveEntry& entry) = 0;
   // As in Transport. Where there are no messages between two ranks, opened_by() throws
   // Error{kInvalidArgument}.

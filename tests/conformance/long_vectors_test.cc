@@ -1,5 +1,5 @@
-// Vectors in memory that others cannot see, long enough for many rounds through the stages, one
-// collective after another.
+// Vectors in memory that others cannot see, long enough for many rounds through the stages or for
+// parts on every rail, one collective after another.
 
 #include <gtest/gtest.h>
 
@@ -16,7 +16,10 @@ namespace lockstep::test::long_vectors_test {
 namespace {
 
 // In chunks of different sizes; those of eight ranks are written past the cache.
-std::size_t count_for(int ranks) { return ranks < 8 ? 1'300'007 : 4'300'007; }
+std::size_t count_for(const Place& place) {
+  if (place.medium == GroupMedium::kTcpRails) return 300'007;
+  return place.world_size < 8 ? 1'300'007 : 4'300'007;
+}
 constexpr int kTurns = 3;
 
 // Small integers: sums are exact.
@@ -57,7 +60,7 @@ TEST_P(LongVectors, AreRightTurnAfterTurn) {
   Group group(options);
   group.run([&](Communicator& comm) {
     const int ranks = comm.world_size();
-    const std::size_t count = count_for(ranks);
+    const std::size_t count = count_for(GetParam());
     const std::size_t own = chunk_of(count, ranks, comm.rank()).size();
     const std::size_t own_begin = chunk_of(count, ranks, comm.rank()).begin;
     for (int turn = 0; turn < kTurns; ++turn) {
@@ -68,6 +71,24 @@ TEST_P(LongVectors, AreRightTurnAfterTurn) {
       std::vector<float> data = vector_of(comm.rank(), turn, count);
       comm.all_reduce(std::span(data), ReduceOp::kSum);
       expect_elements("all_reduce", data, 0, sum);
+
+      // Lane l brings what rank l would. Lanes that lie apart make a partial each.
+      LeafOwners owners;
+      for (int lane = 0; lane < 2 * ranks + 1; ++lane) owners.push_back(lane / 2 % ranks);
+      std::vector<std::vector<float>> partials;
+      for (const Range node : owned_nodes(owners, comm.rank())) {
+        std::vector<float>& partial = partials.emplace_back(count);
+        for (std::size_t lane = node.begin; lane < node.end; ++lane) {
+          const std::vector<float> more = vector_of(static_cast<int>(lane), turn, count);
+          for (std::size_t i = 0; i < count; ++i) partial[i] += more[i];
+        }
+      }
+      std::vector<ConstBufferView> views;
+      for (const std::vector<float>& partial : partials) views.emplace_back(std::span(partial));
+      comm.reduce_nodes(views, owners, BufferView(std::span(data)));
+      const int lanes = static_cast<int>(owners.size());
+      expect_elements("reduce_nodes", data, 0,
+                      [&](std::size_t i) { return sum_of(i, lanes, turn); });
 
       const std::vector<float> in = vector_of(comm.rank(), turn, count);
       std::vector<float> out(count);
@@ -92,7 +113,8 @@ TEST_P(LongVectors, AreRightTurnAfterTurn) {
 
 constexpr int kSizes[] = {2, 3, 8};
 INSTANTIATE_TEST_SUITE_P(All, LongVectors,
-                         testing::ValuesIn(places({GroupMedium::kLocal, GroupMedium::kShm},
+                         testing::ValuesIn(places({GroupMedium::kLocal, GroupMedium::kTcpRails,
+                                                   GroupMedium::kShm},
                                                   kSizes)),
                          place_name);
 

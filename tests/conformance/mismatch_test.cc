@@ -165,6 +165,36 @@ TEST_P(Mismatch, EndsEverywhereWithBothDescriptions) {
   }
 }
 
+// A call that repeats itself shows less of itself: what it was is still known when another differs.
+TEST_P(Mismatch, IsFoundAfterTheSameCallManyTimes) {
+  for (int times = 1; times <= 6; ++times) {
+    SCOPED_TRACE(times);
+    GroupOptions options;
+    options.medium = GetParam().medium;
+    options.world_size = GetParam().world_size;
+    options.timeout = 5s;
+    Group group(options);
+    std::vector<Room> rooms(static_cast<std::size_t>(group.world_size()));
+    const auto errors = group.errors([&](Communicator& comm) {
+      Room& room = rooms[static_cast<std::size_t>(comm.rank())];
+      const auto reduce = [&](std::size_t count) {
+        comm.all_reduce(room.data(count), ReduceOp::kSum);
+      };
+      for (int i = 0; i < times; ++i) reduce(10);
+      reduce(20);
+      for (int i = 0; i < times; ++i) reduce(10);
+      reduce(comm.rank() == kOdd ? 21 : 10);
+      comm.barrier();
+    });
+    for (const auto& error : errors) {
+      ASSERT_TRUE(error);
+      EXPECT_EQ(error->code(), ErrorCode::kCollectiveMismatch) << error->what();
+      EXPECT_THAT(error->what(), HasSubstr("x 10 ("));
+      EXPECT_THAT(error->what(), HasSubstr("x 21"));
+    }
+  }
+}
+
 constexpr int kSizes[] = {3};
 INSTANTIATE_TEST_SUITE_P(All, Mismatch,
                          testing::ValuesIn(places({GroupMedium::kLocal, GroupMedium::kLocalMessages,

@@ -18,9 +18,12 @@ namespace {
 
 using namespace std::chrono_literals;
 
+// A call that has followed itself so often has written its stamp into both slots.
+constexpr int kRepeats = 2;
+// How often a short collective looks first, with the time of every look, which takes 10 ns.
+constexpr int kTimedLooks = 30;
 // Looks at the word this often before the first system call; about 20 us on another core's word.
 // With fewer cores than ranks the peer needs our core, so giving way is what makes progress.
-constexpr int kTimedLooks = 30;  // each reads the processor's counter, which takes 10 ns
 constexpr int kEagerLooks = 200;
 constexpr int kPausedLooks = 400;
 constexpr int kLooksOversubscribed = 10;
@@ -123,7 +126,7 @@ void BoardSync::begin(const MeshFrame& stamp, CollectiveEntry& entry) {
   if (sequence_ > 0 && same_call(stamp, stamp_)) {
     // A stamp has just been written piece by piece: to copy it whole would wait for the pieces.
     stamp_.sequence = stamp.sequence;
-    ++repeated_;
+    repeated_ = std::min(repeated_ + 1, kRepeats);
   } else {
     stamp_ = stamp;
     digest_ = digest_of(stamp);
@@ -145,7 +148,7 @@ void BoardSync::store(std::atomic<std::uint64_t>& word, std::uint64_t value) {
 }
 
 void BoardSync::gather_entries(bool brief) {
-  if (repeated_ < 2) {
+  if (repeated_ < kRepeats) {
     own_.stamps[parity()] = stamp_;
   } else {
     own_.stamps[parity()].sequence = stamp_.sequence;

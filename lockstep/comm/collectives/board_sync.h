@@ -67,7 +67,7 @@ class BoardSync {
   std::uint64_t sequence_ = 0;
   MeshFrame stamp_;
   std::uint64_t digest_ = 0;
-  int repeated_ = 0;  // how often this call has followed itself
+  int repeated_ = 0;  // how often this call has followed itself; kRepeats: that often or more
   CollectiveEntry* collective_ = nullptr;
   Deadline deadline_ = Deadline::at({});
 };

@@ -13,10 +13,7 @@
 namespace lockstep {
 namespace {
 
-// A part of a call that is worth waking a thread for.
-constexpr std::size_t kRailBytes = 512 * 1024;
-
-// Cuts between the parts of a chunk.
+// Elements: parts of a chunk begin at multiples of so many.
 constexpr std::size_t kRailAlignment = 1024;
 
 // Part `part` of `parts` of a chunk.
@@ -171,8 +168,7 @@ std::optional<std::size_t> PlanEngine::reduce_own_chunk(const Running& running,
 int PlanEngine::rails_for(const Call& call) const {
   if (options_.rails > 0) return options_.rails;
   if (sharing() != Sharing::kNone) return 1;
-  const std::size_t wanted = call.total * size_of(call.out.type()) / kRailBytes;
-  return static_cast<int>(std::clamp<std::size_t>(wanted, 1, index_of(rails_.count())));
+  return lockstep::rails_for(call.total * size_of(call.out.type()), rails_.count());
 }
 
 void PlanEngine::gather_chunks(const Running& running, std::span<const Range> chunks,

@@ -1,5 +1,6 @@
 #include "lockstep/comm/collectives/rails.h"
 
+#include <algorithm>
 #include <numeric>
 
 #include "lockstep/base/check.h"
@@ -9,6 +10,9 @@
 namespace lockstep {
 namespace {
 
+// Bytes of the vector that are worth waking a thread for.
+constexpr std::size_t kRailBytes = 512 * 1024;
+
 // Sets the numbers of rails apart from those of other groups that are split off.
 constexpr std::uint32_t kRailGroup = 0x2000'0000;
 
@@ -16,6 +20,10 @@ constexpr std::uint32_t kRailGroup = 0x2000'0000;
 constexpr std::chrono::milliseconds kLookAtOthers{100};
 
 }  // namespace
+
+int rails_for(std::size_t bytes, int most) {
+  return static_cast<int>(std::clamp<std::size_t>(bytes / kRailBytes, 1, index_of(most)));
+}
 
 Rails::Rails(Transport& transport, Scratch& scratch, int count, std::uint32_t group)
     : transport_(transport), scratch_(scratch), count_(count), group_(group) {}
@@ -37,8 +45,13 @@ void Rails::run(int parts, const Body& body) {
     while (others_.size() < helped) add_rail();
     for (; started < helped; ++started) {
       Rail& rail = *others_[started];
-      rail.thread.start([&body, &rail, part = static_cast<int>(started) + 1] {
-        body(*rail.transport, rail.scratch, part);
+      rail.thread.start([this, &body, &rail, part = static_cast<int>(started) + 1] {
+        try {
+          body(*rail.transport, rail.scratch, part);
+        } catch (...) {  // nobody waits for this rail longer than it takes to tell
+          transport_.supervisor().fail_quietly(caught_error("a collective"));
+          throw;
+        }
       });
     }
     body(transport_, scratch_, 0);

@@ -1,5 +1,6 @@
 #pragma once
 
+#include <cstddef>
 #include <cstdint>
 #include <functional>
 #include <memory>
@@ -10,6 +11,9 @@
 #include "lockstep/comm/transport/transport.h"
 
 namespace lockstep {
+
+// How many of at most `most` rails a reduction of a vector of `bytes` is worth.
+int rails_for(std::size_t bytes, int most);
 
 // Several sets of connections among the ranks of a group, each moved by a thread of its own: what
 // one thread can copy into and out of sockets limits a connection, not the link. The first rail is

@@ -20,14 +20,14 @@ constexpr std::size_t kSmallTotal = 64 * 1024;
 // has room for the addresses of the partials, of 2 ranks at least.
 constexpr std::size_t kMostShares = std::min(Board::kStageBytes / 64, 2 * (kEntryData / 8 - 1));
 
-// What is left to do with so few bytes takes less time than to look at the clock.
-constexpr std::size_t kBrief = 64;
-// From so many bytes on all ranks together, results are written past the cache: it does not keep
-// them until they are used, and to fetch what is overwritten would take half as long again. Smaller
-// ones are slower that way.
+// What is left to do with so few bytes of all ranks takes about as long as a look at the clock.
+constexpr std::size_t kBrief = 128;
+// From so many bytes of results on all ranks together, they are written past the cache: most caches
+// do not keep them until they are used, and to fetch what is overwritten would take half as long
+// again. Smaller ones are slower that way.
 constexpr std::size_t kLeavesCache = 128 * 1024 * 1024;
-// How many results of a rank may wait for the others: with two shares of a stage or more, as many
-// fit as two of them have room for.
+// How many results of a rank may wait for the others. Each has the size of one share of a stage,
+// and a reduction has two shares at least: so four fit into stage_out.
 constexpr std::size_t kResults = 4;
 
 // What an entry holds when the data is too large for it: where to find the result vector, then the
@@ -172,7 +172,7 @@ void SharedCollectives::run_small() {
     copy_bytes(at, partial, partial_bytes);
     at += partial_bytes;
   }
-  sync_.gather_entries(task.count * task.element <= kBrief);
+  sync_.gather_entries(task.inputs->leaves * vector_bytes <= kBrief);
 
   if (task.reduce && (!task.gather || task.gathers(rank_))) {
     const Range wanted = task.gather ? Range{0, task.count} : chunk(rank_);
@@ -267,7 +267,8 @@ Range SharedCollectives::segment_of(int rank, std::size_t segment, std::size_t r
 
 // Copies what others have shown to where the caller wants it.
 void SharedCollectives::take(std::byte* to, const std::byte* from, std::size_t bytes) const {
-  if (task_.count * task_.element * static_cast<std::size_t>(world_size_) >= kLeavesCache) {
+  const int takers = task_.gather_to < 0 ? world_size_ : 1;
+  if (task_.count * task_.element * index_of(takers) >= kLeavesCache) {
     stream_bytes(to, from, bytes);
   } else {
     copy_bytes(to, from, bytes);
@@ -280,7 +281,9 @@ void SharedCollectives::run_staged() {
       task.reduce ? static_cast<std::size_t>(world_size_) * task.inputs->most_partials : 1;
   Stages stages;
   stages.segment = Board::kStageBytes / shares / 64 * 64 / task.element;
-  LOCKSTEP_CHECK(stages.segment > 0);
+  LOCKSTEP_CHECK(stages.segment > 0 &&
+                 (!task.reduce ||
+                  kResults * stages.segment * task.element <= sizeof(Board::stage_out)));
   for (const Range& p : task.chunks) {
     stages.rounds = std::max(stages.rounds, (p.size() + stages.segment - 1) / stages.segment);
   }
@@ -330,8 +333,7 @@ void SharedCollectives::stage_partials(const Stages& stages, std::size_t round) 
 }
 
 std::byte* SharedCollectives::result_of(int rank, const Stages& stages, std::size_t round) const {
-  auto* const both = reinterpret_cast<std::byte*>(sync_.board(rank).stage_out);
-  return both + round % kResults * stages.segment * task_.element;
+  return sync_.board(rank).stage_out + round % kResults * stages.segment * task_.element;
 }
 
 void SharedCollectives::reduce_stage(const Stages& stages, std::size_t round) {
@@ -370,11 +372,11 @@ void SharedCollectives::gather_staged(const Stages& stages) {
   for (std::size_t round = 0; round < stages.rounds; ++round) {
     const Range own = segment_of(rank_, stages.segment, round);
     const std::size_t within = own.begin - chunk(rank_).begin;
-    if (round >= 2) sync_.await(&Board::finished, stages.turn(round - 2));
+    const std::size_t stage = round % 2 * Board::kStageBytes;
     sync_.signal(&Board::staged, stages.turn(round));
     if (round >= 1) sync_.await(&Board::staged, stages.turn(round - 1));
     const std::byte* from = task.partials[0] + within * task.element;
-    copy_bytes(own_.stage_out[round % 2], from, own.size() * task.element);
+    copy_bytes(own_.stage_out + stage, from, own.size() * task.element);
     if (task.gathers(rank_)) {
       copy_bytes(task.out + own.begin * task.element, from, own.size() * task.element);
     }
@@ -385,7 +387,7 @@ void SharedCollectives::gather_staged(const Stages& stages) {
     for (int i = 1; i < world_size_; ++i) {
       const int r = (rank_ + i) % world_size_;
       const Range some = segment_of(r, stages.segment, round);
-      take(task.out + some.begin * task.element, sync_.board(r).stage_out[round % 2],
+      take(task.out + some.begin * task.element, sync_.board(r).stage_out + stage,
            some.size() * task.element);
     }
   }

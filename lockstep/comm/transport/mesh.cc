@@ -23,7 +23,7 @@ namespace {
 
 constexpr std::chrono::milliseconds kPauseBetweenCalls{20};
 
-// Cores are also there to compute. See docs/decisions/tcp_rails.md.
+// More gain little, and take cores from computing. See docs/decisions/tcp_rails.md.
 constexpr int kMostRails = 4;
 
 bool is_one_crowded_host(const Roster& roster) {

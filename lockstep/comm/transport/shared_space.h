@@ -39,7 +39,7 @@ struct Board {
   alignas(64) std::atomic<std::uint32_t> inside;
 
   alignas(64) std::byte stage_in[2][kStageBytes];
-  alignas(64) std::byte stage_out[2][kStageBytes];
+  alignas(64) std::byte stage_out[2 * kStageBytes];
 };
 
 // The memory that the ranks of a group on one host share.

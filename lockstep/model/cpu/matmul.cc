@@ -77,7 +77,7 @@ struct Approach {
     }
   }
 
-  // For the last but `left` tile before the strips are copied.
+  // For the tile after which `left` more come before the strips are copied.
   Lines lines(std::size_t left, const float* nothing) const {
     if (left >= tiles) return {nothing, 0, 0, 0};
     Lines at = first;

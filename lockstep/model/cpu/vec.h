@@ -110,7 +110,7 @@ inline Vec power_of_two(Vec bits) { return (Vec)((Bits)bits << 23); }
 
 #endif
 
-// Both in a fixed order: the halves are combined until one element is left.
+// The sum has a fixed order: the halves are added until one element is left.
 #ifdef __AVX2__
 
 inline float sum_of(__m128 v) {

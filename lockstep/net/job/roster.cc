@@ -5,6 +5,7 @@
 #include <algorithm>
 #include <limits>
 #include <string>
+#include <tuple>
 #include <vector>
 
 #include "lockstep/base/cores.h"
@@ -30,13 +31,20 @@ int cores_for_each(const Roster& roster, int rank) {
 }
 
 int least_cores_for_each(const Roster& roster) {
+  std::vector<const Card*> by_host;
+  for (const Card& card : roster) by_host.push_back(&card);
+  std::ranges::sort(by_host, {}, [](const Card* card) {
+    return std::tie(card->host.boot_id, card->host.network_namespace);  // as same_host() compares
+  });
   int least = std::numeric_limits<int>::max();
-  for (auto card = roster.begin(); card != roster.end(); ++card) {
-    const bool seen = std::any_of(roster.begin(), card, [&](const Card& earlier) {
-      return same_host(earlier.host, card->host);
-    });
-    if (!seen)
-      least = std::min(least, cores_for_each(roster, static_cast<int>(card - roster.begin())));
+  for (auto first = by_host.begin(); first != by_host.end();) {
+    std::vector<std::string> lists;
+    auto card = first;
+    for (; card != by_host.end() && same_host((*card)->host, (*first)->host); ++card) {
+      lists.push_back((*card)->cores);
+    }
+    least = std::min(least, count_cores(lists) / static_cast<int>(card - first));
+    first = card;
   }
   return least;
 }
