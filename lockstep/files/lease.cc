@@ -361,9 +361,9 @@ bool Lease::held() {
 
 void Lease::require(const std::string& what) {
   std::unique_lock lock(mutex_);
-  const Deadline deadline = Deadline::after(options_.term);
-  while (!look()) {
-    if (!rule_.keeps() || deadline.expired()) break;
+  // Who turns the lease by hand has a time of its own.
+  const Deadline deadline = Deadline::after(options_.thread ? options_.term : 0ns);
+  while (!look() && rule_.keeps() && !deadline.expired()) {
     changed_.wait_for(lock, std::min<LeaseRule::Duration>(rule_.look_interval(), kLookAgain));
   }
   if (holding_) return;
