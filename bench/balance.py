@@ -183,8 +183,7 @@ def measure(name, shares, options, folder):
             rates = separate_rates(workers, options, folder, ranks)
             sums.append(sum(rates))
             bounds.append(bound(rates, options.lanes_per_worker * ranks))
-            if not options.short:
-                at_once.append(sum(separate_rates(workers, options, folder, ranks, at_once=True)) / sums[-1])
+            at_once.append(sum(separate_rates(workers, options, folder, ranks, at_once=True)) / sums[-1])
             hashes = set()
             for balance in ways:
                 rows, weights = joint(workers, options, folder, ranks, balance)
@@ -200,9 +199,8 @@ def measure(name, shares, options, folder):
             print(f"{name}, {'--balance' if balance else '--no-balance'}: {statistics.median(ratios):.2f} of the sum of separate rates "
                   f"({', '.join(f'{ratio:.2f}' for ratio in ratios)}); lanes at the end {lanes}; moves {moves}", flush=True)
             show_phases(results[balance][-1][1][options.steps // 2:])
-        at_the_same_time = f"; runs of their own at the same time reach {statistics.median(at_once):.2f} of that sum" if at_once else ""
-        print(f"{name}: separate rates add up to {statistics.median(sums):.0f} tokens/s; whole lanes allow {statistics.median(bounds):.2f}"
-              f"{at_the_same_time}", flush=True)
+        print(f"{name}: separate rates add up to {statistics.median(sums):.0f} tokens/s; whole lanes allow {statistics.median(bounds):.2f}; "
+              f"runs of their own at the same time reach {statistics.median(at_once):.2f} of that sum", flush=True)
     finally:
         workers.close()
 
@@ -218,7 +216,7 @@ def main():
     parser.add_argument("--period", type=float, default=10, help="of a quota, in milliseconds")
     parser.add_argument("--case", choices=("slow", "alike"), action="append", help="only this one")
     parser.add_argument("--transport", choices=("auto", "tcp", "shm"), default="auto")
-    parser.add_argument("--short", action="store_true", help="only what is required: no runs without --balance, none at the same time")
+    parser.add_argument("--short", action="store_true", help="no runs without --balance")
     parser.add_argument("--build", type=pathlib.Path, default=BUILD)
     options = parser.parse_args()
     cores = len(os.sched_getaffinity(0))
