@@ -6,7 +6,10 @@
 #include <sys/socket.h>
 
 #include <algorithm>
+#include <memory>
+#include <optional>
 #include <string>
+#include <string_view>
 #include <utility>
 #include <vector>
 
@@ -53,6 +56,30 @@ TEST(TcpStream, LoopbackIsNotPacedAndTakesLongWrites) {
   }
   EXPECT_EQ(got_head, head);
   EXPECT_EQ(got, std::vector(got.size(), std::byte{7}));
+}
+
+TEST(TcpStream, OnlyOnAShortPathIsBbrReplaced) {
+  EXPECT_EQ(congestion_control_for(true, 30us, "bbr"), "reno");
+  EXPECT_EQ(congestion_control_for(false, 200us, "bbr"), "cubic");
+  EXPECT_EQ(congestion_control_for(false, 200us, "bbr2"), "cubic");
+  EXPECT_EQ(congestion_control_for(false, 20ms, "bbr"), "");
+  EXPECT_EQ(congestion_control_for(false, 200us, "dctcp"), "");
+  EXPECT_EQ(congestion_control_for(false, 200us, ""), "");
+}
+
+TEST(TcpStream, AConnectionToAnotherHostNearbyIsNotPaced) {
+  const Socket listener = listen_tcp(SocketAddress::loopback_v4());
+  Socket a = connect_tcp(listener.local_address(), Deadline::after(20s));
+  const Socket other_end = accept(listener, Deadline::after(20s));
+  const int fd = a.fd();
+  const auto set = [](int socket, std::string_view name) {
+    return ::setsockopt(socket, IPPROTO_TCP, TCP_CONGESTION, name.data(),
+                        static_cast<socklen_t>(name.size())) == 0;
+  };
+  if (!set(fd, "cubic") || !set(fd, "bbr")) GTEST_SKIP() << "may not choose cubic and BBR here";
+  a.protect(std::make_unique<Records>(std::nullopt));
+  const TcpStream out(std::move(a), 20s);
+  EXPECT_EQ(congestion_control_of(fd), "cubic");
 }
 
 TEST(TcpStream, OtherSocketsTakeShortWrites) {

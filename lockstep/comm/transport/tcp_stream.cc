@@ -8,8 +8,9 @@
 #include <algorithm>
 #include <array>
 #include <cerrno>
+#include <cstring>
 #include <limits>
-#include <string_view>
+#include <string>
 
 #include "lockstep/base/error.h"
 
@@ -20,27 +21,57 @@ namespace {
 // congestion control. See docs/decisions/tcp_writes.md.
 constexpr std::size_t kWriteBytes = 60 * 1024;
 
-// Under this one, long writes are the fastest on loopback.
-constexpr std::string_view kLoopbackControl = "reno";
+// A path with a shorter round trip stays within a data centre.
+constexpr std::chrono::milliseconds kShortPath{1};
 
 // Up to this, one copy is cheaper than having the system walk two parts.
 constexpr std::size_t kJoinBytes = 1024;
+
+// The longest name of a congestion control, as the kernel has it.
+constexpr std::size_t kControlName = 16;
 
 std::array<iovec, 2> parts_of(std::span<const std::byte> head, std::span<const std::byte> body) {
   return {iovec{const_cast<std::byte*>(head.data()), head.size()},
           iovec{const_cast<std::byte*>(body.data()), body.size()}};
 }
 
-// Whether both ends are on this host, and the connection could be told that nothing is in its way.
-bool takes_long_writes(const Socket& socket) {
-  if (socket.records() != nullptr) return false;
+bool is_on_one_host(const Socket& socket) {
   try {
-    if (socket.local_address().host() != socket.peer_address().host()) return false;
+    return socket.local_address().host() == socket.peer_address().host();
   } catch (const Error&) {
     return false;  // a connection that is gone already fails in its first use
   }
-  return ::setsockopt(socket.fd(), IPPROTO_TCP, TCP_CONGESTION, kLoopbackControl.data(),
-                      kLoopbackControl.size()) == 0;
+}
+
+std::chrono::microseconds round_trip_of(const Socket& socket) {
+  tcp_info info{};
+  socklen_t size = sizeof(info);
+  if (::getsockopt(socket.fd(), IPPROTO_TCP, TCP_INFO, &info, &size) != 0) {
+    return std::chrono::microseconds::max();
+  }
+  return std::chrono::microseconds(info.tcpi_rtt);
+}
+
+std::string control_of(const Socket& socket) {
+  std::array<char, kControlName> name{};
+  auto size = static_cast<socklen_t>(name.size());
+  if (::getsockopt(socket.fd(), IPPROTO_TCP, TCP_CONGESTION, name.data(), &size) != 0) return {};
+  return {name.data(), ::strnlen(name.data(), name.size())};
+}
+
+// Whether the connection now has it: a user may not be allowed to choose it.
+bool set_control(const Socket& socket, std::string_view name) {
+  return ::setsockopt(socket.fd(), IPPROTO_TCP, TCP_CONGESTION, name.data(),
+                      static_cast<socklen_t>(name.size())) == 0;
+}
+
+// Chooses the congestion control; returns the most bytes of a write.
+std::size_t prepare_writes(const Socket& socket) {
+  const bool on_one_host = socket.records() == nullptr && is_on_one_host(socket);
+  const std::string_view control =
+      congestion_control_for(on_one_host, round_trip_of(socket), control_of(socket));
+  const bool chosen = !control.empty() && set_control(socket, control);
+  return on_one_host && chosen ? std::numeric_limits<std::size_t>::max() : kWriteBytes;
 }
 
 // 0 if the call would have had to wait; throws otherwise.
@@ -57,11 +88,14 @@ std::size_t nothing_moved(const char* operation) {
 
 }  // namespace
 
+std::string_view congestion_control_for(bool on_one_host, std::chrono::microseconds round_trip,
+                                        std::string_view of_system) {
+  if (on_one_host) return "reno";
+  return of_system.starts_with("bbr") && round_trip < kShortPath ? "cubic" : "";
+}
+
 TcpStream::TcpStream(Socket socket, Deadline::Clock::duration timeout)
-    : socket_(std::move(socket)),
-      timeout_(timeout),
-      most_at_once_(takes_long_writes(socket_) ? std::numeric_limits<std::size_t>::max()
-                                               : kWriteBytes) {}
+    : socket_(std::move(socket)), timeout_(timeout), most_at_once_(prepare_writes(socket_)) {}
 
 std::size_t TcpStream::write_some(std::span<const std::byte> head,
                                   std::span<const std::byte> body) {

@@ -1,12 +1,20 @@
 #pragma once
 
+#include <chrono>
 #include <mutex>
+#include <string_view>
 
 #include "lockstep/base/deadline.h"
 #include "lockstep/comm/transport/stream.h"
 #include "lockstep/net/socket/socket.h"
 
 namespace lockstep {
+
+// The congestion control that a connection takes instead of the system's; empty: it keeps that one.
+// On one host nothing is in the way. On a short path BBR gives connections that share a port uneven
+// rates; on a long one it is there for a reason. See docs/decisions/tcp_writes.md. Pure.
+std::string_view congestion_control_for(bool on_one_host, std::chrono::microseconds round_trip,
+                                        std::string_view of_system);
 
 // A connected TCP socket as a Stream; between hosts its bytes are records (net/socket/records.h).
 // The peer is out of reach when its host has acknowledged
