@@ -31,25 +31,36 @@ fi
 
 say() { echo "=== $* ($SECONDS s)"; }
 
+failed=()  # parts; the others run all the same
 say tests
-"$tests" --gtest_brief=1
-if command -v compute-sanitizer >/dev/null; then
+"$tests" --gtest_brief=1 || failed+=(tests)
+
+# These wait for each other's processes and for timeouts most of their time, so they run side by side.
+sanitizers() {
+  local tool
+  command -v compute-sanitizer >/dev/null || return 0
   for tool in memcheck racecheck; do
-    say "$tool"
+    echo "--- $tool"
     compute-sanitizer --tool "$tool" --error-exitcode 1 --kernel-name kernel_substring=lockstep \
-      "$tests" --gtest_brief=1 --gtest_filter='CudaKernels*:CudaCombine*'
+      "$tests" --gtest_brief=1 --gtest_filter='CudaKernels*:CudaCombine*' || return 1
   done
-fi
-
-say "ranks as processes"
-"$python" tests/cuda/gpu_ranks.py "$build/lockstep"
-
-say "PyTorch's tensors over the backend lockstep"
-"$python" tests/cuda/torch_ranks.py "$library"
-
-say "the same lanes in one process and in two: one hash"
+}
 scratch=$(mktemp -d)
 trap 'rm -rf "$scratch"' EXIT
+sanitizers >"$scratch/sanitizers" 2>&1 &
+sanitizing=$!
+"$python" tests/cuda/torch_ranks.py "$library" >"$scratch/torch_ranks" 2>&1 &
+torch_ranks=$!
+say "ranks as processes"
+"$python" tests/cuda/gpu_ranks.py "$build/lockstep" || failed+=("ranks as processes")
+say "memcheck and racecheck"
+wait $sanitizing || failed+=("memcheck and racecheck")
+cat "$scratch/sanitizers"
+say "PyTorch's tensors over the backend lockstep"
+wait $torch_ranks || failed+=("PyTorch's tensors")
+cat "$scratch/torch_ranks"
+
+say "the same lanes in one process and in two: one hash"
 train=("$build/lockstep" train --device cuda --precision bf16 --vocab 50304 --hidden 768 --layers 12 --heads 12 --intermediate 2048
   --context 1024 --global-batch 256 --micro-batch 32 --steps 6 --eval-every 0 --verify-every 3 --log plain)
 hashes=()
@@ -67,7 +78,7 @@ print(f"{sys.argv[2]}  {1e3 * step['seconds']:.0f} ms a step, {1e3 * (step['seco
 END
   rm -rf "$scratch/out"
 done
-[ "$(printf '%s\n' "${hashes[@]}" | sort -u | wc -l)" = 1 ] || { echo "NOT THE SAME"; exit 1; }
+[ "$(printf '%s\n' "${hashes[@]}" | sort -u | wc -l)" = 1 ] || { echo "NOT THE SAME"; failed+=("one hash"); }
 
 if [ -n "${TOKENS:-}" ]; then
   say "losses beside PyTorch's"
@@ -76,4 +87,8 @@ fi
 say step
 "$python" bench/step.py --device cuda --precision bf16 --models 124m,350m --threads 8 --seconds 4 --rounds 5 \
   --lockstep "$build/lockstep" --python "$python"
+if [ ${#failed[@]} -gt 0 ]; then
+  printf 'FAILED: %s\n' "${failed[@]}"
+  exit 1
+fi
 say "all done"
