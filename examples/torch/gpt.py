@@ -79,11 +79,9 @@ def train_step(step):
     optimizer.step()
     if exact.job.rank == 0 and step % 10 == 0:
         print(f"step {step}  loss {sum.loss:.4f}  {exact.job.world_size} workers", flush=True)
-    if options.out and step % 20 == 0:
-        exact.save(options.out, step)
 
 
-exact.run(options.steps, train_step, done=exact.resume(options.out) if options.out else 0)
+exact.run(options.steps, train_step, done=exact.resume(options.out) if options.out else 0, out=options.out, save_every=20)
 exact.verify()
 if exact.job.rank == 0:
     print(f"weights {exact.hash()}", flush=True)

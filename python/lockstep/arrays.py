@@ -170,8 +170,19 @@ def view(source: Any, writable: bool = False) -> View:
     return found
 
 
+def _bytes_of_tensor(tensor: Any) -> Any:
+    """The same memory as uint8: PyTorch exports bool, and versions of it other types, neither by DLPack nor as a buffer."""
+    import torch
+
+    if not tensor.is_contiguous():
+        raise ValueError("the tensor is not contiguous: its rows must follow one another in memory")
+    return tensor.detach().view(-1).view(torch.uint8)
+
+
 def byte_view(source: Any) -> View:
-    """The same as plain bytes, of any type of elements; for hashes."""
+    """The same as plain bytes, of any type of elements; for hashes and files."""
+    if str(getattr(source, "dtype", "")).startswith("torch."):
+        source = _bytes_of_tensor(source)
     try:
         found = view(source)
         return View(found.address, found.bytes, Type.U8, found.owner, found.writable)

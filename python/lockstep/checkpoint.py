@@ -25,7 +25,7 @@ def save(path: str, tensors: Mapping[str, Any], metadata: bytes = b"", step: int
         dtype = str(tensor.dtype).rsplit(".", 1)[-1]
         if dtype not in _NAMES:
             raise TypeError(f"tensor '{name}': elements of type {tensor.dtype} cannot be saved")
-        own = byte_view(_bytes_of(tensor))
+        own = byte_view(tensor)
         shape = (c_int64 * max(1, len(tensor.shape)))(*tensor.shape)
         keep += [own, shape]
         place.size = ctypes.sizeof(_library.TensorStructure)
@@ -77,7 +77,7 @@ class Checkpoint:
         for index, (name, tensor) in enumerate(self.tensors.items()):
             if name not in into:
                 continue
-            own = byte_view(_bytes_of(into[name]))
+            own = byte_view(into[name])
             if own.count != tensor.bytes or not own.writable:
                 raise ValueError(f"tensor '{name}' has {tensor.bytes} bytes, the array for it has {own.count}"
                                  + ("" if own.writable else ", which cannot be written"))
@@ -89,12 +89,3 @@ class Checkpoint:
         handle, self._handle = getattr(self, "_handle", None), c_void_p()
         if handle:
             library.lockstep_checkpoint_destroy(handle)
-
-
-def _bytes_of(tensor: Any) -> Any:
-    """A tensor as something whose type DLPack and the buffer protocol know: PyTorch exports bool by neither."""
-    if str(tensor.dtype) == "torch.bool":
-        import torch
-
-        return tensor.detach().view(torch.uint8)
-    return tensor

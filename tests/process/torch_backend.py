@@ -1,7 +1,7 @@
 #!/usr/bin/env python3
 """PyTorch over the backend lockstep: DistributedDataParallel gives the parameters that it gives over Gloo; who is missing, dead or
 different is named; checkpoints are resumed by other numbers of workers; a killed worker is survived under our launcher."""
-# ctest: TIMEOUT 300
+# ctest: TIMEOUT 400
 # builds: release
 
 import os
@@ -18,6 +18,7 @@ from ranks import children_of, reserved_port, wait_for
 from torch_workers import ROOT, expect_raises, need_torch, run, run_program
 
 GPT = ROOT / "examples" / "torch" / "gpt.py"
+GPT_WITH_LOSSES = ROOT / "tests" / "process" / "support" / "gpt_with_losses.py"
 SMALL = ("--batch", 1, "--context", 8, "--width", 16, "--layers", 1)
 TIMEOUT = 20
 
@@ -196,8 +197,136 @@ def the_check_names_a_layer():
     assert exact.check(1, 0, lambda lane: steady(torch.ones(2, 4)).sum()) is None
 
 
+def weights_changed_too_early_are_told():
+    """A step that has changed weights cannot be repeated on them without a lost worker."""
+    import torch
+
+    import lockstep
+    import lockstep.torch
+
+    model = torch.nn.Linear(3, 1)
+    exact = lockstep.torch.ExactDataParallel(model, lanes=1)
+    exact.job.survives = lambda error: True
+
+    def step(_):
+        with torch.no_grad():
+            model.weight += 1
+        raise lockstep.PeerLost("rank 1 died", lockstep.Code.PEER_LOST, 1)
+
+    error = expect_raises(lockstep.PeerLost, lambda: exact.run(1, step), "step 1 changed weights", "rank 1 died")
+    assert error.rank == 1
+
+
+def buffers_of_all_types():
+    import torch
+
+    import lockstep
+    import lockstep.torch
+    from lockstep.torch.state import NAMES
+
+    torch.manual_seed(1)
+
+    def make(value):
+        module = torch.nn.Linear(3, 2)
+        for dtype, name in NAMES.items():
+            module.register_buffer(name, torch.full((2, 3), value).to(dtype))
+        module.register_buffer("one", torch.tensor(bool(value)))
+        module.register_buffer("none", torch.zeros(0, 3))
+        return module
+
+    first = make(1)
+    exact = lockstep.torch.ExactDataParallel(first, lanes=2)
+    exact.verify()
+    folder = os.environ["FOLDER"]
+    exact.save(folder, 7)
+    exact.save(folder, 7)  # it is there: nothing to do
+    second = make(0)
+    other = lockstep.torch.ExactDataParallel(second, lanes=2, job=exact.job)
+    assert other.hash() != exact.hash()
+    assert other.resume(folder) == 7 and other.hash() == exact.hash()
+    for name, tensor in first.state_dict().items():
+        assert second.state_dict()[name].dtype == tensor.dtype and torch.equal(second.state_dict()[name], tensor), name
+    if exact.job.rank == 1:
+        first.BOOL[1, 2] = False
+    expect_raises(lockstep.Error, exact.verify, "rank 1", "BOOL")
+    first.BOOL[1, 2] = True
+    # Another model's checkpoint stays; and what cannot be saved is told to all.
+    first.I8 += 1
+    expect_raises(lockstep.Error, lambda: exact.save(folder, 7))
+    first.register_buffer("wide", torch.zeros(1, dtype=torch.complex128))
+    expect_raises(ValueError if exact.job.rank == 0 else lockstep.Error, lambda: exact.save(folder, 8))
+
+
+def gradients_of_any_layout():
+    import torch
+
+    import lockstep.torch
+
+    torch.manual_seed(1)
+    model = torch.nn.Sequential(torch.nn.Conv2d(3, 4, 3), torch.nn.Conv2d(4, 2, 3))
+    images = torch.randn(2, 3, 8, 8)
+    model(images).square().sum().backward()
+    expected = [parameter.grad.clone() / 2 for parameter in model.parameters()]
+    model = model.to(memory_format=torch.channels_last)
+    images = images.to(memory_format=torch.channels_last)
+    exact = lockstep.torch.ExactDataParallel(model, lanes=2)
+    exact.sum(1, lambda lane: model(images[lane:lane + 1]).square().sum())
+    for parameter, grad in zip(model.parameters(), expected):
+        assert torch.allclose(parameter.grad, grad, rtol=1e-4), (parameter.grad, grad)
+
+
+def what_cannot_be_summed_is_named():
+    import torch
+
+    import lockstep.torch
+
+    Exact = lockstep.torch.ExactDataParallel
+    model = torch.nn.Embedding(5, 3, sparse=True)
+    exact = Exact(model, lanes=1)
+    expect_raises(ValueError, lambda: exact.sum(1, lambda lane: model(torch.tensor([1])).sum()), "weight", "dense")
+    job = exact.job
+    expect_raises(ValueError, lambda: Exact(torch.nn.Linear(2, 2).double(), lanes=1, job=job), "bias", "float64")
+    expect_raises(ValueError, lambda: Exact(torch.nn.Sequential(torch.nn.ReLU()), lanes=1, job=job), "Sequential", "parameters")
+    model = torch.nn.Linear(2, 1)
+    exact = Exact(model, lanes=1, job=job)
+    expect_raises(ValueError, lambda: exact.sum(1, lambda lane: (model(torch.ones(1, 2)).sum(), 0)), "step 1", "counted 0")
+
+
+def what_else_changes_is_saved():
+    import warnings
+
+    import torch
+
+    import lockstep.torch
+
+    def make(**options):
+        model = torch.nn.Linear(2, 2)
+        optimizer = torch.optim.SGD(model.parameters(), lr=1.0, momentum=0.9)
+        scheduler = torch.optim.lr_scheduler.StepLR(optimizer, 2, 0.5)
+        return lockstep.torch.ExactDataParallel(model, optimizer, lanes=2, extra={"rate": scheduler}, **options)
+
+    with warnings.catch_warnings(record=True) as warned:
+        warnings.simplefilter("always")
+        first = make()
+        assert "deterministic()" in str(warned[0].message), warned
+        lockstep.torch.deterministic()
+        second = make(job=first.job)
+        assert len(warned) == 1, [str(each.message) for each in warned]
+    for _ in range(3):
+        first.optimizer.step()
+        first.extra["rate"].step()
+    folder = os.environ["FOLDER"]
+    first.save(folder, 3)
+    assert second.resume(folder) == 3 and second.extra["rate"].state_dict() == first.extra["rate"].state_dict()
+    assert second.extra["rate"].last_epoch == 3 and second.optimizer.param_groups[0]["lr"] == 0.5
+    second.extra["average"] = second.module
+    expect_raises(ValueError, lambda: second.load_state(first.state(3)), "average")
+
+
 def run_all(workers, function, transport="auto"):
-    ended = run(workers, function, transport)
+    folder = tempfile.mkdtemp()  # a TemporaryDirectory would go with the first forked worker
+    ended = run(workers, function, transport, {"FOLDER": folder})
+    shutil.rmtree(folder)
     for rank, each in enumerate(ended):
         if each.code != 0:
             sys.exit(f"{function.__name__}: rank {rank} ended with {each.code}\n{each.output}")
@@ -263,19 +392,19 @@ def killed_under_torchrun():
                 torchrun.kill()
 
 
-def survived_under_our_launcher():
-    arguments = ("--steps", 40, *SMALL)
-    whole = weights_of(run_program(1, GPT, arguments))
-    command = [sys.executable, "-m", "lockstep", "run", "--workers", "3", str(GPT), *map(str, arguments)]
-    job = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
-    output = ""
-    for line in job.stdout:
-        output += line
-        if line.startswith("step 10 "):
-            os.kill(children_of(job.pid)[1], signal.SIGKILL)
-    assert job.wait(60) == 0 and "killed by signal 9" in output, output
+def survived_under_our_launcher(whole, place, victim):
+    """The others go on, somebody comes in its place, and the weights and the checkpoints are those of a run without a loss."""
+    with tempfile.TemporaryDirectory() as folder:
+        command = [sys.executable, "-m", "lockstep", "run", "--workers", "3", str(GPT_WITH_LOSSES), place, str(victim), "--steps", "40",
+                   "--out", folder, *map(str, SMALL)]
+        done = subprocess.run(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, timeout=100)
+        checkpoints = sorted(os.listdir(folder))
+    output = done.stdout
+    assert done.returncode == 0 and "killed by signal 9" in output, output
+    assert re.search("^step 30 .* 3 workers$", output, re.MULTILINE), output
     assert weights_of(output) == whole, output
-    print("survived_under_our_launcher", flush=True)
+    assert checkpoints == ["checkpoint-20", "checkpoint-40"], checkpoints
+    print(f"survived_under_our_launcher: {place}, rank {victim}", flush=True)
 
 
 def main():
@@ -290,8 +419,15 @@ def main():
     run_all(3, ranks_that_differ_are_named)
     run_all(2, a_lane_that_is_not_finite_is_named)
     run_all(1, the_check_names_a_layer)
+    run_all(1, weights_changed_too_early_are_told)
+    run_all(2, buffers_of_all_types)
+    run_all(2, gradients_of_any_layout)
+    run_all(1, what_cannot_be_summed_is_named)
+    run_all(2, what_else_changes_is_saved)
     resumed_by_others()
-    survived_under_our_launcher()
+    whole = weights_of(run_program(1, GPT, ("--steps", 40, *SMALL)))
+    for place, victim in (("step", 0), ("save", 1), ("saved", 0)):
+        survived_under_our_launcher(whole, place, victim)
     killed_under_torchrun()
 
 

@@ -5,9 +5,14 @@ from __future__ import annotations
 import hashlib
 import os
 import struct
+import warnings
 from typing import Callable, List, Optional, Tuple
 
 import torch
+
+from ..hashes import blake3
+
+_threads = 1  # that all workers are to have
 
 
 def deterministic(threads: int = 1) -> None:
@@ -16,10 +21,24 @@ def deterministic(threads: int = 1) -> None:
     Sums that PyTorch takes with several threads depend on how many there are. So all workers must have the same
     number, whatever the machine has; one thread is the number that every machine has. An operation that has no
     deterministic kernel raises an error that names it."""
+    global _threads
+    _threads = threads
     os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
     torch.use_deterministic_algorithms(True)
     torch.backends.cudnn.benchmark = False
     torch.set_num_threads(threads)
+
+
+def warn_unless_deterministic() -> None:
+    """Says what this process has not set of what deterministic() sets."""
+    missing = []
+    if torch.get_num_threads() != _threads:
+        missing.append(f"PyTorch computes with {torch.get_num_threads()} threads instead of {_threads}")
+    if not torch.are_deterministic_algorithms_enabled():
+        missing.append("deterministic algorithms are off")
+    if missing:
+        warnings.warn(f"the weights may depend on the machine: {' and '.join(missing)}; call lockstep.torch.deterministic() first",
+                      stacklevel=3)
 
 
 def lane_seed(seed: int, step: int, lane: int) -> int:
@@ -95,5 +114,4 @@ def _floating(output):
 
 
 def _digest(tensor) -> bytes:
-    flat = tensor.detach().cpu().contiguous().reshape(-1).view(torch.uint8)
-    return hashlib.blake2b(flat.numpy().tobytes(), digest_size=16).digest()
+    return blake3(tensor.detach().cpu().contiguous())

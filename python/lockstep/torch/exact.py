@@ -7,7 +7,7 @@ import ctypes
 import io
 import os
 import pathlib
-from typing import Callable, Dict, List, NamedTuple, Optional
+from typing import Any, Callable, Dict, List, Mapping, NamedTuple, Optional
 
 import torch
 
@@ -15,7 +15,7 @@ import lockstep
 
 from ..arrays import Type, View
 from ..job import Regroup
-from .determinism import first_difference, lane_generator, lane_seed
+from .determinism import first_difference, lane_generator, lane_seed, warn_unless_deterministic
 from .state import DTYPES, flatten, unflatten
 
 FLAGS = 52  # truth values that one f64 number of the tail holds: lanes whose gradient is not finite
@@ -41,14 +41,18 @@ class ExactDataParallel:
     ...     optimizer.step()
 
     `seed` keys the random numbers of lanes. `verify_every` steps the workers compare their weights. `numbers` is how
-    many numbers a lane gives besides loss and count."""
+    many numbers a lane gives besides loss and count. `extra` is what else a step changes, such as a scheduler of the
+    learning rate, by name: checkpoints and newcomers get its state_dict, too."""
 
     def __init__(self, module: torch.nn.Module, optimizer: Optional[torch.optim.Optimizer] = None, *, lanes: int,
-                 job=None, seed: int = 0, verify_every: int = 100, numbers: int = 0, bucket_bytes: int = 0):
+                 job=None, seed: int = 0, verify_every: int = 100, numbers: int = 0, bucket_bytes: int = 0,
+                 extra: Optional[Mapping[str, Any]] = None):
         from . import join
 
+        warn_unless_deterministic()
         self.module = module
         self.optimizer = optimizer
+        self.extra = dict(extra or {})
         self.lanes = lanes
         self.seed = seed
         self.verify_every = verify_every
@@ -56,6 +60,8 @@ class ExactDataParallel:
         self._refuse_running_averages()
         # Backward finishes the last layers first; what is final first travels first.
         named = [(name, p) for name, p in module.named_parameters() if p.requires_grad][::-1]
+        if not named:
+            raise ValueError(f"the {type(module).__name__} has no parameters that require a gradient")
         for name, parameter in named:
             if parameter.dtype not in (torch.float32, torch.float16, torch.bfloat16):
                 raise ValueError(f"{name} is of type {parameter.dtype}; gradients of lanes are added up as float32")
@@ -67,6 +73,8 @@ class ExactDataParallel:
         self._elements = ends[-1]
         self._flags = -(-lanes // FLAGS)
         self._numbers = numbers
+        # Small parameters are passed on together; a small bucket is not to wait for what comes after it.
+        self._pass_on_elements = min(1 << 16, bucket_bytes // 8) if bucket_bytes else 1 << 16
         self._sum = lockstep.LaneSum(self.job, lanes, self._elements, 4 + self._flags + numbers, bucket_bytes)
         self._gradient = torch.zeros(self._elements)
         self._grads = [self._gradient[begin:end].view(p.shape) for p, (begin, end) in zip(self._parameters, self._ranges)]
@@ -94,6 +102,8 @@ class ExactDataParallel:
         self._stop_if_not_finite(step, tail)
         loss, count, _, wishes = tail[:4]
         self._wants_regroup = wishes > 0
+        if count == 0:
+            raise ValueError(f"the lanes of step {step} counted 0 in all: their losses cannot be divided by it")
         torch.mul(torch.frombuffer(summed, dtype=torch.float32), 1.0 / count, out=self._gradient)
         for parameter, grad in zip(self._parameters, self._grads):
             parameter.grad = grad.to(device=parameter.device, dtype=parameter.dtype)
@@ -138,7 +148,9 @@ class ExactDataParallel:
                 return  # a backward pass outside of sum()
             if lane.done[index]:
                 raise RuntimeError(f"{self._names[index]} gets a gradient twice in one lane; call compute() with one loss")
-            lane.views[index].copy_(parameter.grad.view(-1))
+            if parameter.grad.layout != torch.strided:
+                raise ValueError(f"the gradient of {self._names[index]} is not dense; lanes add up dense ones only (sparse=False)")
+            lane.views[index].copy_(parameter.grad)  # row by row, whatever its layout
             parameter.grad = None
             lane.done[index] = True
             self._pass_on(lane)
@@ -150,7 +162,7 @@ class ExactDataParallel:
         while lane.next < len(lane.done) and lane.done[lane.next]:
             lane.next += 1
         end = self._ranges[lane.next - 1][1] if lane.next else 0
-        if end - lane.passed >= 1 << 16 or (all_of_it and end > lane.passed):
+        if end - lane.passed >= self._pass_on_elements or (all_of_it and end > lane.passed):
             if lane.bad is None:
                 found = lockstep.first_non_finite(View(lane.address + 4 * lane.passed, end - lane.passed, Type.F32, None))
                 if found is not None:
@@ -163,7 +175,7 @@ class ExactDataParallel:
         address = ctypes.addressof(memory)
         if address not in self._views:
             flat = torch.frombuffer(memory, dtype=torch.float32)
-            self._views[address] = [flat[begin:end] for begin, end in self._ranges]
+            self._views[address] = [flat[begin:end].view(p.shape) for p, (begin, end) in zip(self._parameters, self._ranges)]
         return self._views[address]
 
     def _stop_if_not_finite(self, step, tail):
@@ -231,26 +243,37 @@ class ExactDataParallel:
     # Checkpoints.
 
     def state(self, step: int) -> dict:
-        """What a checkpoint holds: the state_dict of module and optimizer, and the step."""
+        """What a checkpoint holds: the state_dict of module, optimizer and `extra`, and the step."""
         optimizer = self.optimizer.state_dict() if self.optimizer is not None else None
-        return {"step": step, "module": dict(self.module.state_dict()), "optimizer": optimizer}
+        return {"step": step, "module": dict(self.module.state_dict()), "optimizer": optimizer,
+                "extra": {name: each.state_dict() for name, each in self.extra.items()}}
 
     def load_state(self, state: dict) -> int:
         """Takes such a state over; returns its step."""
+        missing = self.extra.keys() - state.get("extra", {}).keys()
+        if missing:
+            raise ValueError(f"the state of step {state['step']} has nothing for '{min(missing)}', which `extra` names")
         self.module.load_state_dict(state["module"])
         if self.optimizer is not None:
             self.optimizer.load_state_dict(state["optimizer"])
+        for name, each in self.extra.items():
+            each.load_state_dict(state["extra"][name])
         return state["step"]
 
     def save(self, folder: str, step: int) -> None:
-        """Rank 0 writes FOLDER/checkpoint-STEP, which appears complete or not at all. Collective."""
+        """Rank 0 writes FOLDER/checkpoint-STEP, which appears complete or not at all. Collective.
+
+        Within run() give it `out` instead: it saves between two steps, where nothing is lost with a worker. An intact
+        checkpoint with the same tensors stays as it is; any other of that name is refused."""
         failed = b"\0"
         if self.job.rank == 0:
             try:
                 os.makedirs(folder, exist_ok=True)
                 rest, tensors = flatten(self.state(step))
-                lockstep.save(os.path.join(folder, f"checkpoint-{step}"), tensors, rest.encode(), step)
-            except (lockstep.Error, OSError) as error:
+                path = os.path.join(folder, f"checkpoint-{step}")
+                if not _holds(path, tensors):
+                    lockstep.save(path, tensors, rest.encode(), step)
+            except Exception as error:  # whatever it is, the others wait to hear of it
                 failed, cause = b"\1", error
         if self._gather(failed)[0] != b"\0":
             raise cause if self.job.rank == 0 else lockstep.Error(f"rank 0 could not write checkpoint-{step}; it says why",
@@ -259,11 +282,11 @@ class ExactDataParallel:
     def resume(self, folder: str) -> int:
         """All workers get the state of the newest checkpoint that rank 0 finds intact. Returns its step; 0: none.
 
-        The number of workers may be another one than that of the run that wrote it. Collective."""
-        step = 0
-        if self.job.rank == 0:
-            step = self._load_newest(folder)
-        return self._level(step)
+        The number of workers may be another one than that of the run that wrote it. Collective; a newcomer does not
+        take part, since run() gives it the state of the others."""
+        if self.job.newcomer:
+            return 0
+        return self._level(self._load_newest(folder) if self.job.rank == 0 else 0)
 
     def _load_newest(self, folder):
         steps = sorted((int(path.name.split("-")[1]) for path in pathlib.Path(folder).glob("checkpoint-*")
@@ -271,10 +294,8 @@ class ExactDataParallel:
         cause = None
         for step in steps:
             try:
-                checkpoint = lockstep.Checkpoint(os.path.join(folder, f"checkpoint-{step}"))
-                tensors = {name: torch.empty(found.shape, dtype=DTYPES[found.type]) for name, found in checkpoint.tensors.items()}
-                checkpoint.read(tensors)
-                return self.load_state(unflatten(checkpoint.metadata.decode(), tensors))
+                tensors, rest = _read(os.path.join(folder, f"checkpoint-{step}"))
+                return self.load_state(unflatten(rest, tensors))
             except lockstep.Error as error:
                 cause = error
         if cause is not None:
@@ -283,24 +304,44 @@ class ExactDataParallel:
 
     # Survival.
 
-    def run(self, steps: int, step: Callable[[int], object], done: int = 0) -> None:
+    def run(self, steps: int, step: Callable[[int], object], done: int = 0, *, out: Optional[str] = None,
+            save_every: int = 100) -> None:
         """Calls `step` for the steps from `done` + 1 to `steps`, and goes on when workers are lost or come.
 
         `step` changes weights only after its last collective. Under torchrun a loss ends everybody; under
-        `python -m lockstep run` the workers that are left repeat the step without the lost one."""
+        `python -m lockstep run` the workers that are left repeat the step without the lost one. With `out`, every
+        `save_every` steps a checkpoint is written to that folder."""
         self.job.describe(b"lockstep.torch", self.lanes)
+        due = False
         if self.job.newcomer:
-            done = self._regroup(-1, Regroup.IN_ORDER)
-        while done < steps:
+            done, due = self._regroup(-1, Regroup.IN_ORDER), True
+        while done < steps or due:
+            versions = None
             try:
-                step(done + 1)
-                done += 1
-                if self._wants_regroup and done < steps:
+                if due and out is not None and done > 0 and done % save_every == 0:
+                    self.save(out, done)
+                due = False
+                if done >= steps:
+                    return
+                if self._wants_regroup:
                     done = self._regroup(done, Regroup.IN_ORDER)
+                else:
+                    versions = self._versions()
+                    step(done + 1)
+                    done += 1
+                due = True
             except lockstep.Error as error:
                 if not self.job.survives(error):
                     raise
-                done = self._regroup(done, Regroup.AFTER_LOSS)
+                if versions not in (None, self._versions()):
+                    raise type(error)(f"step {done + 1} changed weights before its last collective, so it cannot be repeated "
+                                      f"without the lost worker: {error}", error.code, error.rank, error.culprit) from error
+                # The checkpoint may have failed on some workers and not on others: all of them save again.
+                done, due = self._regroup(done, Regroup.AFTER_LOSS), True
+
+    def _versions(self):
+        """Counts of the changes to each parameter."""
+        return [parameter._version for parameter in self._parameters]
 
     def _regroup(self, done, how):
         while True:
@@ -330,6 +371,23 @@ class ExactDataParallel:
         if done < most:
             self.load_state(torch.load(io.BytesIO(data)))
         return most
+
+
+def _read(path):
+    """The tensors of a checkpoint and all the rest."""
+    checkpoint = lockstep.Checkpoint(path)
+    tensors = {name: torch.empty(found.shape, dtype=DTYPES[found.type]) for name, found in checkpoint.tensors.items()}
+    checkpoint.read(tensors)
+    return tensors, checkpoint.metadata.decode()
+
+
+def _holds(path, tensors):
+    """Whether it is an intact checkpoint with these tensors."""
+    try:
+        there = _read(path)[0]
+    except lockstep.Error:
+        return False
+    return there.keys() == tensors.keys() and lockstep.blake3_many(there[name] for name in tensors) == lockstep.blake3_many(tensors.values())
 
 
 class _Lane:

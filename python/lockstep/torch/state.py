@@ -11,6 +11,7 @@ import torch
 NAMES = {
     torch.float32: "F32", torch.float64: "F64", torch.float16: "F16", torch.bfloat16: "BF16", torch.int64: "I64",
     torch.int32: "I32", torch.int16: "I16", torch.int8: "I8", torch.uint8: "U8", torch.bool: "BOOL",
+    torch.complex64: "C64",
 }
 DTYPES = {name: dtype for dtype, name in NAMES.items()}
 
