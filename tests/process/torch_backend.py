@@ -15,7 +15,7 @@ import time
 
 sys.path.insert(0, os.path.join(os.path.dirname(__file__), "support"))
 from ranks import children_of, reserved_port, wait_for
-from torch_workers import ROOT, expect_raises, need_torch, run, run_program
+from torch_workers import ROOT, expect_raises, need_torch, run, run_all, run_program
 
 GPT = ROOT / "examples" / "torch" / "gpt.py"
 GPT_WITH_LOSSES = ROOT / "tests" / "process" / "support" / "gpt_with_losses.py"
@@ -49,19 +49,20 @@ def ddp_is_that_of_gloo():
     dist.destroy_process_group()
 
 
-def who_is_missing_is_named():
+def all_who_are_missing_are_named():
     from datetime import timedelta
 
+    import torch
     import torch.distributed as dist
 
     dist.init_process_group("lockstep", timeout=timedelta(seconds=TIMEOUT))
     dist.barrier()
-    if dist.get_rank() == 1:
+    if dist.get_rank() in (1, 3):
         # Until the others have given up on it.
-        expect_raises(RuntimeError, lambda: dist.recv(__import__("torch").zeros(1), 0))
+        expect_raises(RuntimeError, lambda: dist.recv(torch.zeros(1), 0))
         return
-    options = dist.distributed_c10d._get_default_group()
-    expect_raises(RuntimeError, lambda: options.monitored_barrier(timedelta(seconds=0.5)), "rank 1")
+    group = dist.distributed_c10d._get_default_group()
+    expect_raises(RuntimeError, lambda: group.monitored_barrier(timedelta(seconds=0.5), wait_all_ranks=True), "rank 1", "rank 3")
 
 
 def messages_from_any_source():
@@ -323,16 +324,6 @@ def what_else_changes_is_saved():
     expect_raises(ValueError, lambda: second.load_state(first.state(3)), "average")
 
 
-def run_all(workers, function, transport="auto"):
-    folder = tempfile.mkdtemp()  # a TemporaryDirectory would go with the first forked worker
-    ended = run(workers, function, transport, {"FOLDER": folder})
-    shutil.rmtree(folder)
-    for rank, each in enumerate(ended):
-        if each.code != 0:
-            sys.exit(f"{function.__name__}: rank {rank} ended with {each.code}\n{each.output}")
-    print(f"{function.__name__}: {max(each.seconds for each in ended):.1f} s", flush=True)
-
-
 def weights_of(output):
     return re.search(r"^weights (blake3:[0-9a-f]{64})$", output, re.MULTILINE)[1]
 
@@ -410,7 +401,7 @@ def survived_under_our_launcher(whole, place, victim):
 def main():
     need_torch()
     run_all(2, ddp_is_that_of_gloo)
-    run_all(3, who_is_missing_is_named)
+    run_all(4, all_who_are_missing_are_named)
     run_all(3, messages_from_any_source)
     run_all(3, messages_from_any_source, "tcp")
     run_all(3, no_message_from_any_source)

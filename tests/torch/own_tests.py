@@ -40,7 +40,8 @@ for feature in ("ddp", "subgroup", "gpu", "cuda"):
 
 from torch.testing._internal.distributed import distributed_test  # noqa: E402
 
-# What they ask of Gloo that lockstep answers in another way.
+# What they ask of Gloo that lockstep answers in another way: all tests of these names check words. What ours answers, and that it
+# lets pass who has come, is in tests/process/torch_backend.py and torch_collectives.py.
 OTHERWISE = {
     "monitored_barrier": "checks the words of Gloo's monitored barrier; ours ends the job and names who is missing",
     "barrier_timeout": "checks the words of Gloo's timeout; ours names who is missing",

@@ -24,7 +24,7 @@ from torch._C._distributed_c10d import (
 
 from ..communicator import Op
 from .memory import Memory
-from .work import Completer, Work
+from .work import Completer, Then, Work
 
 OPS = (
     (ReduceOp.SUM, Op.SUM),
@@ -52,8 +52,11 @@ def _op_of(op, dtype):
     raise ValueError(f"lockstep cannot reduce tensors of type {dtype} with {op}")
 
 
-def _bitwise(op):
-    return next((function for theirs, function in BITWISE if op == theirs), None)
+def _bitwise(op, dtype):
+    function = next((function for theirs, function in BITWISE if op == theirs), None)
+    if function is not None and (dtype.is_floating_point or dtype.is_complex):
+        raise ValueError(f"lockstep cannot reduce tensors of type {dtype} with {op}")
+    return function
 
 
 def _only(tensors):
@@ -77,6 +80,7 @@ class ProcessGroup(dist.ProcessGroup):
         self._timeout = timeout
         self._completer = Completer()
         self._works: "collections.deque" = collections.deque()
+        self._coalesced = None  # the works since _start_coalescing()
 
     def getBackendName(self):
         return "lockstep"
@@ -118,12 +122,13 @@ class ProcessGroup(dist.ProcessGroup):
     def set_timeout(self, timeout):
         self._timeout = timeout
 
-    # Sends and receives of a batch need no bracket: each is a collective of its own.
+    # Each call of a batch starts at once; the bracket gives one work for all of them.
     def _start_coalescing(self, *device):
-        pass
+        self._coalesced = []
 
     def _end_coalescing(self, *device):
-        return self._done([])
+        works, self._coalesced = self._coalesced, None
+        return self._together(works, []) if works else self._keep(Work(None, (), (), [], self._completer))
 
     def _set_sequence_number_for_group(self):
         pass
@@ -143,15 +148,14 @@ class ProcessGroup(dist.ProcessGroup):
         native = message(data.view, *arguments, wait=False, timeout=self._timeout.total_seconds())
         return self._keep(Work(native, result=result, completer=None, source=source, **memory))
 
-    def _done(self, result):
-        return self._keep(Work(None, (), (), result, self._completer))
-
     def _keep(self, work):
         """Memory stays where it is until its collective has ended, whether or not the caller keeps the work. Callers
         in C++ of older PyTorch keep no reference to a work made in Python either; so the last ones stay in any case."""
         while len(self._works) > 64 and self._works[0].is_completed():
             self._works.popleft()
         self._works.append(work)
+        if self._coalesced is not None:
+            self._coalesced.append(work)
         return work
 
     # Collectives. Names and arguments are those of torch.distributed.ProcessGroup.
@@ -166,41 +170,54 @@ class ProcessGroup(dist.ProcessGroup):
         tensor = _only(tensors)
         if tensor.is_sparse:
             return self._allreduce_sparse(tensor, opts)
-        function = _bitwise(opts.reduceOp)
-        if function is not None:
-            return self._allreduce_bits(tensor, function)
         return self.allreduce_coalesced(tensors, opts)
 
     def allreduce_coalesced(self, tensors, opts=AllreduceCoalescedOptions()):
+        function = _bitwise(opts.reduceOp, tensors[0].dtype)
+        if function is not None:
+            return self._reduce_bits(tensors, function, opts)
         op = _op_of(opts.reduceOp, tensors[0].dtype)
         data = Memory(tensors, reduces=True)
         return self._start(self.communicator.all_reduce, data.view, op, result=tensors, opts=opts, outputs=(data,))
 
-    def _allreduce_bits(self, tensor, function):
-        everybody = [torch.empty_like(tensor) for _ in range(self._size)]
-        self.allgather([everybody], [tensor]).wait()
-        tensor.detach().copy_(functools.reduce(function, everybody))
-        return self._done([tensor])
+    def _reduce_bits(self, tensors, function, opts, root=None):
+        """Everybody's bits travel; whoever gets the result, all or the root, combines them when they have come."""
+        data, receives = Memory(tensors), root in (None, self._rank)
+        everybody = torch.empty((self._size if receives else 0, sum(tensor.numel() for tensor in tensors)), dtype=tensors[0].dtype)
+
+        def combine():
+            parts = functools.reduce(function, everybody).split([tensor.numel() for tensor in tensors])
+            for tensor, part in zip(tensors, parts):
+                tensor.detach().copy_(part.view(tensor.shape))
+
+        out = Memory([everybody]).view if receives else None
+        call, *arguments = (self.communicator.all_gather, out) if root is None else (self.communicator.gather, out, root)
+        return self._start(call, data.view, *arguments, result=tensors, opts=opts, inputs=(data,), outputs=(Then(combine),) if receives else ())
 
     def _allreduce_sparse(self, tensor, opts):
-        """Everybody gets everybody's entries, and adds them in the order of ranks."""
+        """Everybody gets everybody's entries, and adds them in the order of ranks when they have come. The call itself
+        waits until everybody has said how many entries it has."""
         if opts.reduceOp != ReduceOp.SUM:
             raise ValueError("lockstep adds up sparse tensors, and reduces them in no other way")
         own = tensor.coalesce()
         indices, values = own.indices().cpu().contiguous(), own.values().cpu().contiguous()
-        count = torch.tensor([values.shape[0]])
-        counts = [torch.empty_like(count) for _ in range(self._size)]
-        self.allgather([counts], [count]).wait()
+        counts = torch.empty(self._size, dtype=torch.int64)
+        self._allgather([counts], torch.tensor([values.shape[0]]), opts, []).wait()
         all_indices = [indices.new_empty((indices.shape[0], int(n))) for n in counts]
         all_values = [values.new_empty((int(n), *values.shape[1:])) for n in counts]
-        self.allgather([all_indices], [indices]).wait()
-        self.allgather([all_values], [values]).wait()
-        parts = [torch.sparse_coo_tensor(*entries, tensor.shape) for entries in zip(all_indices, all_values)]
-        tensor.copy_(functools.reduce(torch.add, parts).coalesce().to(tensor.device))
-        return self._done([tensor])
+
+        def add():
+            parts = [torch.sparse_coo_tensor(*entries, tensor.shape) for entries in zip(all_indices, all_values)]
+            tensor.copy_(functools.reduce(torch.add, parts).coalesce().to(tensor.device))
+
+        return self._together([self._allgather(all_indices, indices, opts, []), self._allgather(all_values, values, opts, [])],
+                              [tensor], (Then(add),))
 
     def reduce(self, tensors, opts=ReduceOptions()):
-        op = _op_of(opts.reduceOp, _only(tensors).dtype)
+        function = _bitwise(opts.reduceOp, _only(tensors).dtype)
+        if function is not None:
+            return self._reduce_bits(tensors, function, opts, opts.rootRank)
+        op = _op_of(opts.reduceOp, tensors[0].dtype)
         data = Memory(tensors, reduces=True)
         root = opts.rootRank == self._rank
         return self._start(self.communicator.reduce, data.view, data.view, op, opts.rootRank, result=tensors, opts=opts, inputs=(data,),
@@ -225,9 +242,9 @@ class ProcessGroup(dist.ProcessGroup):
     def allgather_into_tensor_coalesced(self, outputs, inputs, opts=AllgatherOptions()):
         return self._together([self._allgather_base(*pair, opts) for pair in zip(outputs, inputs)], outputs)
 
-    def _together(self, works, result):
-        """The works of one coalesced call as one work: the last of them ends last."""
-        return self._keep(works[-1].after(works[:-1], result))
+    def _together(self, works, result, then=()):
+        """The works of one call as one work."""
+        return self._keep(Work.of_all(works, result, then))
 
     def gather(self, output_tensors, input_tensors, opts=GatherOptions()):
         data = Memory([_only(input_tensors)])
@@ -300,7 +317,7 @@ class ProcessGroup(dist.ProcessGroup):
         return self._start(self.communicator.barrier, result=[], opts=opts)
 
     def monitored_barrier(self, timeout=None, wait_all_ranks=False):
-        """As every collective it names who is missing when the time is up."""
+        """As every collective it names all who are missing when the time is up, with `wait_all_ranks` and without."""
         opts = BarrierOptions()
         if timeout is not None:
             opts.timeout = timeout

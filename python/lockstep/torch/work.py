@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import queue
 import threading
+import time
 from datetime import timedelta
 
 import torch
@@ -28,12 +29,18 @@ class Work(TorchWork):
         self._error = None
 
     def wait(self, timeout=timedelta(0)):
+        seconds = timeout.total_seconds()
+        if not self.ends_within(seconds if seconds > 0 else None):
+            raise TimeoutError(f"the collective has not ended after {seconds:g} s; it goes on")
+        return True
+
+    def ends_within(self, seconds):
+        """Whether it has ended by then (None: by its own deadline); raises its error."""
         if self._error is None:
-            seconds = timeout.total_seconds()
             native = self._native
             try:
-                if native is not None and not native.wait(seconds if seconds > 0 else None):
-                    raise TimeoutError(f"the collective has not ended after {seconds:g} s; it goes on")
+                if native is not None and not native.wait(seconds):
+                    return False
             except lockstep.Error as error:
                 self._error = error
         if self._error is not None:
@@ -50,13 +57,12 @@ class Work(TorchWork):
                 self._source = self._native.outcome.source
             self._native = None
 
-    def after(self, works, result):
-        """This work and others that end before it, as one."""
-        inputs = sum((work._inputs for work in works), self._inputs)
-        outputs = sum((work._outputs for work in works), self._outputs)
-        for work in (*works, self):
-            work._outputs = ()
-        return Work(self._native, inputs, outputs, result, self._completer)
+    @classmethod
+    def of_all(cls, works, result, then=()):
+        """Works as one, which ends when all of them have."""
+        # Collectives end in their order, messages do not: those are to hold up no other future.
+        completer = None if any(work._completer is None for work in works) else works[0]._completer
+        return cls(_All(works), outputs=then, result=result, completer=completer)
 
     def synchronize(self):
         self.wait()
@@ -105,6 +111,29 @@ class Work(TorchWork):
             else:
                 (self._completer or Completer(once=True)).add(self, ended)
         return self._future
+
+
+class _All:
+    """What of_all() waits for."""
+
+    outcome = lockstep.Outcome(None, 0.0)
+
+    def __init__(self, works):
+        self._works = works
+
+    def done(self):
+        return all([work.is_completed() for work in self._works])
+
+    def wait(self, seconds=None):
+        deadline = None if seconds is None else time.monotonic() + seconds
+        return all(work.ends_within(None if deadline is None else max(0.0, deadline - time.monotonic())) for work in self._works)
+
+
+class Then:
+    """What is done when a collective has ended, among the memories that are given back then."""
+
+    def __init__(self, function):
+        self.give_back = function
 
 
 def _tensors(result):

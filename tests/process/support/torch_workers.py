@@ -5,6 +5,7 @@ import importlib.util
 import os
 import pathlib
 import runpy
+import shutil
 import sys
 import tempfile
 import time
@@ -64,6 +65,17 @@ def run(workers, function, transport="auto", environment=None):
         ended.append(Ended(codes[pid], file.read(), seconds[pid]))
         file.close()
     return ended
+
+
+def run_all(workers, function, transport="auto"):
+    """The same for workers that end well; exits if one of them does not. FOLDER is for what they write."""
+    folder = tempfile.mkdtemp()  # a TemporaryDirectory would go with the first forked worker
+    ended = run(workers, function, transport, {"FOLDER": folder})
+    shutil.rmtree(folder)
+    for rank, each in enumerate(ended):
+        if each.code != 0:
+            sys.exit(f"{function.__name__}, {workers} workers: rank {rank} ended with {each.code}\n{each.output}")
+    print(f"{function.__name__}, {workers} workers: {max(each.seconds for each in ended):.1f} s", flush=True)
 
 
 def run_program(workers, path, arguments, transport="auto"):
