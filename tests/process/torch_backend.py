@@ -353,7 +353,7 @@ while True:
 """
 
 
-def killed_under_torchrun():
+def killed_under_torchrun(rank):
     """Every survivor raises and names it; torchrun then ends them all."""
     with tempfile.TemporaryDirectory() as folder:
         program = os.path.join(folder, "program.py")
@@ -371,12 +371,12 @@ def killed_under_torchrun():
 
         try:
             wait_for(lambda: said().count("step\n") > 30, "steps under torchrun")
-            victim = children_of(torchrun.pid)[-1]
+            victim = children_of(torchrun.pid)[rank]
             began = time.monotonic()
             os.kill(victim, signal.SIGKILL)
-            wait_for(lambda: len(re.findall(rf"PeerLost: .*rank \d \(.*pid {victim}\)", said())) >= 2, f"survivors that name {victim}:\n{said()}",
+            wait_for(lambda: len(re.findall(rf"PeerLost: .*rank {rank} \(.*pid {victim}\)", said())) >= 2, f"survivors that name {victim}:\n{said()}",
                      TIMEOUT)
-            print(f"killed_under_torchrun: named by both after {time.monotonic() - began:.1f} s", flush=True)
+            print(f"killed_under_torchrun: rank {rank} named by both after {time.monotonic() - began:.1f} s", flush=True)
             assert torchrun.wait(60) != 0
         finally:
             if torchrun.poll() is None:
@@ -419,7 +419,8 @@ def main():
     whole = weights_of(run_program(1, GPT, ("--steps", 40, *SMALL)))
     for place, victim in (("step", 0), ("save", 1), ("saved", 0)):
         survived_under_our_launcher(whole, place, victim)
-    killed_under_torchrun()
+    for rank in (0, 2):  # rank 0 is where the others meet
+        killed_under_torchrun(rank)
 
 
 if __name__ == "__main__":

@@ -1,14 +1,16 @@
 #!/usr/bin/env python3
-"""The examples of PyTorch end with the same weights at 1, 2, 3, 4 and 8 workers, over TCP and shared memory, twice."""
+"""The examples of PyTorch end with the same weights at 1, 2, 3, 4 and 8 workers, over TCP and shared memory, twice; buckets of
+any size, which travel while backward goes on, give the same weights, losses, counts and numbers."""
 # ctest: TIMEOUT 600
 # builds: release
 
+import functools
 import os
 import re
 import sys
 
 sys.path.insert(0, os.path.join(os.path.dirname(__file__), "support"))
-from torch_workers import ROOT, need_torch, run_program
+from torch_workers import ROOT, need_torch, run, run_program
 
 EXAMPLES = {
     "gpt.py": ("--steps", 3, "--batch", 1, "--context", 8, "--width", 16, "--layers", 1),
@@ -17,8 +19,53 @@ EXAMPLES = {
 PLACES = [(1, "auto"), (1, "auto"), *((workers, transport) for workers in (2, 3, 4, 8) for transport in ("tcp", "shm")), (3, "tcp")]
 
 
+LANES = 5
+
+
+def train(bucket_bytes):
+    """Prints, on every worker, all that is summed and what becomes of the weights."""
+    import torch
+
+    import lockstep.torch
+
+    lockstep.torch.deterministic()
+    torch.manual_seed(1)
+    model = torch.nn.Sequential(torch.nn.Linear(64, 128), torch.nn.Tanh(), torch.nn.Linear(128, 128), torch.nn.Tanh(), torch.nn.Linear(128, 8))
+    optimizer = torch.optim.AdamW(model.parameters(), lr=1e-2)
+    exact = lockstep.torch.ExactDataParallel(model, optimizer, lanes=LANES, numbers=2, bucket_bytes=bucket_bytes)
+    ready, parts = exact._sum.ready, []
+    exact._sum.ready = lambda *part: (parts.append(part), ready(*part))
+
+    def compute(step, lane):
+        outputs = model(torch.randn(lane + 1, 64, generator=exact.generator(step, lane)))
+        return outputs.square().sum(), lane + 1, outputs.mean(), 0.1 * lane
+
+    for step in range(1, 4):
+        found = exact.sum(step, lambda lane: compute(step, lane))
+        assert found.count == LANES * (LANES + 1) / 2 and len(found.numbers) == 2
+        print(repr(found))
+        optimizer.step()
+    print(exact.hash())
+    own = sum(1 for _ in exact._sum.own_lanes())
+    assert len(parts) == 3 * own * (2 if bucket_bytes else 1), parts  # small buckets go while backward goes on
+
+
+def buckets():
+    seen = {}
+    for workers in (1, 2, 3):
+        for bucket_bytes in (0, 1 << 14, 1 << 15):
+            for rank, each in enumerate(run(workers, functools.partial(train, bucket_bytes))):
+                if each.code != 0:
+                    sys.exit(f"buckets of {bucket_bytes} bytes, {workers} workers: rank {rank} ended with {each.code}\n{each.output}")
+                seen.setdefault(each.output, []).append((workers, rank, bucket_bytes))
+    if len(seen) != 1:
+        sys.exit(f"buckets: the sums depend on workers or buckets: {seen}")
+    print("buckets: the same sums", flush=True)
+
+
 def main():
     need_torch()
+    buckets()
     for name, arguments in EXAMPLES.items():
         seen = {}
         for workers, transport in PLACES:
