@@ -105,8 +105,8 @@ class Work:
 class Buffer:
     """Memory where collectives are fastest: other workers of this host read and write it in place.
 
-    Offers the buffer protocol: numpy.frombuffer(buffer, "float32") is an array on it. It must be released, and no array
-    on it used any more, before its communicator is closed or the job regroups."""
+    numpy() is an array on it, view() what collectives take. It must be released, and no array on it used any more, before
+    its communicator is closed or the job regroups."""
 
     def __init__(self, group: "Communicator", count: int, type: Type = Type.F32):
         self._handle = c_void_p()

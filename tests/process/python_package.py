@@ -74,6 +74,47 @@ def arrays_are_seen_where_they_lie():
     assert released() is not None and kept.count == 5  # a view keeps its owner
 
 
+def checkpoints_hold_arrays():
+    import numpy
+    import torch
+
+    import lockstep
+
+    tensors = {"weights": numpy.arange(6, dtype="float32").reshape(2, 3), "flags": numpy.array([True, False]), "wide": numpy.array(3 + 4j, "complex64"),
+               "none": numpy.zeros((0, 2), "int16"), "half": torch.ones(3, dtype=torch.bfloat16), "mask": torch.tensor([[True], [False]]),
+               "bytes": torch.tensor([-1, 2], dtype=torch.int8)}
+    with tempfile.TemporaryDirectory() as folder:
+        path = os.path.join(folder, "checkpoint-40")
+        lockstep.save(path, tensors, b"more", 40)
+        expect_raises(lockstep.Damaged, lambda: lockstep.save(path, tensors), "checkpoint-40")
+        found = lockstep.Checkpoint(path)
+        assert (found.step, found.metadata, found.tensors.keys()) == (40, b"more", tensors.keys())
+        assert found.tensors["weights"] == ("F32", (2, 3), 24) and found.tensors["wide"] == ("C64", (), 8)
+        assert found.tensors["mask"] == ("BOOL", (2, 1), 2) and found.tensors["bytes"][0] == "I8"
+        back = {name: torch.zeros_like(each) if isinstance(each, torch.Tensor) else numpy.zeros_like(each) for name, each in tensors.items()}
+        found.read(back)
+        for name, each in tensors.items():
+            assert torch.equal(back[name], each) if isinstance(each, torch.Tensor) else (back[name] == each).all(), name
+        found.read({})  # only looks whether it is intact
+        expect_raises(KeyError, lambda: found.read({"other": back["flags"]}), "other")
+        expect_raises(ValueError, lambda: found.read({"weights": numpy.zeros(5, "float32")}), "weights", "24 bytes", "20")
+        expect_raises(ValueError, lambda: found.read({"half": torch.zeros(3, 2, dtype=torch.bfloat16)[:, 0]}), "not contiguous")
+        read_only = numpy.zeros(6, "float32")
+        read_only.flags.writeable = False
+        expect_raises(ValueError, lambda: found.read({"weights": read_only}), "cannot be written")
+
+        other = os.path.join(folder, "checkpoint-41")
+        expect_raises(TypeError, lambda: lockstep.save(other, {"w": numpy.zeros(1, "complex128")}), "'w'", "complex128")
+        expect_raises(ValueError, lambda: lockstep.save(other, {"w": numpy.zeros((4, 4), "float32")[:, 1]}), "not contiguous")
+        expect_raises(ValueError, lambda: lockstep.save(other, {"w": torch.zeros(4, 4)[:, 1]}), "not contiguous")
+        assert os.listdir(folder) == ["checkpoint-40"]
+        expect_raises(lockstep.Damaged, lambda: lockstep.Checkpoint(other), "checkpoint-41")
+        with open(os.path.join(path, "model.safetensors"), "r+b") as file:
+            file.seek(-1, os.SEEK_END)
+            file.write(b"\x77")
+        expect_raises(lockstep.Damaged, lambda: lockstep.Checkpoint(path).read(back), "damaged")
+
+
 def interruptible_join():
     """Ctrl-C while others are missing."""
     import lockstep
@@ -272,6 +313,7 @@ def main():
         skip("this build makes no liblockstep.so (libsodium.a and libcrypto.a are needed)")
     the_files_are_written_for_python_3_9_and_documented()
     arrays_are_seen_where_they_lie()
+    checkpoints_hold_arrays()
     run_all(1, interruptible_join)
     run_all(2, collectives_on_arrays)
     sums = run_all(1, lane_sum) + run_all(3, lane_sum)

@@ -46,6 +46,7 @@ def memory_is_not_copied():
 
 def reductions():
     import torch.distributed as dist
+    from torch._C._distributed_c10d import AllreduceOptions
 
     dist.init_process_group("lockstep")
     rank, n = dist.get_rank(), dist.get_world_size()
@@ -71,7 +72,7 @@ def reductions():
         dist.reduce_scatter(out, [make(rank + 1 + part) for part in range(n)])
         same(out, make(total + n * rank))
         one_each = make(*(rank + 1 + part for part in range(n)))
-        getattr(dist, "reduce_scatter_tensor", dist._reduce_scatter_base)(out.zero_(), one_each)
+        dist.reduce_scatter_tensor(out.zero_(), one_each)
         same(out, make(total + n * rank))
         group = dist.distributed_c10d._get_default_group()
         data = [make(rank + 1), make(rank + 2, 0)]
@@ -83,7 +84,7 @@ def reductions():
     mean = maker("float32")(rank + 1)
     dist.all_reduce(mean, dist.ReduceOp.AVG)
     same(mean, maker("float32")(sum(everybody) / n))
-    options = dist.AllreduceOptions()
+    options = AllreduceOptions()
     options.reduceOp = dist.ReduceOp.MAX
     expect_raises(ValueError, lambda: group.allreduce([maker("complex64")(1)], options), "complex64")
     dist.destroy_process_group()
@@ -95,6 +96,7 @@ def bits():
 
     import torch
     import torch.distributed as dist
+    from torch._C._distributed_c10d import AllreduceCoalescedOptions
 
     dist.init_process_group("lockstep")
     rank, n = dist.get_rank(), dist.get_world_size()
@@ -110,7 +112,7 @@ def bits():
             data = own[0].clone()
             dist.reduce(data, 1, op)
             same(data, expected[0] if rank == 1 else own[0])
-            options = dist.AllreduceCoalescedOptions()
+            options = AllreduceCoalescedOptions()
             options.reduceOp = op
             data = [each.clone() for each in own]
             group.allreduce_coalesced(data, options).wait()
@@ -139,6 +141,7 @@ def the_timeout_of_the_call_holds():
 
     import torch
     import torch.distributed as dist
+    from torch._C._distributed_c10d import AllreduceOptions
 
     import lockstep
 
@@ -147,7 +150,7 @@ def the_timeout_of_the_call_holds():
     if dist.get_rank() == 1:
         expect_raises(lockstep.Error, lambda: dist.recv(torch.zeros(1), 0), "rank 1")
         return
-    options = dist.AllreduceOptions()
+    options = AllreduceOptions()
     options.reduceOp, options.timeout = dist.ReduceOp.BOR, timedelta(seconds=0.3)
     group = dist.distributed_c10d._get_default_group()
     expect_raises(lockstep.TimeoutReached, lambda: group.allreduce([torch.tensor([1])], options).wait(), "rank 1")
@@ -174,7 +177,7 @@ def exchanges():
         dist.all_gather(parts, make(rank + 1))
         same(torch.cat(parts), everybody)
         whole = make(*[0] * n)
-        getattr(dist, "all_gather_into_tensor", dist._all_gather_base)(whole, make(rank + 1))
+        dist.all_gather_into_tensor(whole, make(rank + 1))
         same(whole, everybody)
         parts = zeros() if rank == n - 1 else None
         dist.gather(make(rank + 1), parts, n - 1)
