@@ -62,6 +62,12 @@ def collectives(device):
         assert dist.recv(data, src=None if rank == 0 else 0) == 1 - rank
         sent.wait()
         same(data, other)
+    data = torch.tensor([1 << rank], device=device)
+    dist.all_reduce(data, dist.ReduceOp.BOR)
+    assert data.tolist() == [3], data
+    entries = torch.sparse_coo_tensor([[rank, 2]], [1.0, 5.0], (3,), device=device)
+    dist.all_reduce(entries)
+    assert entries.to_dense().tolist() == [1, 1, 10], entries
     # Not contiguous, and large.
     square = torch.arange(1 << 20, device=device, dtype=torch.float32).view(1024, 1024)
     data = square.clone().t()

@@ -311,6 +311,8 @@ class ExactDataParallel:
         `step` changes weights only after its last collective. Under torchrun a loss ends everybody; under
         `python -m lockstep run` the workers that are left repeat the step without the lost one. With `out`, every
         `save_every` steps a checkpoint is written to that folder."""
+        if save_every < 1:
+            raise ValueError(f"save_every is {save_every}; it counts steps")
         self.job.describe(b"lockstep.torch", self.lanes)
         due = False
         if self.job.newcomer:
