@@ -3,7 +3,10 @@
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
+#include <algorithm>
 #include <array>
+#include <barrier>
+#include <filesystem>
 #include <functional>
 #include <future>
 #include <mutex>
@@ -11,6 +14,8 @@
 #include <utility>
 
 #include "lockstep/base/index.h"
+#include "lockstep/comm/collectives/plan_engine.h"
+#include "lockstep/comm/communicator.h"
 #include "tests/support/ranks.h"
 
 namespace lockstep::mesh_test {
@@ -107,6 +112,74 @@ TEST(Mesh, TellsWhichRanksShareAHost) {
                                        : (std::vector<int>{0, 1, 2, 3, 3, 5}));
   });
   for (const auto& error : errors) EXPECT_FALSE(error) << error->what();
+}
+
+int open_sockets() {
+  int sockets = 0;
+  for (const auto& file : std::filesystem::directory_iterator("/proc/self/fd")) {
+    std::error_code gone;
+    sockets += std::filesystem::read_symlink(file, gone).string().starts_with("socket:") ? 1 : 0;
+  }
+  return sockets;
+}
+
+struct RailsCase {
+  std::vector<std::string> cores;  // per rank
+  std::vector<std::uint64_t> hosts;
+  Medium medium = Medium::kTcp;
+  int offered = 1;  // by the transport
+  int used = 1;
+};
+
+// Between two ranks a rail is a connection, which has two ends in this process.
+void expect_rails(const RailsCase& expected) {
+  const int ranks = static_cast<int>(expected.cores.size());
+  LoopbackJob job(ranks, 20s);
+  std::barrier all(ranks);
+  const auto errors = run_ranks(ranks, [&](int rank) {
+    JoinedJob joined = job.join(rank);
+    for (int r = 0; r < ranks; ++r) {
+      joined.roster[index_of(r)].cores = expected.cores[index_of(r)];
+      joined.roster[index_of(r)].host.network_namespace = expected.hosts[index_of(r)];
+    }
+    auto mesh = make_mesh(std::move(joined), expected.medium, 20s);
+    EXPECT_EQ(mesh->rails(), expected.offered);
+    Communicator communicator(std::make_unique<PlanEngine>(std::move(mesh)), 20s);
+    CallOptions options;
+    options.algorithm = Algorithm::kDirect;
+    std::vector<float> data(512 * 1024, 1.0F);  // 2 MiB
+    communicator.all_reduce(std::span(data).first(1024), ReduceOp::kSum, options);
+    all.arrive_and_wait();
+    const int before = open_sockets();
+    all.arrive_and_wait();
+    communicator.all_reduce(std::span(data), ReduceOp::kSum, options);
+    all.arrive_and_wait();
+    EXPECT_EQ(open_sockets() - before, ranks * (ranks - 1) * (expected.used - 1));
+    EXPECT_EQ(std::count(data.begin() + 1024, data.end(), static_cast<float>(ranks)),
+              static_cast<long>(data.size() - 1024));
+    all.arrive_and_wait();
+  });
+  for (const auto& error : errors) EXPECT_FALSE(error) << error->what();
+}
+
+TEST(Mesh, HasAsManyRailsAsTheHostWithTheFewestCoresHasForEachRank) {
+  const std::vector<std::uint64_t> apart{1, 2};
+  expect_rails({.cores = {"0-15", "0-2"}, .hosts = apart, .offered = 3, .used = 3});
+  expect_rails({.cores = {"0", "0-15"}, .hosts = apart, .offered = 1, .used = 1});
+  expect_rails({.cores = {"0-5", "0-5"}, .hosts = {1, 1}, .offered = 3, .used = 3});
+  expect_rails({.cores = {"0", "0"}, .hosts = {1, 1}, .offered = 1, .used = 1});
+}
+
+TEST(Mesh, HasFourRailsAtMost) {
+  expect_rails({.cores = {"0-15", "0-15"}, .hosts = {1, 2}, .offered = 4, .used = 4});
+}
+
+TEST(Mesh, TakesOneRailWhereSomeRanksShareMemory) {
+  expect_rails({.cores = {"0-15", "0-15", "0-15"},
+                .hosts = {1, 1, 2},
+                .medium = Medium::kAuto,
+                .offered = 4,
+                .used = 1});
 }
 
 }  // namespace

@@ -168,7 +168,7 @@ std::optional<std::size_t> PlanEngine::reduce_own_chunk(const Running& running,
 int PlanEngine::rails_for(const Call& call) const {
   if (options_.rails > 0) return options_.rails;
   if (sharing() != Sharing::kNone) return 1;
-  return lockstep::rails_for(call.total * size_of(call.out.type()), rails_.count());
+  return lockstep::rails_for(call.total * size_of(call.out.type()), world_size(), rails_.count());
 }
 
 void PlanEngine::gather_chunks(const Running& running, std::span<const Range> chunks,

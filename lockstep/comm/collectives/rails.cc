@@ -10,8 +10,13 @@
 namespace lockstep {
 namespace {
 
-// Bytes of the vector that are worth waking a thread for.
+// Bytes of the vector that are worth waking a thread for, and those of one chunk that are worth a
+// message of their own.
 constexpr std::size_t kRailBytes = 512 * 1024;
+constexpr std::size_t kMessageBytes = 64 * 1024;
+
+// Connections of a rank on all rails together: processes may often open only 1024 files.
+constexpr std::size_t kMostConnections = 256;
 
 // Sets the numbers of rails apart from those of other groups that are split off.
 constexpr std::uint32_t kRailGroup = 0x2000'0000;
@@ -21,8 +26,11 @@ constexpr std::chrono::milliseconds kLookAtOthers{100};
 
 }  // namespace
 
-int rails_for(std::size_t bytes, int most) {
-  return static_cast<int>(std::clamp<std::size_t>(bytes / kRailBytes, 1, index_of(most)));
+int rails_for(std::size_t bytes, int world_size, int most) {
+  const std::size_t ranks = index_of(world_size);
+  const std::size_t worth =
+      std::min({bytes / kRailBytes, bytes / ranks / kMessageBytes, kMostConnections / ranks});
+  return static_cast<int>(std::clamp<std::size_t>(worth, 1, index_of(most)));
 }
 
 Rails::Rails(Transport& transport, Scratch& scratch, int count, std::uint32_t group)

@@ -12,8 +12,9 @@
 
 namespace lockstep {
 
-// How many of at most `most` rails a reduction of a vector of `bytes` is worth.
-int rails_for(std::size_t bytes, int most);
+// How many of at most `most` rails a reduction of a vector of `bytes` among `world_size` ranks is
+// worth.
+int rails_for(std::size_t bytes, int world_size, int most);
 
 // Several sets of connections among the ranks of a group, each moved by a thread of its own: what
 // one thread can copy into and out of sockets limits a connection, not the link. The first rail is
