@@ -12,6 +12,7 @@
 #include "lockstep/comm/collectives/plan_engine.h"
 #include "tests/support/build_kind.h"
 #include "tests/support/case_lists.h"
+#include "tests/support/fault_transport.h"
 #include "tests/support/job_groups.h"
 
 namespace lockstep::test::two_level_test {
@@ -261,6 +262,32 @@ TEST_P(TwoLevelFailure, ARankThatTakesOneLevelIsNamed) {
 INSTANTIATE_TEST_SUITE_P(Media, TwoLevelFailure,
                          testing::Values(GroupMedium::kLocal, GroupMedium::kAuto),
                          [](const auto& medium) { return std::string(to_string(medium.param)); });
+
+// Others tell of a rank that is stopped there what it was in, and its deadline runs.
+TEST(TwoLevelProgress, ARankThatCopiesItsVectorIsInTheCollective) {
+  const GroupOptions options = options_for(GroupMedium::kAuto, {0, 0, 1, 1});
+  Rendezvous rendezvous(options);
+  RankThreads threads(4);
+  std::array<Progress, 4> seen;
+  const auto thrown = threads.run([&](int rank) {
+    std::unique_ptr<Communicator> comm;
+    auto transport =
+        std::make_unique<FaultTransport>(rendezvous.join(options, rank), FaultPoint::kShowing,
+                                         [&] { seen[index_of(rank)] = comm->progress().front(); });
+    FaultTransport& faults = *transport;
+    comm = std::make_unique<Communicator>(std::make_unique<PlanEngine>(std::move(transport)),
+                                          options.timeout);
+    std::vector<float> data(50'000);
+    comm->all_reduce(std::span(data), ReduceOp::kSum);  // the first has to connect
+    faults.arm();
+    comm->all_reduce(std::span(data), ReduceOp::kSum);
+  });
+  EXPECT_THAT(thrown, testing::Each(nullptr));
+  for (const Progress& progress : seen) {
+    EXPECT_EQ(progress.sequence, 2U);
+    EXPECT_TRUE(progress.inside);
+  }
+}
 
 // Only one rank sees rank 2 on a host of its own.
 TEST(TwoLevelHosts, RanksThatSeeOtherHostsAreNamed) {

@@ -12,6 +12,7 @@ class FaultTransport::Space final : public SharedSpace {
   void connect(Deadline deadline) override { inner_.connect(deadline); }
   Board& board(int rank) override { return inner_.board(rank); }
   std::optional<std::uint64_t> publish(const std::byte* data, std::size_t bytes) const override {
+    owner_.reach(FaultPoint::kShowing);
     return inner_.publish(data, bytes);
   }
   std::byte* locate(int rank, std::uint64_t published, std::size_t bytes) const override {
@@ -69,9 +70,14 @@ class FaultTransport::Meter final : public TransferObserver {
 
 FaultTransport::FaultTransport(std::unique_ptr<Transport> inner, FaultPoint point,
                                std::function<void()> fault)
+    : FaultTransport(std::move(inner), point, std::move(fault), std::make_shared<bool>(false)) {}
+
+FaultTransport::FaultTransport(std::unique_ptr<Transport> inner, FaultPoint point,
+                               std::function<void()> fault, std::shared_ptr<bool> armed)
     : inner_(std::move(inner)),
       point_(point),
       fault_(std::move(fault)),
+      armed_(std::move(armed)),
       watch_(std::make_unique<Watch>(*this, inner_->supervisor())) {
   if (SharedSpace* space = inner_->shared_space()) space_ = std::make_unique<Space>(*this, *space);
 }
@@ -84,7 +90,7 @@ SharedSpace* FaultTransport::shared_space() { return space_.get(); }
 
 void FaultTransport::run(std::span<Transfer> transfers, const MeshFrame& stamp,
                          TransferObserver* observer, Deadline deadline) {
-  if (!armed_ || point_ != FaultPoint::kHalfway) {
+  if (!*armed_ || point_ != FaultPoint::kHalfway) {
     return inner_->run(transfers, stamp, observer, deadline);
   }
   Meter meter(*this, transfers, observer);
@@ -93,7 +99,7 @@ void FaultTransport::run(std::span<Transfer> transfers, const MeshFrame& stamp,
 }
 
 void FaultTransport::reach(FaultPoint point) {
-  if (point == point_ && std::exchange(armed_, false)) fault_();
+  if (point == point_ && std::exchange(*armed_, false)) fault_();
 }
 
 }  // namespace lockstep::test
