@@ -22,6 +22,18 @@ struct Rank {
   }
 };
 
+// The clock it is made of moves every few milliseconds.
+TEST(RoughDeadlineTest, IsMadeAnewOnceAMillisecondHasPassed) {
+  RoughDeadline patience(10s);
+  constexpr std::uint64_t kNow = 1'000'000;
+  const Deadline first = patience.at(kNow, 1);
+  const Deadline limit = Deadline::after(10s);
+  while (Deadline::roughly_after(10s).time() == first.time() && !limit.expired()) continue;
+  EXPECT_EQ(patience.at(kNow + 1, 1).time(), first.time());
+  EXPECT_EQ(patience.at(kNow + 1000, 1000).time(), first.time());
+  EXPECT_GT(patience.at(kNow + 2, 1).time(), first.time());
+}
+
 TEST(CollectiveEntryTest, IsUnderWayFromEnterToItsEnd) {
   Rank rank;
   {
