@@ -80,7 +80,7 @@ class LeaseRule {
   void done(Act act, bool succeeded, Time began);
 
   bool held(const Look& look, Time now) const;
-  // This member had it, and something else stands there now: it does not come back.
+  // This member had it, and its own file no longer stands there: it does not come back.
   bool lost(const Look& look) const { return had_it_ && !look.unreadable && !is_own(look); }
   // Nobody else can have it yet, whether it could be read just now or not.
   bool keeps() const { return state_ == State::kHeld; }

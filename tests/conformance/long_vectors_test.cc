@@ -1,5 +1,6 @@
-// Vectors in memory that others cannot see, long enough for many rounds through the stages or for
-// parts on every rail, one collective after another.
+// Long vectors, one collective after another. Between threads they are reduced in place; Shm takes
+// heap memory, which other ranks do not see, through the stages in many rounds; over TCP every rail
+// has a share.
 
 #include <gtest/gtest.h>
 
@@ -15,7 +16,7 @@
 namespace lockstep::test::long_vectors_test {
 namespace {
 
-// In chunks of different sizes; those of eight ranks are written past the cache.
+// In chunks of different sizes. What all of eight ranks want leaves the stages past the cache.
 std::size_t count_for(const Place& place) {
   if (place.medium == GroupMedium::kTcpRails) return 300'007;
   return place.world_size < 8 ? 1'300'007 : 4'300'007;
