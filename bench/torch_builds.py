@@ -8,38 +8,25 @@ A BUILD is a folder with a liblockstep.so, the first the one that others are com
 package is that of the source tree for all."""
 
 import argparse
+import functools
 import os
 import pathlib
-import socket
 import statistics
 import subprocess
 import sys
 
-from torch_ddp import ROOT, WARMUP, make
+from torch_ddp import WARMUP, ddp_step, join, ratio, start, turn
 
 WAYS = ("gloo", "lockstep", "none")
 
 
 def serve(name):
     """One worker of one build. Carries out the turns "WAY STEPS" of its standard input; rank 0 prints what they took."""
-    import copy
-    import time
-    from datetime import timedelta
-
     import torch
     import torch.distributed as dist
     from torch.nn.parallel import DistributedDataParallel
 
-    import lockstep.torch  # noqa: F401  the backend
-
-    torch.set_num_threads(1)
-    dist.init_process_group("lockstep", timeout=timedelta(seconds=60))
-    gloo = dist.new_group(backend="gloo", timeout=timedelta(seconds=60))
-    torch.manual_seed(1)
-    model, batch = make(name)
-    batch = batch + dist.get_rank()
-    models = {way: copy.deepcopy(model) for way in WAYS}
-    optimizers = {way: torch.optim.SGD(models[way].parameters(), lr=1e-3) for way in WAYS}
+    gloo, batch, models, optimizers = join(name, WAYS)
     ddp = {way: DistributedDataParallel(models[way], process_group=gloo if way == "gloo" else None) for way in WAYS}
 
     def exchange_nothing(_, bucket):
@@ -50,15 +37,9 @@ def serve(name):
     ddp["none"].register_comm_hook(None, exchange_nothing)
     for line in sys.stdin:
         way, steps = line.split()
-        dist.barrier()
-        began = time.perf_counter()
-        for _ in range(int(steps)):
-            optimizers[way].zero_grad(set_to_none=True)
-            ddp[way](batch).square().mean().backward()
-            optimizers[way].step()
-        dist.barrier()
+        seconds = turn(functools.partial(ddp_step, ddp[way], optimizers[way], batch), int(steps))
         if dist.get_rank() == 0:
-            print(time.perf_counter() - began, flush=True)
+            print(seconds, flush=True)
     dist.destroy_process_group()
 
 
@@ -66,16 +47,8 @@ class Workers:
     """The workers of one build."""
 
     def __init__(self, build, model, options):
-        with socket.socket() as holder:
-            holder.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-            holder.bind(("127.0.0.1", 0))
-            port = holder.getsockname()[1]
-        environment = {**os.environ, "WORLD_SIZE": str(options.workers), "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port),
-                       "OMP_NUM_THREADS": "1", "GLOO_SOCKET_IFNAME": "lo", "LOCKSTEP_TRANSPORT": options.transport,
-                       "PYTHONPATH": str(ROOT / "python"), "LOCKSTEP_LIBRARY": str((build / "liblockstep.so").resolve())}
-        self.ranks = [subprocess.Popen([options.python, __file__, "--serve", model], stdin=subprocess.PIPE, stdout=subprocess.PIPE,
-                                       text=True, env={**environment, "RANK": str(rank), "LOCAL_RANK": str(rank)})
-                      for rank in range(options.workers)]
+        self.ranks = start([options.python, __file__, "--serve", model], options.workers, options.transport,
+                           (build / "liblockstep.so").resolve(), stdin=subprocess.PIPE)
 
     def turn(self, way, steps):
         """Milliseconds per step."""
@@ -94,14 +67,14 @@ class Workers:
             sys.exit("a worker has failed")
 
 
-def ratio(over, under):
-    pairs = sorted(a / b for a, b in zip(over, under))
-    return f"{statistics.median(pairs):.3f} ({pairs[len(pairs) // 4]:.3f} to {pairs[-1 - len(pairs) // 4]:.3f})"
+def ratio_text(over, under):
+    median, low, high = ratio(over, under)
+    return f"{median:.3f} ({low:.3f} to {high:.3f})"
 
 
 def main():
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("builds", nargs="*", type=pathlib.Path)
+    parser.add_argument("builds", nargs="*" if "--serve" in sys.argv else "+", type=pathlib.Path)
     parser.add_argument("--workers", type=int, default=8)
     parser.add_argument("--models", default="wide,mlp", type=lambda text: text.split(","))
     parser.add_argument("--transport", default="auto", choices=("auto", "tcp", "shm"))
@@ -130,11 +103,11 @@ def main():
             workers.close()
         gloo, none = times[last, "gloo"], times[last, "none"]
         print(f"{model}: gloo {statistics.median(gloo):.1f} ms per step; no exchange {statistics.median(none):.1f}, "
-              f"gloo / that {ratio(gloo, none)}")
+              f"gloo / that {ratio_text(gloo, none)}")
         for build in builds:
             ours = times[build, "lockstep"]
-            print(f"  {build}: {statistics.median(ours):.1f} ms per step, gloo / ours {ratio(gloo, ours)}, "
-                  f"{first} / this {ratio(times[first, 'lockstep'], ours)}", flush=True)
+            print(f"  {build}: {statistics.median(ours):.1f} ms per step, gloo / ours {ratio_text(gloo, ours)}, "
+                  f"{first} / this {ratio_text(times[first, 'lockstep'], ours)}", flush=True)
 
 
 if __name__ == "__main__":

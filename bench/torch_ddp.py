@@ -10,6 +10,8 @@ the library of build/release, or what PYTHON has installed with --installed. Glo
 before times are taken, their parameters are compared: they must be the same within rounding."""
 
 import argparse
+import functools
+import itertools
 import json
 import os
 import pathlib
@@ -42,93 +44,116 @@ def make(name):
     return model, torch.randn(2, length, width)
 
 
-def serve(options):
-    """One worker. Rank 0 prints one JSON object."""
+def join(name, ways):
+    """In a worker: joins the job. Returns its Gloo group, this worker's batch, and a model and its optimizer for each of `ways`."""
     import copy
-    import time
     from datetime import timedelta
 
+    import torch
+    import torch.distributed as dist
+
+    import lockstep.torch  # noqa: F401  the backend
+
+    torch.set_num_threads(1)
+    dist.init_process_group("lockstep", timeout=timedelta(seconds=60))
+    gloo = dist.new_group(backend="gloo", timeout=timedelta(seconds=60))
+    torch.manual_seed(1)
+    model, batch = make(name)
+    models = {way: copy.deepcopy(model) for way in ways}
+    return gloo, batch + dist.get_rank(), models, {way: torch.optim.SGD(models[way].parameters(), lr=1e-3) for way in ways}
+
+
+def ddp_step(ddp, optimizer, batch):
+    optimizer.zero_grad(set_to_none=True)
+    ddp(batch).square().mean().backward()
+    optimizer.step()
+
+
+def turn(step, steps):
+    """The seconds in which all workers have called `step` so often."""
+    import time
+
+    import torch.distributed as dist
+
+    dist.barrier()
+    began = time.perf_counter()
+    for _ in range(steps):
+        step()
+    dist.barrier()
+    return time.perf_counter() - began
+
+
+def serve(options):
+    """One worker. Rank 0 prints one JSON object."""
     import torch
     import torch.distributed as dist
     from torch.nn.parallel import DistributedDataParallel
 
     import lockstep.torch
 
-    torch.set_num_threads(1)
-    dist.init_process_group("lockstep", timeout=timedelta(seconds=60))
-    rank, workers = dist.get_rank(), dist.get_world_size()
-    gloo = dist.new_group(backend="gloo", timeout=timedelta(seconds=60))
-    torch.manual_seed(1)
-    model, batch = make(options.serve)
-    batch = batch + rank
-    models = {way: copy.deepcopy(model) for way in WAYS}
-    optimizers = {way: torch.optim.SGD(models[way].parameters(), lr=1e-3) for way in WAYS}
+    gloo, batch, models, optimizers = join(options.serve, WAYS)
+    workers = dist.get_world_size()
     ddp = {"gloo": DistributedDataParallel(models["gloo"], process_group=gloo),
            "lockstep": DistributedDataParallel(models["lockstep"])}
     exact = lockstep.torch.ExactDataParallel(models["exact"], optimizers["exact"], lanes=workers, verify_every=0)
-    count = {way: 0 for way in WAYS}
+    exact_steps = itertools.count(1)
 
     def step(way):
-        count[way] += 1
-        if way == "exact":
-            exact.sum(count[way], lambda lane: models["exact"](batch).square().mean())
-        else:
-            optimizers[way].zero_grad(set_to_none=True)
-            ddp[way](batch).square().mean().backward()
-        optimizers[way].step()
+        if way != "exact":
+            return ddp_step(ddp[way], optimizers[way], batch)
+        exact.sum(next(exact_steps), lambda lane: models["exact"](batch).square().mean())
+        optimizers["exact"].step()
 
-    def turn(way, steps):
-        dist.barrier()
-        began = time.perf_counter()
-        for _ in range(steps):
-            step(way)
-        dist.barrier()
-        return time.perf_counter() - began
-
+    steps_of = {way: functools.partial(step, way) for way in WAYS}
     for way in WAYS:
-        turn(way, WARMUP)
+        turn(steps_of[way], WARMUP)
     model_of = dict(models["gloo"].named_parameters())
     apart = {way: max(((p - model_of[name]).abs().max() / model_of[name].abs().max()).item()
                       for name, p in models[way].named_parameters()) for way in ("lockstep", "exact")}
     if max(apart.values()) > 1e-5:
         sys.exit(f"the parameters are apart from those over Gloo: {apart}")
-    seconds = torch.tensor([min(turn(way, 1) for way in WAYS)])
+    seconds = torch.tensor([min(turn(steps_of[way], 1) for way in WAYS)])
     dist.all_reduce(seconds, dist.ReduceOp.MAX)
     steps = max(2, min(200, int(options.seconds / seconds.item())))
     times = {way: [] for way in WAYS}
     for number in range(options.rounds):
         for way in WAYS if number % 2 == 0 else WAYS[::-1]:
-            times[way].append(turn(way, steps) / steps)
-    if rank == 0:
-        print(json.dumps({"model": options.serve, "parameters": sum(p.numel() for p in model.parameters()), "workers": workers,
+            times[way].append(turn(steps_of[way], steps) / steps)
+    if dist.get_rank() == 0:
+        print(json.dumps({"model": options.serve, "parameters": sum(p.numel() for p in models["gloo"].parameters()), "workers": workers,
                           "cores": len(os.sched_getaffinity(0)), "torch": torch.__version__, "transport": options.transport,
                           "apart": apart, "steps": steps, "times": times}), flush=True)
     exact.job.communicator.barrier()
     dist.destroy_process_group()
 
 
-def measure(python, model, workers, options):
+def start(command, workers, transport, library=None, **pipes):
+    """The workers of one job; with `library` their package is that of the source tree."""
     with socket.socket() as holder:
         holder.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         holder.bind(("127.0.0.1", 0))
         port = holder.getsockname()[1]
     environment = {**os.environ, "WORLD_SIZE": str(workers), "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port),
-                   "LOCKSTEP_TRANSPORT": options.transport, "OMP_NUM_THREADS": "1", "GLOO_SOCKET_IFNAME": "lo"}
-    if not options.installed:
-        environment.update(PYTHONPATH=str(ROOT / "python"), LOCKSTEP_LIBRARY=str(BUILD / "liblockstep.so"))
+                   "LOCKSTEP_TRANSPORT": transport, "OMP_NUM_THREADS": "1", "GLOO_SOCKET_IFNAME": "lo"}
+    if library:
+        environment.update(PYTHONPATH=str(ROOT / "python"), LOCKSTEP_LIBRARY=str(library))
+    return [subprocess.Popen([str(word) for word in command], stdout=subprocess.PIPE, text=True, **pipes,
+                             env={**environment, "RANK": str(rank), "LOCAL_RANK": str(rank)}) for rank in range(workers)]
+
+
+def measure(python, model, workers, options):
     command = [python, __file__, "--serve", model, "--rounds", options.rounds, "--seconds", options.seconds, "--transport",
                options.transport]
-    ranks = [subprocess.Popen([str(word) for word in command], stdout=subprocess.PIPE, text=True,
-                              env={**environment, "RANK": str(rank), "LOCAL_RANK": str(rank)}) for rank in range(workers)]
+    ranks = start(command, workers, options.transport, None if options.installed else BUILD / "liblockstep.so")
     outputs = [rank.communicate()[0] for rank in ranks]
     if any(rank.returncode for rank in ranks):
         sys.exit(f"{model}, {workers} workers: ended with {[rank.returncode for rank in ranks]}")
     return json.loads(outputs[0].splitlines()[-1])
 
 
-def ratio(found, slow, fast):
-    """The median of slow / fast over all turns, and the quarters around it."""
-    pairs = sorted(a / b for a, b in zip(found["times"][slow], found["times"][fast]))
+def ratio(over, under):
+    """The median of the ratios of neighbouring turns, and the quarters around it."""
+    pairs = sorted(a / b for a, b in zip(over, under))
     return [statistics.median(pairs), pairs[len(pairs) // 4], pairs[-1 - len(pairs) // 4]]
 
 
@@ -154,7 +179,8 @@ def main():
     for model in options.models:
         for workers in options.workers:
             found = measure(options.python, model, workers, options)
-            faster, cost = ratio(found, "gloo", "lockstep"), ratio(found, "exact", "lockstep")
+            times = found["times"]
+            faster, cost = ratio(times["gloo"], times["lockstep"]), ratio(times["exact"], times["lockstep"])
             short |= faster[0] < REQUIRED or cost[0] > EXACT_COST
             if options.json:
                 print(json.dumps({**found, "ratio": faster, "exact_cost": cost}), flush=True)
@@ -164,7 +190,7 @@ def main():
                       f"{'model':>6}{'params':>9}{'workers':>8}{'gloo ms':>9}{'ours ms':>9}{'exact ms':>9}"
                       f"{'ours / gloo':>22}{'exact costs':>24}")
                 first = False
-            ms = [1e3 * statistics.median(found["times"][way]) for way in WAYS]
+            ms = [1e3 * statistics.median(times[way]) for way in WAYS]
             print(f"{model:>6}{found['parameters'] / 1e6:>8.1f}M{workers:>8}{ms[0]:>9.1f}{ms[1]:>9.1f}{ms[2]:>9.1f}"
                   f"{faster[0]:>9.2f} ({faster[1]:.2f} to {faster[2]:.2f})"
                   f"{cost[0] - 1:>9.1%} ({cost[1] - 1:.1%} to {cost[2] - 1:.1%})", flush=True)
