@@ -16,7 +16,7 @@
 #include "lockstep/base/thread.h"
 #include "lockstep/comm/any_receiver.h"
 #include "lockstep/comm/call_check.h"
-#include "lockstep/comm/collective_entry.h"
+#include "lockstep/comm/collective_stay.h"
 #include "lockstep/comm/engine.h"
 #include "lockstep/comm/flight_recorder.h"
 #include "lockstep/comm/group_number.h"
@@ -356,9 +356,9 @@ Outcome Communicator::State::execute(const Call& call) {
   stamp.group = group_;
   stamp.sequence = ++sequence_;
   if (engine_->world_size() > 1) stamp.algorithm = static_cast<std::uint8_t>(engine_->choose(call));
-  CollectiveEntry entry(*flight_, *track_, stamp, patience_, call.options.deadline);
-  const Outcome outcome = engine_->run(call, stamp, entry);
-  entry.succeeded();
+  CollectiveStay stay(*flight_, *track_, stamp, patience_, call.options.deadline);
+  const Outcome outcome = engine_->run(call, stamp, stay);
+  stay.succeeded();
   return outcome;
 }
 

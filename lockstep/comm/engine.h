@@ -14,7 +14,7 @@
 
 namespace lockstep {
 
-class CollectiveEntry;
+class CollectiveStay;
 
 // What carries out collectives: plans over a Transport (PlanEngine), MPI's own (MpiEngine) or a
 // gradient server (ServerEngine). A Communicator hands an engine one completed call at
@@ -34,8 +34,8 @@ class Engine {
   // Error{kInvalidArgument} if the engine does not offer the one asked for.
   virtual Algorithm choose(const Call& call) const = 0;
   // `stamp` carries the sequence number and, in a group of two ranks or more, the algorithm. The
-  // engine of such a group calls entry.enter(), which returns the deadline.
-  virtual Outcome run(const Call& call, const MeshFrame& stamp, CollectiveEntry& entry) = 0;
+  // engine of such a group calls stay.enter(), which returns the deadline.
+  virtual Outcome run(const Call& call, const MeshFrame& stamp, CollectiveStay& stay) = 0;
   // As in Transport. Where there are no messages between two ranks, opened_by() throws
   // Error{kInvalidArgument}.
   virtual std::optional<MeshFrame> next_frame(int, Deadline) { return std::nullopt; }

@@ -8,7 +8,7 @@
 
 #include "lockstep/base/check.h"
 #include "lockstep/base/index.h"
-#include "lockstep/comm/collective_entry.h"
+#include "lockstep/comm/collective_stay.h"
 #include "lockstep/comm/kernels/kernels.h"
 #include "lockstep/comm/kernels/outcome.h"
 #include "lockstep/comm/tree_inputs.h"
@@ -81,9 +81,9 @@ std::unique_ptr<Engine> ServerEngine::split(const std::vector<int>&, std::uint32
               "needs another transport");
 }
 
-Outcome ServerEngine::run(const Call& call, const MeshFrame& stamp, CollectiveEntry& entry) {
+Outcome ServerEngine::run(const Call& call, const MeshFrame& stamp, CollectiveStay& stay) {
   if (world_size() == 1) return run_alone(call);
-  const Deadline deadline = entry.enter();
+  const Deadline deadline = stay.enter();
   supervisor().latch().check();
   try {
     client_->enter(stamp, deadline);

@@ -59,7 +59,7 @@ class ServerEngine final : public Engine {
   }
   Supervisor& supervisor() override { return *job_.control; }
   Algorithm choose(const Call& call) const override;
-  Outcome run(const Call& call, const MeshFrame& stamp, CollectiveEntry& entry) override;
+  Outcome run(const Call& call, const MeshFrame& stamp, CollectiveStay& stay) override;
   std::unique_ptr<Engine> split(const std::vector<int>& members, std::uint32_t group) override;
   Buffer allocate(std::size_t bytes) override { return Buffer::heap(bytes); }
   bool finite_only() const override { return true; }

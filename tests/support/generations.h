@@ -35,8 +35,8 @@ class CountingEngine final : public Engine {
   std::string name_of(int rank) const override { return engine_.name_of(rank); }
   Supervisor& supervisor() override { return engine_.supervisor(); }
   Algorithm choose(const Call& call) const override { return engine_.choose(call); }
-  Outcome run(const Call& call, const MeshFrame& stamp, CollectiveEntry& entry) override {
-    return engine_.run(call, stamp, entry);
+  Outcome run(const Call& call, const MeshFrame& stamp, CollectiveStay& stay) override {
+    return engine_.run(call, stamp, stay);
   }
   std::unique_ptr<Engine> split(const std::vector<int>& members, std::uint32_t group) override {
     return engine_.split(members, group);

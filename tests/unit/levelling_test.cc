@@ -706,8 +706,8 @@ class DamagingEngine final : public Engine {
   std::string name_of(int rank) const override { return engine_->name_of(rank); }
   Supervisor& supervisor() override { return engine_->supervisor(); }
   Algorithm choose(const Call& call) const override { return engine_->choose(call); }
-  Outcome run(const Call& call, const MeshFrame& stamp, CollectiveEntry& entry) override {
-    const Outcome outcome = engine_->run(call, stamp, entry);
+  Outcome run(const Call& call, const MeshFrame& stamp, CollectiveStay& stay) override {
+    const Outcome outcome = engine_->run(call, stamp, stay);
     if (damages_ && call.collective == Collective::kAllToAll && call.out.bytes() > 1000) {
       call.out.data()[500] ^= std::byte{1};
     }

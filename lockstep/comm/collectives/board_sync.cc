@@ -113,11 +113,11 @@ void BoardSync::await_leaving() {
   }
 }
 
-void BoardSync::begin(const MeshFrame& stamp, CollectiveEntry& entry) {
+void BoardSync::begin(const MeshFrame& stamp, CollectiveStay& stay) {
   latch_.check();
   if (boards_.empty()) [[unlikely]] {
     try {
-      space_.connect(entry.enter());
+      space_.connect(stay.enter());
     } catch (const Error& error) {
       transport_.supervisor().fail(error);
     }
@@ -132,7 +132,7 @@ void BoardSync::begin(const MeshFrame& stamp, CollectiveEntry& entry) {
     digest_ = digest_of(stamp);
     repeated_ = 0;
   }
-  collective_ = &entry;
+  collective_ = &stay;
   ++sequence_;
 }
 

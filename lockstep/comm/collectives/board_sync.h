@@ -6,7 +6,7 @@
 
 #include "lockstep/base/deadline.h"
 #include "lockstep/base/index.h"
-#include "lockstep/comm/collective_entry.h"
+#include "lockstep/comm/collective_stay.h"
 #include "lockstep/comm/transport/shared_space.h"
 #include "lockstep/comm/transport/transport.h"
 
@@ -26,9 +26,9 @@ class BoardSync {
   // running, and nobody enters another one. Gives up after ten seconds.
   void await_leaving();
 
-  // Begins the next collective; afterwards entry(rank) of this rank is the one to fill. `entry` and
-  // `stamp` must stay until its end.
-  void begin(const MeshFrame& stamp, CollectiveEntry& entry);
+  // Begins the next collective, of which `stay` lasts to the end; afterwards entry(rank) of this
+  // rank is the one to fill.
+  void begin(const MeshFrame& stamp, CollectiveStay& stay);
   Board& board(int rank) const { return *boards_[index_of(rank)]; }
   Board::Entry& entry(int rank) const { return board(rank).entries[parity()]; }
   std::size_t parity() const { return sequence_ & 1; }
@@ -68,7 +68,7 @@ class BoardSync {
   MeshFrame stamp_;
   std::uint64_t digest_ = 0;
   int repeated_ = 0;  // how often this call has followed itself; kRepeats: that often or more
-  CollectiveEntry* collective_ = nullptr;
+  CollectiveStay* collective_ = nullptr;
   Deadline deadline_ = Deadline::at({});
 };
 

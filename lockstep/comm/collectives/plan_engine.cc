@@ -6,24 +6,24 @@
 
 #include "lockstep/base/check.h"
 #include "lockstep/base/index.h"
-#include "lockstep/comm/collective_entry.h"
+#include "lockstep/comm/collective_stay.h"
 #include "lockstep/comm/kernels/kernels.h"
 #include "lockstep/comm/kernels/outcome.h"
 
 namespace lockstep {
 namespace {
 
-// Elements: parts of a chunk begin at multiples of so many.
+// Elements: the shares of a chunk begin at multiples of so many.
 constexpr std::size_t kRailAlignment = 1024;
 
-// Part `part` of `parts` of a chunk.
-Range part_of(Range chunk, int part, int parts) {
+// What of a chunk one of several rails moves.
+Range share_of(Range chunk, int rail, int rails) {
   const auto cut = [&](int i) {
-    if (i == parts) return chunk.end;
-    const std::size_t at = chunk.size() * index_of(i) / index_of(parts);
+    if (i == rails) return chunk.end;
+    const std::size_t at = chunk.size() * index_of(i) / index_of(rails);
     return chunk.begin + at / kRailAlignment * kRailAlignment;
   };
-  return {cut(part), cut(part + 1)};
+  return {cut(rail), cut(rail + 1)};
 }
 
 }  // namespace
@@ -87,12 +87,12 @@ std::unique_ptr<Engine> PlanEngine::split(const std::vector<int>& members, std::
   return std::make_unique<PlanEngine>(transport_->split(members, group), options_, group);
 }
 
-Outcome PlanEngine::run(const Call& call, const MeshFrame& stamp, CollectiveEntry& entry) {
+Outcome PlanEngine::run(const Call& call, const MeshFrame& stamp, CollectiveStay& stay) {
   if (world_size() == 1) return run_alone(call);
   const auto algorithm = static_cast<Algorithm>(stamp.algorithm);
-  if (algorithm == Algorithm::kShared) return shared_->run(call, stamp, entry);
-  if (algorithm == Algorithm::kTwoLevel) return two_level_->run(call, stamp, entry);
-  const Running running{call, stamp, entry.enter()};
+  if (algorithm == Algorithm::kShared) return shared_->run(call, stamp, stay);
+  if (algorithm == Algorithm::kTwoLevel) return two_level_->run(call, stamp, stay);
+  const Running running{call, stamp, stay.enter()};
   switch (call.collective) {
     case Collective::kAllReduce: return all_reduce(running);
     case Collective::kReduceScatter: return reduce_scatter(running);
@@ -122,7 +122,7 @@ std::optional<std::size_t> PlanEngine::reduce_own_chunk(const Running& running,
                                                         std::span<const std::byte* const> partials,
                                                         std::span<const Range> chunks,
                                                         std::byte* out, std::byte* gathered) {
-  const int parts = rails_for(running.call);
+  const int rails = rails_for(running.call);
   const std::size_t own_begin = chunks[index_of(rank())].begin;
   // Of some elements of every chunk; where in the whole own chunk one is not finite.
   const auto reduce_ranges = [&](Transport& transport, Scratch& scratch,
@@ -137,14 +137,14 @@ std::optional<std::size_t> PlanEngine::reduce_own_chunk(const Running& running,
     reduction.chunks = ranges;
     reduction.out = out + first * size_of(running.type());
     reduction.gathered = results;
-    reduction.one_thread = parts > 1;
+    reduction.one_thread = rails > 1;
     reduction.segment_bytes = segment_bytes();
     reduction.check_finite = running.call.options.check_finite;
     const auto found = reduction.run(transport, scratch, running.stamp, running.deadline);
     if (!found) return {};
     return first + *found;
   };
-  if (parts == 1) {
+  if (rails == 1) {
     // With one thread for everything, results behind the partials were slower than a second round.
     const auto found = reduce_ranges(*transport_, scratch_, chunks, nullptr);
     if (gathered != nullptr) {
@@ -152,11 +152,11 @@ std::optional<std::size_t> PlanEngine::reduce_own_chunk(const Running& running,
     }
     return found;
   }
-  std::vector<std::optional<std::size_t>> not_finite(index_of(parts));
-  rails_.run(parts, [&](Transport& transport, Scratch& scratch, int part) {
+  std::vector<std::optional<std::size_t>> not_finite(index_of(rails));
+  rails_.run(rails, [&](Transport& transport, Scratch& scratch, int rail) {
     std::vector<Range> ranges;
-    for (const Range chunk : chunks) ranges.push_back(part_of(chunk, part, parts));
-    not_finite[index_of(part)] = reduce_ranges(transport, scratch, ranges, gathered);
+    for (const Range chunk : chunks) ranges.push_back(share_of(chunk, rail, rails));
+    not_finite[index_of(rail)] = reduce_ranges(transport, scratch, ranges, gathered);
   });
   for (const std::optional<std::size_t>& found : not_finite) {
     if (found) return found;

@@ -35,7 +35,7 @@ class PlanEngine final : public Engine {
   int job_rank(int rank) const override { return transport_->job_rank(rank); }
   Supervisor& supervisor() override { return transport_->supervisor(); }
   Algorithm choose(const Call& call) const override;
-  Outcome run(const Call& call, const MeshFrame& stamp, CollectiveEntry& entry) override;
+  Outcome run(const Call& call, const MeshFrame& stamp, CollectiveStay& stay) override;
   std::optional<MeshFrame> next_frame(int peer, Deadline deadline) override {
     return transport_->next_frame(peer, deadline);
   }

@@ -45,17 +45,17 @@ void Rails::add_rail() {
   others_.push_back(std::move(rail));
 }
 
-void Rails::run(int parts, const Body& body) {
-  LOCKSTEP_CHECK(parts >= 1 && parts <= count_);
-  const std::size_t helped = index_of(parts - 1);
+void Rails::run(int rails, const Body& body) {
+  LOCKSTEP_CHECK(rails >= 1 && rails <= count_);
+  const std::size_t helped = index_of(rails - 1);
   std::size_t started = 0;
   try {
     while (others_.size() < helped) add_rail();
     for (; started < helped; ++started) {
       Rail& rail = *others_[started];
-      rail.thread.start([this, &body, &rail, part = static_cast<int>(started) + 1] {
+      rail.thread.start([this, &body, &rail, number = static_cast<int>(started) + 1] {
         try {
-          body(*rail.transport, rail.scratch, part);
+          body(*rail.transport, rail.scratch, number);
         } catch (...) {  // nobody waits for this rail longer than it takes to tell
           transport_.supervisor().fail_quietly(caught_error("a collective"));
           throw;

@@ -28,10 +28,10 @@ class Rails {
 
   int count() const { return count_; }
 
-  using Body = std::function<void(Transport& transport, Scratch& scratch, int part)>;
-  // Calls body for parts [0, parts), at most count(), each on its own rail, all at once; on all
-  // ranks alike. Returns when all have ended. The group fails with the first error of any of them.
-  void run(int parts, const Body& body);
+  using Body = std::function<void(Transport& transport, Scratch& scratch, int rail)>;
+  // Calls body for the rails [0, rails), at most count(), all at once; on all ranks alike. Returns
+  // when all have ended. The group fails with the first error of any of them.
+  void run(int rails, const Body& body);
 
  private:
   struct Rail {

@@ -60,10 +60,10 @@ bool SharedCollectives::supports(const Call& call, int world_size) {
 }
 
 // A rank that throws may free its memory at once.
-Outcome SharedCollectives::run(const Call& call, const MeshFrame& stamp, CollectiveEntry& entry) {
+Outcome SharedCollectives::run(const Call& call, const MeshFrame& stamp, CollectiveStay& stay) {
   sync_.enter();
   try {
-    const Outcome outcome = carry_out(call, stamp, entry);
+    const Outcome outcome = carry_out(call, stamp, stay);
     sync_.leave();
     return outcome;
   } catch (const Error&) {
@@ -74,8 +74,8 @@ Outcome SharedCollectives::run(const Call& call, const MeshFrame& stamp, Collect
 }
 
 Outcome SharedCollectives::carry_out(const Call& call, const MeshFrame& stamp,
-                                     CollectiveEntry& entry) {
-  sync_.begin(stamp, entry);
+                                     CollectiveStay& stay) {
+  sync_.begin(stamp, stay);
   describe_task(call);
   first_non_finite_ = kNone;
   std::size_t brought = task_.inputs->most_partials * task_.count * task_.element;
@@ -92,7 +92,7 @@ Outcome SharedCollectives::carry_out(const Call& call, const MeshFrame& stamp,
     run_small();
     return outcome(false);
   }
-  entry.enter();  // takes no time beside what follows
+  stay.enter();  // takes no time beside what follows
   if (show_windows()) {
     run_window();
   } else {
@@ -281,9 +281,8 @@ void SharedCollectives::run_staged() {
       task.reduce ? static_cast<std::size_t>(world_size_) * task.inputs->most_partials : 1;
   Stages stages;
   stages.segment = Board::kStageBytes / shares / 64 * 64 / task.element;
-  LOCKSTEP_CHECK(stages.segment > 0 &&
-                 (!task.reduce ||
-                  kResults * stages.segment * task.element <= sizeof(Board::stage_out)));
+  LOCKSTEP_CHECK(stages.segment > 0 && (!task.reduce || kResults * stages.segment * task.element <=
+                                                            sizeof(Board::stage_out)));
   for (const Range& p : task.chunks) {
     stages.rounds = std::max(stages.rounds, (p.size() + stages.segment - 1) / stages.segment);
   }

@@ -24,7 +24,7 @@ class SharedCollectives {
   static bool supports(Collective collective);
   // Whether it can carry out this call: reductions over very many nodes do not fit the boards.
   static bool supports(const Call& call, int world_size);
-  Outcome run(const Call& call, const MeshFrame& stamp, CollectiveEntry& entry);
+  Outcome run(const Call& call, const MeshFrame& stamp, CollectiveStay& stay);
 
  private:
   // A collective as reduce and gather over chunks. Kept between calls to save allocations.
@@ -55,7 +55,7 @@ class SharedCollectives {
     std::uint64_t turn(std::size_t round) const { return first_turn + round; }
   };
 
-  Outcome carry_out(const Call& call, const MeshFrame& stamp, CollectiveEntry& entry);
+  Outcome carry_out(const Call& call, const MeshFrame& stamp, CollectiveStay& stay);
   void describe_task(const Call& call);
   void cut_chunks(const Call& call);
   bool show_windows();

@@ -46,12 +46,12 @@ Transfer whole_transfer(int peer, Direction direction, std::byte* const& row, st
 
 // A collective as reduce and gather, or one half of it, over chunks of a vector.
 struct TwoLevelCollectives::Task {
-  Task(const Call& call_, const MeshFrame& stamp_, CollectiveEntry& entry_, HostShares shares_)
-      : call(call_), stamp(stamp_), entry(entry_), shares(std::move(shares_)) {}
+  Task(const Call& call_, const MeshFrame& stamp_, CollectiveStay& stay_, HostShares shares_)
+      : call(call_), stamp(stamp_), stay(stay_), shares(std::move(shares_)) {}
 
   const Call& call;
   const MeshFrame& stamp;
-  CollectiveEntry& entry;
+  CollectiveStay& stay;
   const HostShares shares;
   bool reduces = true;  // a broadcast too: its root brings the only leaf
   bool gathers = true;
@@ -84,8 +84,8 @@ class TwoLevelCollectives::Neighbours {
   void enter() { sync_.enter(); }
   // Enters with what this rank brings, and waits until all have.
   void meet(Task& task) {
-    sync_.begin(task.stamp, task.entry);
-    task.entry.enter();  // takes no time beside a copy
+    sync_.begin(task.stamp, task.stay);
+    task.stay.enter();  // takes no time beside a copy
     stage(task);
     sync_.gather_entries();
     const std::size_t bytes = task.call.total * task.element;
@@ -259,15 +259,15 @@ void TwoLevelCollectives::agree_on_hosts(const MeshFrame& stamp, Deadline deadli
 
 // A rank that throws may free its memory at once; those of its host that are threads must be out of
 // it by then.
-Outcome TwoLevelCollectives::run(const Call& call, const MeshFrame& stamp, CollectiveEntry& entry) {
-  if (!agreed_) agree_on_hosts(stamp, entry.enter());
+Outcome TwoLevelCollectives::run(const Call& call, const MeshFrame& stamp, CollectiveStay& stay) {
+  if (!agreed_) agree_on_hosts(stamp, stay.enter());
   if (neighbours_ == nullptr) {
-    carry_out(call, stamp, entry);
+    carry_out(call, stamp, stay);
     return outcome_of(call, rank_);
   }
   neighbours_->enter();
   try {
-    carry_out(call, stamp, entry);
+    carry_out(call, stamp, stay);
   } catch (...) {
     neighbours_->leave();
     Supervisor& supervisor = transport_.supervisor();
@@ -294,12 +294,12 @@ const HostInputs& TwoLevelCollectives::inputs_for(const Call& call) {
 }
 
 void TwoLevelCollectives::carry_out(const Call& call, const MeshFrame& stamp,
-                                    CollectiveEntry& entry) {
+                                    CollectiveStay& stay) {
   // Chunks that the caller does not see are cut so that all hosts send equally much.
   const bool scatters = call.collective == Collective::kReduceScatter ||
                         call.collective == Collective::kReduceScatterNodes;
   const bool only_gathers = call.collective == Collective::kAllGather;
-  Task task(call, stamp, entry,
+  Task task(call, stamp, stay,
             HostShares(hosts_, scatters || only_gathers
                                    ? chunks_of(call.counts, call.total, hosts_.world_size())
                                    : chunks_by_host(hosts_, call.total)));
@@ -345,7 +345,7 @@ void TwoLevelCollectives::exchange(const Task& task) {
   exchange.from_host = task.from_host;
   exchange.root = task.call.root;
   exchange.segment_bytes = segment_bytes_;
-  exchange.run(transport_, windows_, task.stamp, task.entry.enter());
+  exchange.run(transport_, windows_, task.stamp, task.stay.enter());
 }
 
 }  // namespace lockstep

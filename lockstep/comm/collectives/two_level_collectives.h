@@ -12,7 +12,7 @@
 
 namespace lockstep {
 
-class CollectiveEntry;
+class CollectiveStay;
 
 // Collectives of a group on several hosts, of which one at least has several ranks. Every rank
 // handles some elements for all ranks of its host: it reads and writes them in the memory of those
@@ -32,7 +32,7 @@ class TwoLevelCollectives {
   // Whether it can carry out this call: an entry has no room for the addresses of very many
   // partials.
   static bool supports(const Call& call, int world_size);
-  Outcome run(const Call& call, const MeshFrame& stamp, CollectiveEntry& entry);
+  Outcome run(const Call& call, const MeshFrame& stamp, CollectiveStay& stay);
 
   Buffer allocate(std::size_t bytes);
   void note_waits_in(WaitNote& waits);
@@ -42,7 +42,7 @@ class TwoLevelCollectives {
   struct Task;       // the call under way
 
   void agree_on_hosts(const MeshFrame& stamp, Deadline deadline);
-  void carry_out(const Call& call, const MeshFrame& stamp, CollectiveEntry& entry);
+  void carry_out(const Call& call, const MeshFrame& stamp, CollectiveStay& stay);
   const HostInputs& inputs_for(const Call& call);
   void exchange(const Task& task);
 

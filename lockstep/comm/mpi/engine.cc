@@ -10,7 +10,7 @@
 #include "lockstep/base/hash/blake3.h"
 #include "lockstep/base/index.h"
 #include "lockstep/comm/call_check.h"
-#include "lockstep/comm/collective_entry.h"
+#include "lockstep/comm/collective_stay.h"
 #include "lockstep/comm/kernels/kernels.h"
 #include "lockstep/comm/kernels/outcome.h"
 #include "lockstep/comm/mpi/types.h"
@@ -80,9 +80,9 @@ std::unique_ptr<Engine> MpiEngine::split(const std::vector<int>& members, std::u
   return std::make_unique<MpiEngine>(group_->split(members, group), most_elements_);
 }
 
-Outcome MpiEngine::run(const Call& call, const MeshFrame& stamp, CollectiveEntry& entry) {
+Outcome MpiEngine::run(const Call& call, const MeshFrame& stamp, CollectiveStay& stay) {
   if (world_size() == 1) return run_alone(call);
-  Running running{call, stamp, entry.enter()};
+  Running running{call, stamp, stay.enter()};
   agree(running);
   switch (call.collective) {
     case Collective::kBarrier: return {};  // to agree is to have met

@@ -19,7 +19,7 @@ class MpiEngine final : public Engine {
   std::string name_of(int rank) const override { return group_->name_of(rank); }
   Supervisor& supervisor() override { return group_->control(); }
   Algorithm choose(const Call& call) const override;
-  Outcome run(const Call& call, const MeshFrame& stamp, CollectiveEntry& entry) override;
+  Outcome run(const Call& call, const MeshFrame& stamp, CollectiveStay& stay) override;
   std::unique_ptr<Engine> split(const std::vector<int>& members, std::uint32_t group) override;
   bool split_waits() const override { return true; }
   Buffer allocate(std::size_t bytes) override { return Buffer::heap(bytes); }

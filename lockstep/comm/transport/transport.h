@@ -82,8 +82,8 @@ class Transport {
   virtual bool oversubscribed() const = 0;
   // Whether all ranks of the job are on one host with fewer cores; the same on all ranks.
   virtual bool crowded() const = 0;
-  // In how many parts a large reduction is best cut, each moved by a thread of its own on every
-  // rank; the same on all ranks.
+  // On how many rails a large reduction is best moved, each by a thread of its own on every rank;
+  // the same on all ranks.
   virtual int rails() const { return 1; }
 
   // Runs all transfers at once, full duplex; those to or from the same peer one after the other, in

@@ -1,8 +1,8 @@
-#include "lockstep/comm/collective_entry.h"
+#include "lockstep/comm/collective_stay.h"
 
 namespace lockstep {
 
-void CollectiveEntry::leave_noted() {
+void CollectiveStay::leave_noted() {
   if (!entered_) {
     if (succeeded_) return;  // of a group of one rank
     enter();

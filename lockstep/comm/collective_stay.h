@@ -34,25 +34,25 @@ class RoughDeadline {
 // delays everybody. So an engine enters when it has shown what it brings. Where it looks for the
 // others without a pause, the end is not timed: the time of the last look in vain is taken for it,
 // since the next look saw the others and little was left to do. For one thread.
-class CollectiveEntry {
+class CollectiveStay {
  public:
-  CollectiveEntry(const FlightRecorder& recorder, FlightTrack& track, const MeshFrame& stamp,
-                  RoughDeadline& patience, const std::optional<Deadline>& deadline)
+  CollectiveStay(const FlightRecorder& recorder, FlightTrack& track, const MeshFrame& stamp,
+                 RoughDeadline& patience, const std::optional<Deadline>& deadline)
       : recorder_(recorder),
         track_(track),
         stamp_(stamp),
         patience_(patience),
         deadline_(deadline) {}
   // One that failed is recorded in any case.
-  ~CollectiveEntry() {
+  ~CollectiveStay() {
     if (succeeded_ && entered_ && !track_.waits.noted()) [[likely]] {
       track_.ring.leave(number_, looked_ != 0 ? looked_ : recorder_.ticks(), 0);
       return;
     }
     leave_noted();
   }
-  CollectiveEntry(const CollectiveEntry&) = delete;
-  CollectiveEntry& operator=(const CollectiveEntry&) = delete;
+  CollectiveStay(const CollectiveStay&) = delete;
+  CollectiveStay& operator=(const CollectiveStay&) = delete;
 
   // From now on this rank is in the collective, for whoever asks. An engine calls it before it
   // waits for anybody; further calls change nothing. Returns the collective's deadline.

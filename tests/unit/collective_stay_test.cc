@@ -1,8 +1,8 @@
-#include "lockstep/comm/collective_entry.h"
+#include "lockstep/comm/collective_stay.h"
 
 #include <gtest/gtest.h>
 
-namespace lockstep::collective_entry_test {
+namespace lockstep::collective_stay_test {
 namespace {
 
 using namespace std::chrono_literals;
@@ -17,8 +17,8 @@ struct Rank {
     recorder.set_place(0, 2, 1, 1);
     stamp.sequence = 1;
   }
-  CollectiveEntry collective(std::optional<Deadline> deadline = std::nullopt) {
-    return CollectiveEntry(recorder, track, stamp, patience, deadline);
+  CollectiveStay collective(std::optional<Deadline> deadline = std::nullopt) {
+    return CollectiveStay(recorder, track, stamp, patience, deadline);
   }
 };
 
@@ -34,77 +34,77 @@ TEST(RoughDeadlineTest, IsMadeAnewOnceAMillisecondHasPassed) {
   EXPECT_GT(patience.at(kNow + 2, 1).time(), first.time());
 }
 
-TEST(CollectiveEntryTest, IsUnderWayFromEnterToItsEnd) {
+TEST(CollectiveStayTest, IsUnderWayFromEnterToItsEnd) {
   Rank rank;
   {
-    CollectiveEntry entry = rank.collective();
+    CollectiveStay stay = rank.collective();
     EXPECT_EQ(rank.track.ring.count(), 0U);
-    entry.enter();
-    entry.enter();
+    stay.enter();
+    stay.enter();
     ASSERT_EQ(rank.track.ring.count(), 1U);
     EXPECT_EQ(rank.track.ring.at(0)->end, 0U);
-    entry.succeeded();
+    stay.succeeded();
   }
   EXPECT_GT(rank.track.ring.at(0)->end, 0U);
   EXPECT_FALSE(unpack_end(rank.track.ring.at(0)->note).failed);
 }
 
-TEST(CollectiveEntryTest, OneThatFailsBeforeItIsEnteredIsRecorded) {
+TEST(CollectiveStayTest, OneThatFailsBeforeItIsEnteredIsRecorded) {
   Rank rank;
-  { CollectiveEntry entry = rank.collective(); }
+  { CollectiveStay stay = rank.collective(); }
   ASSERT_EQ(rank.track.ring.count(), 1U);
   EXPECT_TRUE(unpack_end(rank.track.ring.at(0)->note).failed);
 }
 
-TEST(CollectiveEntryTest, OneThatNeedsNobodyIsNot) {
+TEST(CollectiveStayTest, OneThatNeedsNobodyIsNot) {
   Rank rank;
   {
-    CollectiveEntry entry = rank.collective();
-    entry.succeeded();
+    CollectiveStay stay = rank.collective();
+    stay.succeeded();
   }
   EXPECT_EQ(rank.track.ring.count(), 0U);
 }
 
-TEST(CollectiveEntryTest, EndsWithTheLastLookInVain) {
+TEST(CollectiveStayTest, EndsWithTheLastLookInVain) {
   Rank rank;
   if (!rank.recorder.reads_counter()) GTEST_SKIP() << "needs the processor's counter";
   std::uint64_t after = 0;
   {
-    CollectiveEntry entry = rank.collective();
-    entry.enter();
-    entry.watch();
-    entry.looked();
+    CollectiveStay stay = rank.collective();
+    stay.enter();
+    stay.watch();
+    stay.looked();
     after = rank.recorder.ticks();
     while (rank.recorder.ticks() - after < 100'000) continue;
-    entry.succeeded();
+    stay.succeeded();
   }
   const auto record = rank.track.ring.at(0);
   EXPECT_GT(record->end, record->begin);
   EXPECT_LE(record->end, after);
 }
 
-TEST(CollectiveEntryTest, EndsLaterThanItsLooksWhenItGoesOn) {
+TEST(CollectiveStayTest, EndsLaterThanItsLooksWhenItGoesOn) {
   Rank rank;
   std::uint64_t after = 0;
   {
-    CollectiveEntry entry = rank.collective();
-    entry.enter();
-    entry.watch();
-    entry.looked();
+    CollectiveStay stay = rank.collective();
+    stay.enter();
+    stay.watch();
+    stay.looked();
     after = rank.recorder.ticks();
-    entry.goes_on();
-    entry.succeeded();
+    stay.goes_on();
+    stay.succeeded();
   }
   EXPECT_GE(rank.track.ring.at(0)->end, after);
 }
 
-TEST(CollectiveEntryTest, HasItsOwnDeadlineOrThatOfTheJob) {
+TEST(CollectiveStayTest, HasItsOwnDeadlineOrThatOfTheJob) {
   Rank rank;
   const Deadline own = Deadline::after(1h);
-  CollectiveEntry with = rank.collective(own);
+  CollectiveStay with = rank.collective(own);
   EXPECT_EQ(with.enter().time(), own.time());
   with.succeeded();
-  CollectiveEntry without = rank.collective();
+  CollectiveStay without = rank.collective();
   const auto left = without.enter().remaining();
   EXPECT_GT(left, 9s);
   EXPECT_LT(left, 11s);
@@ -112,4 +112,4 @@ TEST(CollectiveEntryTest, HasItsOwnDeadlineOrThatOfTheJob) {
 }
 
 }  // namespace
-}  // namespace lockstep::collective_entry_test
+}  // namespace lockstep::collective_stay_test
