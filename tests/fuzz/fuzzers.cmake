@@ -13,7 +13,7 @@ foreach(source ${fuzz_sources})
   target_link_libraries(${program} PRIVATE test_support lockstep::lockstep)
   target_link_options(${program} PRIVATE -fsanitize=fuzzer)
   add_dependencies(fuzzers ${program})
-  # Named files are run once each and nothing is searched.
+  # Named files are run once each and nothing is searched. All corpora together are to take less than a minute.
   add_test(NAME fuzz.${name} COMMAND ${program} -timeout=10 ${seeds})
-  set_tests_properties(fuzz.${name} PROPERTIES LABELS fuzz TIMEOUT 120)
+  set_tests_properties(fuzz.${name} PROPERTIES LABELS fuzz TIMEOUT 30)
 endforeach()
