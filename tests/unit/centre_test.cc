@@ -25,7 +25,9 @@ using ::testing::HasSubstr;
 // roster as one, so that there may be thousands.
 class Crowd {
  public:
-  explicit Crowd(int members, bool moves = true) { centre_ = make_centre(members, moves, {}); }
+  explicit Crowd(int members, bool moves = true, bool invites = false) {
+    centre_ = make_centre(members, moves, {}, invites);
+  }
 
   struct Counts {
     std::uint64_t messages_in = 0;
@@ -100,7 +102,8 @@ class Crowd {
     for (const auto& [process, link] : links_) all.push_back(process);
     for (const int process : all) {
       const std::uint32_t tag = roster_ ? tag_of(roster_->generation) : 0;
-      if (links_.contains(process)) say(process, MessageKind::kHeartbeat, encode(Pulse{tag}));
+      if (!links_.contains(process) || silent.contains(process)) continue;
+      say(process, MessageKind::kHeartbeat, encode(Pulse{tag}));
     }
   }
   void pass(Centre::Clock::duration time) {
@@ -149,12 +152,14 @@ class Crowd {
   bool answers = true;            // the end of a generation, a roster
   std::uint64_t go = 0;           // how many were told so
   std::vector<std::string> said;  // verdicts and ends
+  std::set<int> silent;           // these say nothing by themselves
   std::map<int, Wish> wishes;
+  std::map<int, int> heard;         // heartbeats
   std::set<Centre::LinkId> closed;  // by the centre
 
  private:
-  std::unique_ptr<Centre> make_centre(int members, bool moves,
-                                      std::optional<Inheritance> inherited) {
+  std::unique_ptr<Centre> make_centre(int members, bool moves, std::optional<Inheritance> inherited,
+                                      bool invites = false) {
     CentreOptions options{.card = {-1, "the launcher", "node0", 1},
                           .world_size = members,
                           .version = "1.0",
@@ -163,6 +168,7 @@ class Crowd {
                           .member = {},
                           .moves = moves,
                           .make_id = [this] { return MemberId{static_cast<std::byte>(++ids_)}; }};
+    if (invites) options.invitation = {std::byte{1}};
     if (!inherited) return std::make_unique<Centre>(std::move(options), now);
     return std::make_unique<Centre>(std::move(options), std::move(*inherited), now);
   }
@@ -187,7 +193,10 @@ class Crowd {
       parsed_ = {bytes, *buffer.next(kMaxRosterBody, "the centre")};
     }
     const Message& message = parsed_.second;
-    if (message.kind == MessageKind::kHeartbeat) return;
+    if (message.kind == MessageKind::kHeartbeat) {
+      ++heard[process];
+      return;
+    }
     ++counts_.out[message.kind];
     counts_.bytes_out += bytes->size();
     switch (message.kind) {
@@ -205,13 +214,13 @@ class Crowd {
             EXPECT_EQ(*roster_, *next);  // whole or as a difference, it is the same
           }
         }
-        if (answers && roster_->generation.number > 1) {
+        if (answers && !silent.contains(process) && roster_->generation.number > 1) {
           say(process, MessageKind::kReady, encode_tag(tag_of(roster_->generation)));
         }
         return;
       case MessageKind::kEnd:
         said.push_back(decode_generation_end(message.body)->error.what());
-        if (answers) join(process, Standing::kBroken);
+        if (answers && !silent.contains(process)) join(process, Standing::kBroken);
         return;
       case MessageKind::kVerdict:
         said.push_back(decode_wire_error(message.body)->error().what());
@@ -312,6 +321,80 @@ TEST(Centre, ANewcomerThatFallsSilentIsNotWaitedFor) {
   }
   EXPECT_FALSE(job.wishes[0].regroup);
   EXPECT_FALSE(job.linked(7));
+}
+
+TEST(Centre, WhoIsInvitedHearsOfItUntilTheJobForms) {
+  Crowd job(2, /*moves=*/true, /*invites=*/true);
+  job.open(0);
+  job.join(0, Standing::kNew);
+  job.join(0, Standing::kPrepared);
+  for (int i = 0; i < 30; ++i) job.pass(1s);
+  EXPECT_GE(job.heard[0], 6);
+  EXPECT_TRUE(job.said.empty());
+}
+
+TEST(Centre, WhoIsInvitedAndComesLateIsToldToJoinAgain) {
+  Crowd job(2, /*moves=*/true, /*invites=*/true);
+  for (const int process : {7, 8, 9}) {
+    job.open(process);
+    job.join(process, Standing::kNew);
+  }
+  job.join(8, Standing::kPrepared);
+  job.join(9, Standing::kPrepared);
+  EXPECT_THAT(job.processes(), ElementsAre(8, 9));
+  for (const int process : {8, 9}) {
+    EXPECT_TRUE(job.linked(process));
+    job.say(process, MessageKind::kHeartbeat, encode(Pulse{tag_of(job.roster().generation)}));
+  }
+  job.join(7, Standing::kPrepared);
+  EXPECT_THAT(job.said, ElementsAre(HasSubstr("the job has begun meanwhile: join again")));
+  EXPECT_FALSE(job.linked(7));
+  EXPECT_EQ(job.roster().generation.number, 1u);
+}
+
+TEST(Centre, MembersBeyondTheLanesAreToldThatTheyAreSpares) {
+  Formed job(2);
+  job.say(0, MessageKind::kDescription, encode(Description{2, {std::byte{1}}}));
+  job.open(7);
+  job.join(7, Standing::kNew);
+  job.pass(2s);
+  EXPECT_FALSE(job.wishes.contains(7));  // it prepares
+  job.join(7, Standing::kPrepared);
+  job.pass(2s);
+  EXPECT_EQ(job.wishes[7], Wish{.stop = kSpare});
+  EXPECT_FALSE(job.wishes[0].regroup);
+  job.wishes.clear();
+  for (int i = 0; i < 5; ++i) {
+    job.pass(2s);
+    job.heartbeats();
+  }
+  EXPECT_TRUE(job.wishes.empty());  // once
+  job.close(1);
+  EXPECT_THAT(job.processes(), ElementsAre(0, 7));
+}
+
+TEST(Centre, WhoseSumsWouldDifferIsNotLetIn) {
+  Formed job(2);
+  job.say(0, MessageKind::kDescription, encode(Description{0, {std::byte{1}}}));
+  const auto come = [&](int process, const Card& card) {
+    job.open(process);
+    job.say(process, MessageKind::kJoin,
+            encode(Join{.card = card,
+                        .patience = 100s,
+                        .standing = Standing::kNew,
+                        .survives = true,
+                        .last = {}}));
+    EXPECT_FALSE(job.linked(process));
+    return job.said.back();
+  };
+  Card other = job.card(7);
+  other.version = "1.1";
+  EXPECT_THAT(come(7, other), HasSubstr("node0, pid 1007) runs lockstep 1.1, the job 1.0"));
+  other = job.card(8);
+  other.fingerprint = "aarch64, glibc 2.36";
+  EXPECT_THAT(come(8, other), HasSubstr("has another kind of processor or C library (aarch64, "
+                                        "glibc 2.36) than the job (x86-64-v4, glibc 2.36)"));
+  EXPECT_EQ(job.roster().generation.number, 1u);
 }
 
 TEST(Centre, NobodyGoesBeforeAllAreReady) {
@@ -610,6 +693,37 @@ TEST(Centre, OfThousands) {
   EXPECT_EQ(counts.messages_out(), 2 * (n - 1));
   EXPECT_LT(counts.bytes_out, 1024 * n);
   note("lose the centre", counts);
+
+  // Half of them fall silent at once: each is told that it is lost, and nobody else anew.
+  const std::vector<int> before = job.processes();
+  for (std::size_t i = 1; i < before.size(); i += 2) job.silent.insert(before[i]);
+  const std::uint64_t silent = job.silent.size();
+  while (job.roster().roster.size() > before.size() - silent) {
+    ASSERT_LT(job.now, Centre::Time{} + 2h);
+    job.pass(1s);
+    job.heartbeats();
+  }
+  counts = job.take_counts();
+  const std::uint64_t left = before.size() - silent;
+  EXPECT_EQ(job.roster().roster.size(), left);
+  EXPECT_EQ(counts.out[MessageKind::kRosterChange], left);
+  EXPECT_LE(counts.out[MessageKind::kEnd], before.size() + silent);
+  note("lose half", counts);
+
+  for (int process = members + 1; process <= 2 * members; ++process) {
+    job.open(process);
+    job.join(process, Standing::kNew);
+    job.join(process, Standing::kPrepared);
+  }
+  counts = job.take_counts();
+  EXPECT_EQ(counts.messages_in, 2 * n);
+  EXPECT_LE(counts.messages_out(), n + 1);  // a welcome each, and one wish
+  note("newcomers come", counts);
+  for (const int process : job.processes()) job.join(process, Standing::kBoundary);
+  EXPECT_EQ(job.roster().roster.size(), left + n);
+  counts = job.take_counts();
+  EXPECT_EQ(counts.out[MessageKind::kRoster], n);
+  note("newcomers enter", counts);
 }
 
 }  // namespace

@@ -101,6 +101,33 @@ TEST(Member, HearsThatItIsLostThoughTheGenerationEndedBefore) {
   EXPECT_EQ(member.ended()->rank(), 0);  // the first cause stays
 }
 
+// A spare waits for a member to go, which may take as long as the run.
+TEST(Member, ASpareWaitsForAsLongAsItsCentreIsHeard) {
+  Card card;
+  card.rank = -1;
+  card.id.fill(std::byte{9});
+  Member member(
+      {.card = card, .patience = 10 * kTimeout, .timeout = kTimeout, .survives = true},
+      [] { return std::vector<Progress>{}; }, kBegin);
+  member.received({MessageKind::kWelcome, encode(Description{2, {std::byte{1}}})}, kBegin);
+  member.join_again(Standing::kPrepared, 0, kBegin);
+  EXPECT_FALSE(member.take_spare());
+  auto now = kBegin + 1s;
+  member.received({MessageKind::kWish, encode(Wish{.stop = kSpare})}, now);
+  EXPECT_TRUE(member.take_spare());
+  EXPECT_FALSE(member.take_spare());
+  EXPECT_EQ(member.wish(), Wish{});
+  for (; now < kBegin + 30 * kTimeout; now += 2s) {
+    hear_heartbeat(member, 1, now);
+    member.tick(now);
+  }
+  EXPECT_FALSE(member.failure());
+  member.tick(now + kTimeout / 3);
+  member.tick(now + 2 * kTimeout / 3);
+  member.tick(now + kTimeout);
+  ASSERT_TRUE(member.failure());
+}
+
 TEST(Member, ANewLinkThatLetsItInEndsThePause) {
   const RosterMessage last = news_of(1);
   Member member(

@@ -18,6 +18,8 @@ constexpr std::chrono::seconds kLongestSilence{10};
 // so long to connect to the others.
 constexpr int kAnswerTimeouts = 10;
 constexpr int kReadyTimeouts = 3;
+// A newcomer does not know the job's timeout, and counts with the usual 30 s.
+constexpr std::chrono::seconds kLongestBetweenHeartbeats{5};
 // How often in a timeout silence is judged while the next generation is under way.
 constexpr int kJudgements = 10;
 
@@ -61,7 +63,9 @@ Centre::Centre(CentreOptions options, Inheritance inherited, Time now)
   survives_ = inherited.roster.survives;
   step_ = inherited.roster.step;
   description_ = std::move(inherited.description);
-  for (const Card& card : inherited.roster.roster) places_.push_back({.card = card});
+  std::vector<Place> places;
+  for (const Card& card : inherited.roster.roster) places.push_back({.card = card});
+  set_places(std::move(places));
   roster_ = std::move(inherited.roster);
   start_regrouping(now);
   for (const int rank : inherited.lost) {
@@ -136,7 +140,7 @@ void Centre::closed(LinkId link, Time now) {
 
 void Centre::forget(Peers::iterator peer) {
   silent_.erase({peer->second.limit, peer->first});
-  prepared_.erase(peer->first);
+  unprepare(peer->first);
   peers_.erase(peer);
 }
 
@@ -183,6 +187,7 @@ void Centre::join(Peers::iterator peer, const Message& message, Time now) {
   if (phase_ == Phase::kGathering) {
     peer->second.invited = options_.invitation && card.rank < 0 && join->standing == Standing::kNew;
     if (!peer->second.invited) return gather(peer, *join, now);
+    next_heartbeat_ = std::min(next_heartbeat_, now);
     return send(link, MessageKind::kWelcome, encode(Description{0, *options_.invitation}));
   }
 
@@ -219,7 +224,7 @@ void Centre::join(Peers::iterator peer, const Message& message, Time now) {
   if (join->standing == Standing::kNew) return welcome(peer);
   const auto old = place_with(card.id);
   if ((old && place(*old).link > link) || !close_older_links(link, card.id)) return hang_up(peer);
-  prepared_.insert(link);
+  prepare(link);
   if (old && returns) {
     // It has left the link of its place, and does not know of the newest generation.
     return lose(
@@ -265,21 +270,41 @@ std::optional<int> Centre::place_of(const Join& join) const {
 }
 
 std::optional<int> Centre::place_with(const MemberId& id) const {
-  const auto at = std::ranges::find_if(
-      places_, [&](const Place& each) { return !each.gone && each.card.id == id; });
-  if (at == places_.end()) return std::nullopt;
-  return static_cast<int>(at - places_.begin());
+  const auto found = ranks_.find(id);
+  if (found == ranks_.end() || places_[index_of(found->second)].gone) return std::nullopt;
+  return found->second;
+}
+
+void Centre::set_places(std::vector<Place> places) {
+  places_ = std::move(places);
+  ranks_.clear();
+  for (std::size_t i = 0; i < places_.size(); ++i) {
+    // Members of a generation that only they know are named when they come.
+    if (places_[i].card.id != MemberId{}) ranks_[places_[i].card.id] = static_cast<int>(i);
+  }
+}
+
+void Centre::prepare(LinkId link) {
+  const MemberId& id = peers_.at(link).join->card.id;
+  unprepare(link);
+  prepared_[link] = id;
+  links_of_prepared_.emplace(id, link);
+}
+
+void Centre::unprepare(LinkId link) {
+  if (const auto known = prepared_.extract(link)) links_of_prepared_.erase({known.mapped(), link});
 }
 
 // A process that seeks the centre may have called it before, and the end of that link may come
 // later than what it says over the new one. Returns whether `link` is the newest of those that
 // wait.
 bool Centre::close_older_links(LinkId link, const MemberId& id) {
-  for (auto next = prepared_.begin(); next != prepared_.end();) {
-    const auto other = peers_.find(*next++);
-    if (other->first == link || other->second.join->card.id != id) continue;
-    if (other->first > link) return false;
-    hang_up(other);
+  for (auto next = links_of_prepared_.lower_bound({id, 0});
+       next != links_of_prepared_.end() && next->first == id;) {
+    const LinkId other = (next++)->second;
+    if (other == link) continue;
+    if (other > link) return false;
+    hang_up(peers_.find(other));
   }
   return true;
 }
@@ -292,12 +317,13 @@ void Centre::take_link(int rank, LinkId link) {
   // A link has one place: one that claims a second place gives up its first.
   const int before = std::exchange(peers_.at(link).rank, rank);
   if (before >= 0 && before != rank) place(before).link.reset();
-  prepared_.erase(link);
+  unprepare(link);
 }
 
 void Centre::answer(int rank, const Join& join) {
   Place& at = place(rank);
   at.card = join.card;
+  ranks_[at.card.id] = rank;
   if (!std::exchange(at.answered, true)) --awaited_;
   at.waits = join.standing == Standing::kWaits;
   survives_ = survives_ && join.survives;
@@ -383,17 +409,18 @@ void Centre::report(const Error& seen, Time now) {
 void Centre::start_job(Time now) {
   Roster roster = gathering_.roster();
   if (const auto error = check_reachable(roster)) return end_job(*error);
-  std::map<MemberId, int> ranks;
   std::vector<std::string> names;
+  std::vector<Place> places;
   for (const Card& card : roster) {
-    ranks[card.id] = card.rank;
     names.push_back(name_of(card));
-    places_.push_back({.card = card});
+    places.push_back({.card = card});
   }
+  set_places(std::move(places));
   for (auto& [link, peer] : peers_) {
     if (!peer.join) continue;
-    const int rank = ranks[peer.join->card.id];
-    peer.rank = rank;
+    const auto found = ranks_.find(peer.join->card.id);
+    if (found == ranks_.end()) continue;  // it was invited, and the others came first
+    const int rank = peer.rank = found->second;
     peer.heard = now;  // until now it had nothing to say
     place(rank).link = link;
     survives_ = survives_ && peer.join->survives;
@@ -405,7 +432,7 @@ void Centre::start_job(Time now) {
   told_ = {};
   next_heartbeat_ = now;
   roster_ = message_of(std::move(roster));
-  send_to_all(MessageKind::kRoster, encode(*roster_));
+  send_rosters({}, 0);
 }
 
 // The newest generation, of these members.
@@ -439,9 +466,13 @@ void Centre::lose(const Error& why, Time now) {
   if (in_generation()) {
     end_generation(seen, now);
   } else {  // those who have not heard yet that the generation has ended
-    for (const Place& at : places_) {
-      if (!at.link || at.answered || at.gone) continue;
-      send(*at.link, MessageKind::kEnd, encode(GenerationEnd{tag(), seen}));
+    const SharedBytes bytes = shared_frame(MessageKind::kEnd, encode(GenerationEnd{tag(), seen}));
+    if (!std::exchange(told_end_, true)) {
+      for (const Place& at : places_) {
+        if (at.link && !at.answered && !at.gone) sendings_.push_back({*at.link, bytes});
+      }
+    } else if (lost.link && !lost.answered && !lost.gone) {  // it learns that it is lost itself
+      sendings_.push_back({*lost.link, bytes});
     }
   }
   take_it_away();
@@ -477,6 +508,7 @@ void Centre::end_generation(const Error& why, Time now) {
     if (at.link && !at.gone) sendings_.push_back({*at.link, bytes});
   }
   start_regrouping(now);
+  told_end_ = true;
 }
 
 void Centre::start_regrouping(Time now) {
@@ -489,7 +521,7 @@ void Centre::start_regrouping(Time now) {
   phase_ = Phase::kRegrouping;
   since_ = now;
   next_heartbeat_ = std::min(next_heartbeat_, now);
-  may_wait_ = false;
+  may_wait_ = told_end_ = false;
   health_.reset();
   for (Place& at : places_) at.answered = at.waits = at.ready = false;
   awaited_ = static_cast<std::size_t>(std::ranges::count(places_, false, &Place::gone));
@@ -502,9 +534,9 @@ void Centre::expect_again(const Join& join, Time now) {
   }
   generation_ = join.last;
   for (auto& [link, peer] : peers_) {  // of one before that
-    if (std::exchange(peer.rank, -1) >= 0) prepared_.insert(link);
+    if (std::exchange(peer.rank, -1) >= 0) prepare(link);
   }
-  places_.assign(index_of(join.card.world_size), {});
+  set_places(std::vector<Place>(index_of(join.card.world_size)));
   for (int rank = 0; rank < join.card.world_size; ++rank) place(rank).card.rank = rank;
   start_regrouping(now);
 }
@@ -547,21 +579,44 @@ void Centre::judge_silence(Time now) {
   }
 }
 
+// As many as there is work for.
+std::size_t Centre::most_members() const {
+  return description_ && description_->most_workers > 0 ? description_->most_workers
+                                                        : kMaxWorldSize;
+}
+
+bool Centre::can_enter(LinkId link, Time now) const {
+  return now - peers_.at(link).heard < options_.timeout / 2;
+}
+
 // Those who can be let in now.
 std::vector<Centre::LinkId> Centre::newcomers(std::size_t survivors, Time now) const {
-  const std::size_t most =
-      description_ && description_->most_workers > 0 ? description_->most_workers : kMaxWorldSize;
   std::vector<LinkId> found;
-  for (const LinkId link : prepared_) {
-    if (survivors + found.size() >= most) break;
-    if (now - peers_.at(link).heard < options_.timeout / 2) found.push_back(link);
+  for (const auto& [link, id] : prepared_) {
+    if (survivors + found.size() >= most_members()) break;
+    if (can_enter(link, now)) found.push_back(link);
   }
   return found;
 }
 
+bool Centre::newcomers_wait(Time now) const {
+  return places_.size() < most_members() && std::ranges::any_of(prepared_, [&](const auto& each) {
+           return can_enter(each.first, now);
+         });
+}
+
+// Who is prepared and will wait until a member goes is told so, once.
+void Centre::tell_spares() {
+  if (phase_ != Phase::kRunning || places_.size() < most_members()) return;
+  for (const auto& [link, id] : prepared_) {
+    if (std::exchange(peers_.at(link).spare, true)) continue;
+    send(link, MessageKind::kWish, encode(Wish{.stop = kSpare}));
+  }
+}
+
 void Centre::forget_silent_newcomers(Time now) {
   for (auto next = prepared_.begin(); next != prepared_.end();) {
-    const auto peer = peers_.find(*next++);
+    const auto peer = peers_.find((next++)->first);
     if (now - peer->second.heard >= options_.timeout) hang_up(peer);
   }
 }
@@ -603,7 +658,7 @@ void Centre::form(const std::vector<LinkId>& newcomers, bool too_few, Time now) 
     change.added.push_back(next.back().card);
   }
   const bool known = roster_.has_value();  // to those who get the difference only
-  places_ = std::move(next);
+  set_places(std::move(next));
   Roster roster;
   std::vector<std::string> names;
   for (std::size_t i = 0; i < places_.size(); ++i) {
@@ -613,7 +668,7 @@ void Centre::form(const std::vector<LinkId>& newcomers, bool too_few, Time now) 
     if (options_.member == card.id) change.centre.rank = card.rank;
     peers_.at(*places_[i].link).rank = card.rank;
     if (i >= survivors) {
-      prepared_.erase(*places_[i].link);
+      unprepare(*places_[i].link);
       events_.push_back({card});
     }
     names.push_back(name_of(card));
@@ -635,8 +690,9 @@ void Centre::form(const std::vector<LinkId>& newcomers, bool too_few, Time now) 
 
 // Survivors know the roster before; the others get the whole one.
 void Centre::send_rosters(const RosterChange& change, std::size_t survivors) {
-  const SharedBytes difference = shared_frame(MessageKind::kRosterChange, encode(change));
+  SharedBytes difference;
   SharedBytes whole;
+  if (survivors > 0) difference = shared_frame(MessageKind::kRosterChange, encode(change));
   for (std::size_t i = 0; i < places_.size(); ++i) {
     if (i >= survivors && !whole) whole = shared_frame(MessageKind::kRoster, encode(*roster_));
     sendings_.push_back({*places_[i].link, i < survivors ? difference : whole});
@@ -658,7 +714,7 @@ void Centre::send_wish(Time now) {
       std::ranges::find_if(places_, [](const Place& at) { return at.link && !at.left; });
   if (first == places_.end()) return;
   Wish wish = wish_;
-  wish.regroup = !newcomers(places_.size(), now).empty();
+  wish.regroup = newcomers_wait(now);
   if (wish == told_) return;
   send(*first->link, MessageKind::kWish, encode(wish));
   wish.save = wish_.save = false;  // once
@@ -742,7 +798,15 @@ void Centre::tick(Time now) {
 void Centre::decide(Time now) {
   if (verdict_) return;
   if (phase_ == Phase::kGathering) {
-    if (now >= gathering_.deadline()) end_job(gathering_.missing());
+    if (now >= gathering_.deadline()) return end_job(gathering_.missing());
+    if (now < next_heartbeat_) return;
+    // The others have heard nothing yet, and expect nothing but a roster.
+    const SharedBytes bytes = shared_frame(MessageKind::kHeartbeat, encode(Pulse{tag()}));
+    for (const auto& [link, peer] : peers_) {
+      const bool prepared = peer.join && peer.join->standing == Standing::kPrepared;
+      if (peer.invited || prepared) sendings_.push_back({link, bytes});
+    }
+    next_heartbeat_ = now + between_heartbeats();
     return;
   }
   if (in_generation()) {
@@ -771,11 +835,16 @@ void Centre::decide(Time now) {
   if (phase_ == Phase::kRunning) send_wish(now);
   if (now >= next_heartbeat_) {
     forget_silent_newcomers(now);
+    tell_spares();
     // Until all are back after a pause, others may have a centre already: nobody is to rely on this
     // one.
     if (!woke_ || !options_.moves) send_to_all(MessageKind::kHeartbeat, encode(Pulse{tag()}));
-    next_heartbeat_ = now + options_.timeout / 5;
+    next_heartbeat_ = now + between_heartbeats();
   }
+}
+
+Centre::Clock::duration Centre::between_heartbeats() const {
+  return std::min<Clock::duration>(options_.timeout / 5, kLongestBetweenHeartbeats);
 }
 
 bool Centre::all_left() const {

@@ -136,6 +136,7 @@ class Centre {
     Time limit;                // by which it must have asked
     Time heard;
     std::optional<Time> back = {};  // first heard after this process stood still
+    bool spare = false;             // it has been told that there is no lane for it
   };
   using Peers = std::map<LinkId, Peer>;
   // A rank of the newest generation.
@@ -158,6 +159,8 @@ class Centre {
   void take_link(int rank, LinkId link);
   void answer(int rank, const Join& join);
   void welcome(Peers::iterator peer);
+  void prepare(LinkId link);
+  void unprepare(LinkId link);
   std::optional<Error> refusal(const Card& card) const;
   std::optional<int> place_of(const Join& join) const;
   std::optional<int> place_with(const MemberId& id) const;
@@ -185,11 +188,17 @@ class Centre {
   void form(const std::vector<LinkId>& newcomers, bool too_few, Time now);
   void send_rosters(const RosterChange& change, std::size_t survivors);
   void go_if_ready();
+  std::size_t most_members() const;
+  bool can_enter(LinkId link, Time now) const;
   std::vector<LinkId> newcomers(std::size_t survivors, Time now) const;
+  bool newcomers_wait(Time now) const;
+  void tell_spares();
+  void set_places(std::vector<Place> places);
 
   void send(LinkId link, MessageKind kind, std::span<const std::byte> body, bool last = false);
   void send_to_all(MessageKind kind, std::span<const std::byte> body);
   void send_wish(Time now);
+  Clock::duration between_heartbeats() const;
   void decide(Time now);
   bool in_generation() const { return phase_ == Phase::kRunning || phase_ == Phase::kForming; }
   std::uint32_t tag() const { return tag_of(generation_); }
@@ -199,19 +208,22 @@ class Centre {
   Phase phase_ = Phase::kGathering;
   Peers peers_;
   std::set<std::pair<Time, LinkId>> silent_;  // those who have not asked to join yet
-  std::set<LinkId> prepared_;                 // newcomers that can be let in
+  std::map<LinkId, MemberId> prepared_;       // newcomers that can be let in
+  std::set<std::pair<MemberId, LinkId>> links_of_prepared_;
   Gathering gathering_;
 
   // Of the newest generation.
   GenerationName generation_;
   std::optional<RosterMessage> roster_;  // none, too, where only its members know it
   std::vector<Place> places_;
+  std::map<MemberId, int> ranks_;    // of places_; may name one that is gone
   std::optional<JobHealth> health_;  // while in_generation()
 
   // While the next generation is under way.
   Time since_{};  // when the one before ended, or the new one was sent out
   Time next_judgement_{};
   std::size_t awaited_ = 0;  // those who have not answered, or are not ready
+  bool told_end_ = false;    // all who have not answered know that the one before has ended
   bool may_wait_ = false;    // too few have come, and all of them wait for others
 
   // What the members have told.

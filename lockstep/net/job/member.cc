@@ -62,7 +62,7 @@ void Member::join_again(Standing standing, std::int64_t step, Time now) {
   may_go_ = false;
   wish_ = {};
   ended_.reset();
-  gives_up_ = end_of(options_.patience, now);
+  gives_up_ = standing == Standing::kPrepared ? Time::max() : end_of(options_.patience, now);
   send_join(standing, step);
 }
 
@@ -190,6 +190,8 @@ void Member::hear(const Message& message, Time now) {
       if (const auto wish = decode_wish(message.body)) {
         if (wish->stop == kWriteFlight) {
           flight_asked_ = true;
+        } else if (wish->stop == kSpare) {
+          spare_ = true;
         } else {
           wish_ = *wish;
         }

@@ -54,7 +54,8 @@ class Member {
   // Says goodbye, so that the centre does not take the end of the link for a death.
   void leave();
 
-  // Asks to be in the next generation. The one before has ended, or ends by this.
+  // Asks to be in the next generation. The one before has ended, or ends by this. A prepared
+  // newcomer may be a spare: it waits for as long as its centre is heard.
   void join_again(Standing standing, std::int64_t step, Time now);
   // This process is ready for collectives of the generation whose roster was taken.
   void ready();
@@ -83,6 +84,10 @@ class Member {
   const Wish& wish() const { return wish_; }
   // Whether the centre has asked, since the last call, for what this rank did last.
   bool take_flight_asked() { return std::exchange(flight_asked_, false); }
+
+  // Whether the centre has said, since the last call, that all lanes have a worker and this
+  // newcomer waits until one of them goes.
+  bool take_spare() { return std::exchange(spare_, false); }
 
   // Why the newest generation has ended, if it has; the job goes on. join_again() clears it.
   const std::optional<Error>& ended() const { return ended_; }
@@ -144,6 +149,7 @@ class Member {
   std::optional<std::string> redirect_;
   Wish wish_;
   bool flight_asked_ = false;
+  bool spare_ = false;
   std::optional<std::vector<Progress>> centre_progress_;  // its last, once it has left
   std::optional<Error> ended_;
   std::optional<Error> failure_;
