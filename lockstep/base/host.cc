@@ -51,6 +51,12 @@ HostIdentity this_host() {
   return host;
 }
 
+std::string own_process_space() {
+  struct stat status {};
+  const bool known = ::stat("/proc/self/ns/pid", &status) == 0;
+  return fmt::format("{} {}", this_host().boot_id, known ? status.st_ino : 0);
+}
+
 bool same_host(const HostIdentity& a, const HostIdentity& b) {
   return a.boot_id == b.boot_id && a.network_namespace == b.network_namespace;
 }

@@ -16,6 +16,8 @@ struct HostIdentity {
 };
 
 HostIdentity this_host();
+// Processes that share it see the same processes under the same numbers.
+std::string own_process_space();
 bool same_host(const HostIdentity& a, const HostIdentity& b);
 
 // What may change floating-point bits between hosts: instruction set and C library.

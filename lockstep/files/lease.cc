@@ -37,13 +37,6 @@ LeaseRule::Time boot_time() {
   return LeaseRule::Time(std::chrono::seconds(now.tv_sec) + std::chrono::nanoseconds(now.tv_nsec));
 }
 
-// Who shares it sees the same processes under the same numbers.
-std::string own_process_space() {
-  struct stat status {};
-  const bool known = ::stat("/proc/self/ns/pid", &status) == 0;
-  return fmt::format("{} {}", this_host().boot_id, known ? status.st_ino : 0);
-}
-
 struct ProcessState {
   char state = '?';
   std::uint64_t began = 0;  // in ticks since the boot

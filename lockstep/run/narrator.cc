@@ -94,6 +94,12 @@ void announce_workers(Trainer& trainer) {
       how.on_device ? "" : fmt::format(", {} of gradients", counted(buckets, "bucket")),
       exact ? "the same bits for any number of workers"
             : "order-free: replicas are identical, another number of workers gives other bits");
+  if (how.shard && how.buddy && workers <= 3) {
+    log(LogLevel::kInfo,
+        "workers: with {} of them --shard-optimizer saves no memory, because buddies hold each "
+        "other's shards; more workers do, and --no-buddy does",
+        workers);
+  }
   if (trainer.reducer().traffic() > 1) {
     log(LogLevel::kInfo,
         "workers: {:.2f} times the gradient travels per worker, because {} lanes do not divide "

@@ -20,6 +20,7 @@ constinit std::atomic<bool> save_requested{false};
 constinit std::atomic<bool> telling{false};
 constinit std::atomic<bool> term_leaves{false};
 constinit std::atomic<bool> run_began{false};
+constinit std::atomic<int> code_before_entering{-1};  // -1: this process is no newcomer
 
 // Two texts in turn: a handler may be reading the one before.
 using PathText = std::array<char, 4096>;
@@ -41,7 +42,12 @@ bool is_ignored(int signal) {
 
 void end_by(int signal) {
   std::signal(signal, SIG_DFL);
+  sigset_t set;
+  sigemptyset(&set);
+  sigaddset(&set, signal);
+  ::pthread_sigmask(SIG_UNBLOCK, &set, nullptr);
   std::raise(signal);
+  ::_exit(128 + signal);  // only process 1 of a container comes here: the kernel spares it
 }
 
 void on_stop(int signal) {
@@ -49,7 +55,10 @@ void on_stop(int signal) {
   switch (stop_signals.take(signal, std::chrono::steady_clock::now())) {
     case SignalCount::Meaning::kFirst:
       if (telling && ::isatty(STDERR_FILENO) != 0) say("\n");  // a bar may be there
-      if (!run_began) {
+      if (!run_began && code_before_entering >= 0 && leaves(signal)) {
+        if (telling) say("left before this worker was needed\n");
+        ::_exit(code_before_entering);
+      } else if (!run_began) {
         if (telling) say("stopped before the run began\n");
         end_by(signal);
       } else if (telling) {
@@ -87,6 +96,7 @@ void listen_to_signals(bool tell, TermMeaning term) {
   ::sigaction(SIGUSR1, &action, nullptr);
 }
 
+void note_waits_to_enter(int code) { code_before_entering = code; }
 void note_run_begins() { run_began = true; }
 
 int leave_request(std::optional<std::chrono::steady_clock::time_point> asked,

@@ -18,8 +18,12 @@ enum class TermMeaning { kStop, kLeave };
 // leave that to the launcher.
 void listen_to_signals(bool tell, TermMeaning term = TermMeaning::kStop);
 
-// The job has formed. Until then there is no step to wait for, so that the first signal to stop
-// ends the process.
+// This process is a newcomer, and has no part in the run until that begins: SIGTERM then ends it at
+// once with this code, if it means that this worker leaves.
+void note_waits_to_enter(int code);
+
+// The job has formed, and this process is in it. Until then there is no step to wait for, so that
+// the first signal to stop ends the process.
 void note_run_begins();
 
 // What the signals ask for. A save is asked for once, by whichever worker of the process comes

@@ -122,7 +122,7 @@ void told_once(Communicator& communicator, Work&& work) {
     if (error.code() != ErrorCode::kInvalidArgument && error.code() != ErrorCode::kIo) throw;
     wrong = error;
   }
-  const std::string launcher = fmt::format("{} {}", this_host().boot_id, ::getppid());
+  const std::string launcher = fmt::format("{} {}", own_process_space(), ::getppid());
   const std::vector<std::string> told = gather_texts(communicator, wrong ? wrong->what() : "");
   const std::vector<std::string> launchers = gather_texts(communicator, launcher);
   if (!wrong) return;
@@ -290,9 +290,8 @@ void Worker::prepare() {
       if (options_.folder == FolderUse::kNew) check_folder_is_free(communicator, options_.out);
       return;
     }
-    resume_ =
-        find_resume_point(communicator, options_.out, options_.folder,
-                          [&] { hold_.take(communicator.world_size()); });
+    resume_ = find_resume_point(communicator, options_.out, options_.folder,
+                                [&] { hold_.take(communicator.world_size()); });
   });
   told_once(communicator, [&] { plan_.emplace(make_train_plan(options_, resume_)); });
   for (const Samples* samples : {&plan_->training, &plan_->validation}) {
@@ -544,8 +543,7 @@ int Worker::leave() {
   job_.leave();
   log(LogLevel::kInfo, "this worker leaves after step {}; the others go on",
       trainer_->steps_done());
-  if (started_by_kubernetes()) return 128 + SIGTERM;  // 0 would be the end of the work
-  return is_launched() ? kLeftCode : 0;
+  return code_of_leaving();
 }
 
 // The lanes that a rank has.
@@ -571,6 +569,7 @@ void Worker::regroup() {
     const PhaseRecord record(*job_.flight(), "regroup", lost_at_);
     job_.regroup(lost_at_, how);
   }
+  note_run_begins();  // to a newcomer, now that it is in the job
   if (late_flight_) watch_.write_loss(job_.flight(), *std::exchange(late_flight_, std::nullopt));
   for (const Job::Departure& departure : job_.departed()) {
     gone_.push_back({departure, generation, lanes_of(owners, departure.rank)});
@@ -846,6 +845,11 @@ void Worker::part_after_halt(const Error& cause) {
 }
 
 }  // namespace
+
+int code_of_leaving() {
+  if (started_by_kubernetes()) return 128 + SIGTERM;  // 0 would be the end of the work
+  return is_launched() ? kLeftCode : 0;
+}
 
 int train_worker(const TrainOptions& options, Job& job, FlightWatch& watch) {
   const std::shared_ptr<FlightRecorder> flight = job.flight();

@@ -11,4 +11,7 @@ inline constexpr int kHaltCode = 3;  // of a run that halts at a lane
 // Returns the exit code. `watch` writes what the worker did last when it, or another one, fails.
 int train_worker(const TrainOptions& options, Job& job, FlightWatch& watch);
 
+// The exit code of a worker that leaves its job in order before the end.
+int code_of_leaving();
+
 }  // namespace lockstep

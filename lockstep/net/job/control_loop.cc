@@ -432,6 +432,11 @@ void ControlLoop::publish() {
     news_.paused = member_->paused();
     if (member_->welcomed() && !news_.welcome) news_.welcome = member_->description();
     wanted_ = member_->wish();
+    if (member_->take_spare()) {
+      log(LogLevel::kInfo,
+          "all lanes of the job have a worker: this one is a spare, and waits until one of them "
+          "goes");
+    }
     // Who stood still may be asked after the job's end: the outputs are not its own any more.
     if (member_->take_flight_asked() && !member_->paused() && write_flight_) write_flight_();
     centre_left_.store(member_->centre_left(), std::memory_order_release);
