@@ -70,9 +70,10 @@ struct Child {
   std::uint32_t generation = 0;   // that one
   std::int64_t joined_after = 0;  // steps that were done when it came to be in one
   bool worked = false;            // it took part in a step
-  std::optional<Deadline> lost;   // to the job: it ends by itself until then, or is killed
-  bool killed_by_us = false;      // for that reason
-  bool left_over = false;         // it came too late, and is ended
+  std::optional<std::int64_t> first_step;  // with lanes that it computed, in a job of others
+  std::optional<Deadline> lost;            // to the job: it ends by itself until then, or is killed
+  bool killed_by_us = false;               // for that reason
+  bool left_over = false;                  // it came too late, and is ended
   pid_t pid = -1;
   bool running = true;
   int status = 0;       // as waitpid gives it; 0 for one that has left
@@ -197,10 +198,13 @@ class Launcher {
     serve_job();
     lend_board();
     for (int place = 0; place < options_.ranks; ++place) start(place, options_.joins.has_value());
-    while (running() > 0 || (others_work() && stopped_by_ == 0)) {
+    while (running() > 0 || (others_work() && stopped_by_ == 0) || waits_to_join_again()) {
       wait();
       pass_lines_on();
-      if (options_.survive) {
+      if (options_.survive && options_.joins) {
+        look_after_joined();
+        start_again();
+      } else if (options_.survive) {
         look_after_job();
         end_leftovers();
       }
@@ -343,6 +347,37 @@ class Launcher {
           "the launcher stood still for longer than the timeout: the workers go on without it, and "
           "lost ones are not started anew");
     }
+    start_again();
+  }
+
+  // The same for ranks of a job that others have started.
+  void look_after_joined() {
+    for (Child& child : children_) {
+      if (!child.running || child.worked) continue;
+      const FlightSnapshot seen = child.flight->snapshot();
+      child.rank = seen.rank;
+      for (const FlightSnapshot::Phase& phase : seen.phases) {
+        if (phase.lane < 0) continue;
+        if (!child.first_step) child.first_step = phase.step;
+        child.worked = child.worked || phase.step > *child.first_step;
+      }
+      if (child.worked) restart_.took_part(child.place);
+    }
+    if (std::ranges::none_of(children_, &Child::finished)) return;
+    // The run is over. Who was in it ends by itself, unless it stands still.
+    restart_.stop();
+    if (!ends_at_) ends_at_ = Deadline::after(options_.end_grace);
+    for (Child& child : children_) {
+      if (!child.running || (child.rank >= 0 && !ends_at_->expired())) continue;
+      child.left_over = true;
+      ::kill(child.pid, SIGKILL);
+    }
+  }
+
+  // Nobody of ours is left, and the job goes on without us.
+  bool waits_to_join_again() const { return options_.joins && restart_.next(); }
+
+  void start_again() {
     for (const auto& due : restart_.take_due(std::chrono::steady_clock::now())) {
       if (const auto held = held_back_.extract(due.place)) {
         log(LogLevel::kWarning, "{}{}", held.mapped(),
@@ -646,14 +681,17 @@ class Launcher {
     forward(child);  // its last words
     const ProcessEnd end = ProcessEnd::of(child.status);
     const auto centre = centre_.lock();
-    const bool over = !centre || centre->latch().tripped();  // there is no job to come to
-    if (over) restart_.stop();
+    if (options_.joins) child.rank = child.flight->snapshot().rank;
+    // There is no job to come to.
+    const bool over = options_.joins ? !end.killed && cannot_join(end.number)
+                                     : !centre || centre->latch().tripped();
+    if (over && !options_.joins) restart_.stop();
     // One that failed has told the job itself.
     if (centre && end.killed && !child.killed_by_us) {
       centre->process_ended(child.pid, to_string(end), end.own_fault());
     }
-    const bool again = restart_.ended(child.place, end, std::chrono::steady_clock::now());
     if (over) return;  // the last line tells
+    const bool again = restart_.ended(child.place, end, std::chrono::steady_clock::now());
     if (again && !end.killed) {
       // Its own error is told. The job may be about to end by it, and then nobody is started.
       held_back_[child.place] = describe_end(child);
@@ -662,6 +700,13 @@ class Launcher {
     const double pause = std::chrono::duration<double>(restart_.pause_of(child.place)).count();
     log(LogLevel::kWarning, "{}{}", describe_end(child),
         again ? fmt::format("; a worker is started in its place in {:.1f} s", pause) : "");
+  }
+
+  // A job of others that survives losses fails nobody by another's error, but at its end. One that
+  // none of ours has come to may not be there.
+  bool cannot_join(int exit_code) const {
+    return exit_code == kEchoCode ||
+           std::ranges::all_of(children_, [](const Child& child) { return child.rank < 0; });
   }
 
   static std::string describe_end(const Child& child) {
@@ -800,6 +845,7 @@ class Launcher {
   std::vector<FlightFile> flight_;        // of ranks that have ended, not written yet
   Blame blame_;
   std::optional<Deadline> stop_at_;  // set once somebody failed or we were told to stop
+  std::optional<Deadline> ends_at_;  // set once a rank of `joins` has come to the end of the run
   SignalCount stop_signals_;
   bool asked_to_stop_ = false;
   bool ended_at_once_ = false;  // by us, before they had stopped

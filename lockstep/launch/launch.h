@@ -28,7 +28,9 @@ struct LaunchOptions {
   std::optional<HostOptions> job = std::nullopt;
   // The job goes on without ranks that are lost. Those are started anew and join it, as
   // RestartPolicy says; a rank that the job has lost is killed first. The centre of the job is that
-  // of `job`, or `centre`, which goes when the job has ended.
+  // of `job`, or `centre`, which goes when the job has ended. With `joins` it is elsewhere: one
+  // that stands still is then ended only with the run, and how far a rank is its flight recorder
+  // tells.
   bool survive = false;
   std::weak_ptr<ControlPlane> centre = {};
   // Others may join the job here; it forms with so many ranks, those of other launchers included.
@@ -36,6 +38,8 @@ struct LaunchOptions {
   int expect = 0;  // 0: the ranks of this launcher
   // The ranks are newcomers to a job that somebody else has started, at this address.
   std::optional<HostPort> joins = std::nullopt;
+  // Of those: how long a rank may still run when another one has come to the end of the run.
+  std::chrono::milliseconds end_grace{600};
   // Handed down to the ranks by a file that only they can read; may be empty. With `listen` it is
   // kept in a SecretFile, too.
   std::string secret = {};

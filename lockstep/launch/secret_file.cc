@@ -8,12 +8,17 @@
 #include <array>
 #include <cerrno>
 #include <cstdlib>
+#include <filesystem>
+#include <string_view>
+#include <system_error>
+#include <utility>
 
 #include "lockstep/base/error.h"
 
 namespace lockstep {
 namespace {
 
+constexpr std::string_view kPrefix = "lockstep-";
 constexpr mode_t kForOthers = S_IRWXG | S_IRWXO;
 
 std::string folder() {
@@ -23,11 +28,25 @@ std::string folder() {
 }
 
 std::string path_of(const SocketAddress& address) {
-  return fmt::format("{}/lockstep-{}-{}", folder(), address.host(), address.port());
+  return fmt::format("{}/{}{}-{}", folder(), kPrefix, address.host(), address.port());
 }
 
 bool is_ours_alone(const struct stat& entry) {
   return entry.st_uid == ::getuid() && (entry.st_mode & kForOthers) == 0;
+}
+
+// Empty if there is none, or if it is not this user's alone.
+std::string read_if_ours(const std::string& path) {
+  // Who waited for a writer of a pipe could be held up by whoever has put it there.
+  const Descriptor file(::open(path.c_str(), O_RDONLY | O_NONBLOCK | O_NOFOLLOW | O_CLOEXEC));
+  struct stat entry {};
+  if (!file || ::fstat(file.get(), &entry) != 0 || !S_ISREG(entry.st_mode) ||
+      !is_ours_alone(entry)) {
+    return {};
+  }
+  std::array<char, 256> text{};
+  const ssize_t size = ::read(file.get(), text.data(), text.size());
+  return size > 0 ? std::string(text.data(), static_cast<std::size_t>(size)) : "";
 }
 
 }  // namespace
@@ -62,23 +81,24 @@ SecretFile::~SecretFile() {
 }
 
 std::string read_secret_file(const SocketAddress& address) {
-  Descriptor file;
   for (const SocketAddress& bound : {address, SocketAddress::any(AF_INET, address.port()),
                                      SocketAddress::any(AF_INET6, address.port())}) {
-    if (!file) {
-      // Who waited for a writer of a pipe could be held up by whoever has put it there.
-      file = Descriptor(
-          ::open(path_of(bound).c_str(), O_RDONLY | O_NONBLOCK | O_NOFOLLOW | O_CLOEXEC));
+    if (std::string secret = read_if_ours(path_of(bound)); !secret.empty()) return secret;
+  }
+  return {};
+}
+
+std::vector<std::string> read_secret_files() {
+  std::vector<std::string> secrets;
+  std::error_code error;
+  for (std::filesystem::directory_iterator entry(folder(), error), end; !error && entry != end;
+       entry.increment(error)) {
+    if (!entry->path().filename().string().starts_with(kPrefix)) continue;
+    if (std::string secret = read_if_ours(entry->path()); !secret.empty()) {
+      secrets.push_back(std::move(secret));
     }
   }
-  struct stat entry {};
-  if (!file || ::fstat(file.get(), &entry) != 0 || !S_ISREG(entry.st_mode) ||
-      !is_ours_alone(entry)) {
-    return {};
-  }
-  std::array<char, 256> text{};
-  const ssize_t size = ::read(file.get(), text.data(), text.size());
-  return size > 0 ? std::string(text.data(), static_cast<std::size_t>(size)) : "";
+  return secrets;
 }
 
 }  // namespace lockstep

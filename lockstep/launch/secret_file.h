@@ -1,6 +1,7 @@
 #pragma once
 
 #include <string>
+#include <vector>
 
 #include "lockstep/base/descriptor.h"
 #include "lockstep/net/socket/address.h"
@@ -27,5 +28,7 @@ class SecretFile {
 // Of the job that listens at this address, or at all addresses with its port. Empty if there is
 // none, or if it is not this user's alone.
 std::string read_secret_file(const SocketAddress& address);
+// Of all jobs of this user on this host; some of them may have been killed.
+std::vector<std::string> read_secret_files();
 
 }  // namespace lockstep

@@ -17,6 +17,9 @@
 #include "lockstep/launch/launch.h"
 #include "lockstep/launch/rank_environment.h"
 #include "lockstep/launch/secret_file.h"
+#include "lockstep/net/job/handshake.h"
+#include "lockstep/net/socket/interface.h"
+#include "lockstep/net/socket/socket.h"
 #include "lockstep/page/page.h"
 #include "lockstep/run/defaults.h"
 #include "lockstep/run/description.h"
@@ -114,7 +117,11 @@ int run_worker(const TrainOptions& options, JoinOptions place) {
   place.patience = options.worker_patience;
   FlightWatch watch;
   Job job = join(place);
-  note_run_begins();
+  if (job.newcomer()) {
+    note_waits_to_enter(code_of_leaving());
+  } else {
+    note_run_begins();
+  }
   if (!options.join.empty()) {
     const TrainOptions own = adopted(options, job);
     job.set_transport(own.job.transport);
@@ -137,8 +144,33 @@ std::chrono::milliseconds stop_grace(const TrainOptions& options) {
       std::max<std::chrono::nanoseconds>(std::chrono::minutes(10), 10 * options.job.timeout));
 }
 
+// Whether who listens there holds this secret of the job.
+bool is_secret_of(const SocketAddress& address, const JoinOptions& job, const std::string& secret) {
+  const Deadline soon = Deadline::after(kSecretPatience);
+  try {
+    Socket socket = connect_tcp(address, soon);
+    client_handshake(socket,
+                     {.job = job_name(job.name, job.attempt),
+                      .id = random_member_id(),
+                      .token = secret,
+                      .wire = wire_choice(job.plain_wire)},
+                     Purpose::kRendezvous, 0, soon);
+    return true;
+  } catch (const Error&) {  // another job's, or nobody is there any more
+    return false;
+  }
+}
+
+bool is_of_this_host(const SocketAddress& address) {
+  try {
+    return address.is_loopback() || local_address_toward(address) == address.with_port(0);
+  } catch (const Error&) {  // there is no way to it
+    return false;
+  }
+}
+
 // Of a job of this user on this host; empty if there is none.
-std::string find_secret(const HostPort& where) {
+std::string find_secret(const HostPort& where, const JoinOptions& job) {
   // The job may be started at the same time, and its secret be there in a moment.
   const Deadline moment = Deadline::after(kSecretPatience);
   std::vector<SocketAddress> addresses;
@@ -152,13 +184,21 @@ std::string find_secret(const HostPort& where) {
     }
     std::this_thread::sleep_for(std::chrono::milliseconds(20));
   }
+  // A worker's address has no file of its own: the one of its job is there.
+  for (const SocketAddress& address : addresses) {
+    if (!is_of_this_host(address)) continue;
+    for (std::string& secret : read_secret_files()) {
+      if (is_secret_of(address, job, secret)) return std::move(secret);
+    }
+  }
   return {};
 }
 
 // Workers of this machine for a job that somebody else has started.
 int join_others(const TrainOptions& options, const std::vector<std::string>& arguments) {
   const HostPort where = *parse_host_port(options.join);
-  const std::string secret = options.job.token.empty() ? find_secret(where) : options.job.token;
+  const std::string secret =
+      options.job.token.empty() ? find_secret(where, options.job) : options.job.token;
   const int workers = options.workers.value_or(1);
   if (workers == 1) {
     JoinOptions place = options.job;
@@ -178,6 +218,7 @@ int join_others(const TrainOptions& options, const std::vector<std::string>& arg
   launch.flight_folder = FlightPlace::of("").folder;
   launch.joins = where;
   launch.stop_grace = stop_grace(options);
+  launch.end_grace = std::chrono::ceil<std::chrono::milliseconds>(10 * options.job.timeout);
   launch.secret = secret;
   return launch_ranks(launch);
 }

@@ -268,6 +268,35 @@ class Survival(Case):
         _, errors = self.end(process, 1)
         self.assertRegex(errors.splitlines()[-1], r"rank [01] \(pid \d+\) was killed by signal 9")
 
+    def test_a_rank_in_a_job_of_others_comes_back_until_it_is_given_up(self):
+        process = self.start("--survive", "--join", *LONG, "in:die", "in:save")
+        starts = 0
+        for line in process.stderr:
+            starts += "; a worker is started in its place" in line
+            if "is not started again" in line:
+                break
+        self.assertEqual(starts, 4)  # the last is given up when its time has come
+        process.send_signal(signal.SIGTERM)
+        self.end(process, 143)
+
+    def test_all_ranks_in_a_job_of_others_come_back(self):
+        """The job goes on without them."""
+        process = self.start("--survive", "--join", *LONG, "in:die")
+        errors = process.stderr.read()
+        self.assertEqual(errors.count("; a worker is started in its place"), 4)
+        self.assertIn("is not started again", errors)
+        self.end(process, 1)
+
+    def test_who_stands_still_at_the_end_of_a_job_of_others_is_ended(self):
+        process = self.start("--survive", "--join", *LONG, "--end-grace", "300", "in:ok", "in:wait", "wait")
+        pids = self.children(process)
+        self.end(process, 0, pids)
+
+    def test_a_job_of_others_that_is_not_there_is_tried_once(self):
+        process = self.start("--survive", "--join", *LONG, "exit:1", "exit:1")
+        _, errors = self.end(process, 1)
+        self.assertNotIn("is started", errors)
+
     def test_before_the_job_has_formed_a_loss_ends_it(self):
         process = self.start("--survive", *LONG, "work", "exit:1")
         _, errors = self.end(process, 1)

@@ -1,6 +1,7 @@
 // Launches itself as ranks (lockstep/launch/launch.h), each of which does what it is told:
 //
-//   launch_puppet [--prefix] [--grace MS] [--stop-grace MS] [--server] [--survive] ACTION...
+//   launch_puppet [--prefix] [--grace MS] [--stop-grace MS] [--end-grace MS] [--server] [--survive]
+//                 [--join] ACTION...
 //
 // One action per rank:
 //
@@ -14,6 +15,9 @@
 //             ends the worker; newcomers go on. work:end: ends the run with step 20; work:end:stop
 //             likewise, but stops before it says goodbye
 //   come:die  works, but newcomers kill themselves
+//   in:...    the same, in a job of others
+//
+// With --join it starts newcomers to a job that is elsewhere.
 
 #include <fmt/format.h>
 #include <unistd.h>
@@ -25,8 +29,11 @@
 #include <fstream>
 #include <functional>
 #include <iterator>
+#include <optional>
 
+#include "lockstep/base/descriptor.h"
 #include "lockstep/base/log.h"
+#include "lockstep/comm/flight_recorder.h"
 #include "lockstep/launch/launch.h"
 #include "lockstep/launch/rank_environment.h"
 #include "lockstep/lockstep.h"
@@ -39,6 +46,7 @@ namespace {
 using namespace std::chrono_literals;
 
 constexpr std::string_view kLast = "last:";
+constexpr std::string_view kIn = "in:";
 constexpr const char* kCoordinator = "LAUNCH_PUPPET_COORDINATOR";
 
 void say_ready(int rank) {
@@ -157,6 +165,12 @@ int act(std::string action, const RankEnvironment& environment) {
     wait_for_the_others();
     action.erase(0, kLast.size());
   }
+  std::optional<FlightRecorder> flight;  // by which the launcher knows
+  if (action.starts_with(kIn)) {
+    flight.emplace(Descriptor(*environment.flight));
+    flight->set_place(environment.local_rank.value_or(0), 9, 1, 1);
+    action.erase(0, kIn.size());
+  }
   if (action.starts_with("work") || action.starts_with("come")) return work(action, environment);
   if (action == "ok") {
     fmt::print(stderr, "hello\nhello again\n");
@@ -194,7 +208,7 @@ int launch(int ranks, LaunchOptions options, bool server) {
       return run->finish(Deadline::after(succeeded ? 5s : 1s));
     };
   }
-  if (options.survive && !server) {
+  if (options.survive && !server && !options.joins) {
     options.job.emplace();
     options.job->timeout = 2s;
   }
@@ -211,14 +225,17 @@ int main(int argc, char** argv) {
     if (flag == "--prefix") options.prefix_lines = true;
     if (flag == "--server") server = true;
     if (flag == "--survive") options.survive = true;
+    if (flag == "--join") options.joins = {"127.0.0.1", 1};
+    if (flag == "--end-grace") options.end_grace = std::chrono::milliseconds(std::atoi(argv[++i]));
     if (flag == "--grace") options.grace = std::chrono::milliseconds(std::atoi(argv[++i]));
     if (flag == "--stop-grace")
       options.stop_grace = std::chrono::milliseconds(std::atoi(argv[++i]));
   }
   try {
     if (const auto environment = rank_environment()) {
-      // A newcomer does what the first rank was told.
-      return act(argv[i + std::max(0, environment->rank)], *environment);
+      // A newcomer does what the first rank was told, or in a job of others its own part.
+      const int place = options.joins ? *environment->local_rank : std::max(0, environment->rank);
+      return act(argv[i + place], *environment);
     }
     return launch(argc - i, options, server);
   } catch (const Error& error) {

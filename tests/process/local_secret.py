@@ -12,22 +12,8 @@ import unittest
 from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).parent / "support"))
-from ranks import PATIENCE, children_of, die_with_parent, reserved_port  # noqa: E402
+from ranks import PATIENCE, children_of, die_with_parent, ports_of, reserved_port  # noqa: E402
 from training import LOCKSTEP, TrainingCase  # noqa: E402
-
-
-def ports_of(pids):
-    """Where these processes listen, over TCP on loopback."""
-    inodes = set()
-    for pid in pids:
-        for link in Path(f"/proc/{pid}/fd").iterdir():
-            try:
-                inodes.update(re.findall(r"^socket:\[(\d+)\]$", os.readlink(link)))
-            except FileNotFoundError:  # closed meanwhile
-                pass
-    rows = [line.split() for line in Path("/proc/net/tcp").read_text().splitlines()[1:]]
-    listening = "0A"
-    return sorted(int(row[1].rsplit(":", 1)[1], 16) for row in rows if row[3] == listening and row[9] in inodes)
 
 
 class LocalSecret(TrainingCase):
@@ -121,6 +107,17 @@ class LocalSecret(TrainingCase):
                                     env={**os.environ, **mine}, capture_output=True, text=True, timeout=PATIENCE)
             self.assertIn("Address already in use", second.stderr)
             self.expect_joined(run, port, **mine)
+
+    def test_who_joins_at_a_worker_finds_the_secret_of_its_job(self):
+        """Among those of other jobs, one of which was killed."""
+        mine = {"XDG_RUNTIME_DIR": str(self.folder)}
+        self.folder.chmod(0o700)
+        for port in (1, 2):
+            other = self.folder / f"lockstep-127.0.0.1-{port}"
+            other.write_text("0123456789abcdef" * 4)
+            other.chmod(0o600)
+        run = self.start("--listen", "127.0.0.1:0", **mine)
+        self.expect_joined(run, ports_of(children_of(run.pid))[0], **mine)
 
     def test_who_joins_finds_the_secret_by_the_port_that_the_job_was_given(self):
         mine = {"XDG_RUNTIME_DIR": str(self.folder)}

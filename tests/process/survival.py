@@ -14,7 +14,7 @@ import unittest
 from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).parent / "support"))
-from ranks import SANITIZED, children_of, die_with_parent, gone, reserved_port  # noqa: E402
+from ranks import SANITIZED, children_of, die_with_parent, gone, ports_of, reserved_port  # noqa: E402
 from training import LOCKSTEP, TextCase  # noqa: E402
 
 SHAPE = ["--hidden", "32", "--layers", "2", "--heads", "2", "--intermediate", "48", "--context", "32", "--global-batch", "22",
@@ -68,6 +68,7 @@ class Losses(Case):
                 if action == "kill" or transport != "server":
                     self.assertRegex(said, rf"rank {victim} \(pid \d+\) was killed by signal 9")
                 self.assertRegex(said, r"step [234]: (lost|.* is expelled)")
+                self.assertEqual("with 3 of them --shard-optimizer saves no memory" in said, sharded, said)
 
     def test_a_worker_that_fails_by_itself(self):
         rows = [("tcp", "memory", "bad_alloc"), ("server", "memory", "bad_alloc"), ("local", "memory", "bad_alloc"),
@@ -186,23 +187,28 @@ class ComingAndGoing(Case):
 
 
 class Joining(Case):
-    def start(self, port, *arguments):
+    def start(self, port, *arguments, fault=""):
         run = subprocess.Popen(self.command("--log", "json", "--timeout", TIMEOUT, "--listen", f"127.0.0.1:{port}", *arguments),
-                               stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, preexec_fn=die_with_parent)
+                               stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, preexec_fn=die_with_parent,
+                               env={**os.environ, "LOCKSTEP_FAULT": fault} if fault else None)
         self.addCleanup(run.communicate)
         self.addCleanup(run.kill)
         return run
 
     def follow(self, run):
-        """Reads what the run prints, so that it is never held up; `workers` is how many its last step had."""
+        """Reads what the run prints, so that it is never held up; `workers` is how many its last step had, `weights` the hash."""
         run.workers = 0
+        run.weights = None
 
         def read():
             for line in run.stdout:
+                if found := WEIGHTS.match(line):
+                    run.weights = found[1]
                 if line.startswith("{") and "lanes" in (row := json.loads(line)) and "event" not in row:
                     run.workers = len(row["lanes"])
 
-        threading.Thread(target=read, daemon=True).start()
+        run.reader = threading.Thread(target=read, daemon=True)
+        run.reader.start()
 
     def wait_for_workers(self, run, workers):
         deadline = time.monotonic() + PATIENCE
@@ -235,6 +241,66 @@ class Joining(Case):
             self.wait_for_workers(run, 2)
             run.send_signal(signal.SIGINT)
             self.assertEqual(run.wait(PATIENCE), 130)
+
+    def test_a_lost_worker_of_a_joined_launcher_is_started_anew(self):
+        """It has joined at the address of a worker, which says where the centre is."""
+        steps = 150 if SANITIZED else 400
+        with reserved_port() as port:
+            run = self.start(port, "--steps", steps, "--workers", 2, "--transport", "tcp", fault="rank=0 step=1 at=update do=slow ms=25")
+            self.follow(run)
+            self.wait_for_workers(run, 2)
+            joiner = self.join(ports_of(children_of(run.pid))[0], "--workers", "2")
+            self.wait_for_workers(run, 4)
+            before = children_of(joiner.pid)
+            os.kill(before[0], signal.SIGKILL)
+            self.wait_for_workers(run, 3)
+            self.wait_for_workers(run, 4)
+            after = children_of(joiner.pid)
+            self.assertEqual((len(after), len(set(after) - set(before))), (2, 1))
+            said = joiner.communicate(timeout=PATIENCE)[0]
+            self.assertEqual((run.wait(PATIENCE), joiner.returncode), (0, 0), said)
+            run.reader.join(PATIENCE)
+        self.assertRegex(said, r"was killed by signal 9 \(Killed\); a worker is started in its place in 0.5 s")
+        self.assertEqual(run.weights, self.alone(steps), said)
+
+    def test_a_spare_waits_and_leaves(self):
+        """Two lanes are for two workers."""
+        with reserved_port() as port:
+            run = self.start(port, "--steps", 10 ** 8, "--workers", 2, "--transport", "tcp", "--global-batch", 4)
+            self.follow(run)
+            self.wait_for_workers(run, 2)
+            joiner = self.join(port)
+            said = ""
+            for line in joiner.stdout:
+                said += line
+                if "this one is a spare" in line:
+                    break
+            self.assertIn("all lanes of the job have a worker", said)
+            joiner.send_signal(signal.SIGTERM)
+            said += joiner.communicate(timeout=PATIENCE)[0]
+            self.assertEqual(joiner.returncode, 0, said)
+            self.assertEqual(run.workers, 2)
+
+    def test_a_signal_ends_process_1(self):
+        """The kernel spares it what a signal does by itself."""
+        own = ["unshare", "--pid", "--fork", "--kill-child"]
+        tried = subprocess.run([*own, "true"], capture_output=True, text=True)
+        if tried.returncode != 0:
+            self.skipTest(f"no process namespaces here: {tried.stderr.strip()}")
+        with reserved_port() as port:
+            outer = subprocess.Popen([*own, LOCKSTEP, "train", "--join", f"127.0.0.1:{port}", "--data", str(self.text)],
+                                     stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, preexec_fn=die_with_parent)
+            self.addCleanup(outer.communicate)
+            self.addCleanup(outer.kill)
+            deadline = time.monotonic() + PATIENCE
+            while not (inner := children_of(outer.pid)):
+                self.assertLess(time.monotonic(), deadline)
+                time.sleep(0.01)
+            self.wait_until_it_listens_to_signals(inner[0])
+            os.kill(inner[0], signal.SIGTERM)
+            said = outer.communicate(timeout=PATIENCE)[0]
+        self.assertEqual(outer.returncode, 128 + signal.SIGTERM, said)
+        self.assertIn("stopped before the run began", said)
 
     def wait_until_it_listens_to_signals(self, pid):
         deadline = time.monotonic() + PATIENCE
@@ -300,7 +366,7 @@ class WithoutALauncher(Case):
             said = [rank.communicate(timeout=PATIENCE)[0] for rank in ranks]
         self.assertEqual([rank.returncode for rank in ranks], [-signal.SIGKILL, 0, 0], said)
         self.assertEqual(WEIGHTS.findall(said[1]), [self.alone()], said[1])
-        self.assertIn("is the centre of the job now", said[1])
+        self.assertRegex(said[1], r"is the centre of the job now; others join it at 127\.0\.0\.1:\d+\n")
 
     def test_rank_0_says_what_is_saved_when_the_run_fails(self):
         """There is no launcher of ours that would."""

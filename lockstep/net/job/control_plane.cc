@@ -100,7 +100,10 @@ RosterMessage ControlPlane::regroup(Standing standing, std::int64_t step) {
   why_ended_ = cause ? cause->message() : loop_->centre_left() ? "it left" : "";
   watch_ = std::make_shared<Watch>();
   loop_->join_again(watch_, standing, step);
-  const Deadline deadline = Deadline::after(options_.patience + std::chrono::seconds(1));
+  // A spare waits for as long as its centre is heard: the member notices when it is not.
+  const Deadline deadline = standing == Standing::kPrepared
+                                ? Deadline::at(Deadline::Clock::time_point::max())
+                                : Deadline::after(options_.patience + std::chrono::seconds(1));
   for (;;) {
     const auto enough = [](const ControlNews& news) {
       return news.roster || news.failure || news.cut_off;
@@ -145,7 +148,9 @@ void ControlPlane::find_centre(const ControlNews& news, Standing standing, std::
       // Whether this process has stood still the control thread knows.
       ControlNews now = loop_->news_of_a_turn(Deadline::after(timeout_));
       if (now.paused) return find_centre(now, standing, step);
-      log(LogLevel::kInfo, "{} is the centre of the job now", name_);
+      const Card& own = roster_->roster[index_of(rank_)];
+      log(LogLevel::kInfo, "{} is the centre of the job now; others join it at {}", name_,
+          own.mesh_address);
       loop_->serve(way_back_.make_centre(
           {*roster_, description_.value_or(Description()), action.lost, why_ended_}));
       return loop_->join(std::nullopt, options);

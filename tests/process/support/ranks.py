@@ -4,6 +4,7 @@ import contextlib
 import ctypes
 import json
 import os
+import re
 import signal
 import socket
 import subprocess
@@ -11,6 +12,7 @@ import sys
 import threading
 import time
 from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
 
 FAULT_RANK = os.path.join(os.environ["LOCKSTEP_TEST_DIR"], "fault_rank")
 SANITIZED = bool(os.environ.get("LOCKSTEP_SANITIZERS"))
@@ -43,6 +45,20 @@ def children_of(pid):
             return sorted(int(child) for child in file.read().split())
     except OSError:
         return []
+
+
+def ports_of(pids):
+    """Where these processes listen, over TCP on loopback."""
+    inodes = set()
+    for pid in pids:
+        for link in Path(f"/proc/{pid}/fd").iterdir():
+            try:
+                inodes.update(re.findall(r"^socket:\[(\d+)\]$", os.readlink(link)))
+            except FileNotFoundError:  # closed meanwhile
+                pass
+    rows = [line.split() for line in Path("/proc/net/tcp").read_text().splitlines()[1:]]
+    listening = "0A"
+    return sorted(int(row[1].rsplit(":", 1)[1], 16) for row in rows if row[3] == listening and row[9] in inodes)
 
 
 @contextlib.contextmanager
