@@ -76,6 +76,7 @@ struct MemberState : Job::State {
   bool stood_still() const override { return job.control->stood_still(); }
 
   void regroup(std::int64_t step, Regroup how) override {
+    if (job.control->is_alone()) State::regroup(step, how);
     Standing standing = newcomer ? Standing::kPrepared : standing_of(how);
     departed.clear();
     for (bool begun = true;; begun = false) {  // a generation may end before it has begun

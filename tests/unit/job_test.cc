@@ -43,6 +43,12 @@ TEST(Job, AloneWithoutAnEnvironment) {
   job.leave();
 }
 
+TEST(Job, AloneThereIsNobodyToRegroupWith) {
+  Job job = join({.survive = true});
+  EXPECT_THROW(job.regroup(1, Regroup::kInOrder), Error);
+  EXPECT_EQ(job.rank(), 0);
+}
+
 TEST(Job, PlaceFromTheEnvironment) {
   ::setenv("RANK", "1", 1);
   ::setenv("WORLD_SIZE", "3", 1);

@@ -64,6 +64,8 @@ class ControlPlane final : public Supervisor {
   // The same for a process that is no member: waits until the others have formed the job.
   RosterMessage wait_for_roster(Deadline deadline);
 
+  // The only process of a job that nobody can join.
+  bool is_alone() const { return loop_ == nullptr; }
   // Asks for the next generation, and returns its roster; looks for the centre if that is gone.
   // Nobody uses the generation before any more. Throws why there is no next one.
   RosterMessage regroup(Standing standing, std::int64_t step);
