@@ -1,10 +1,13 @@
 #!/usr/bin/env python3
 """The whole table behind "the run goes on": workers are killed or stopped at every named place of a step, of what lies between
 steps, of a regroup and of a transfer of state, whoever it is, over every transport, with and without shards and a launcher. Each
-run must end with exit code 0 and the weights of one worker to whom nothing happens, and its checkpoints must verify. `make test`
-runs a pairwise subset (tests/process/survival.py).
+run must end with exit code 0 and the weights of one worker to whom nothing happens, and its checkpoints must verify.
 
-usage: scripts/survival_matrix.py [--lockstep build/release/lockstep] [--filter REGEX] [--sample K] [-j N] [--list]"""
+A case is named by how the workers start, transport, what happens, place and to whom. `make test` runs `--pairwise`: so few that any
+two of these which meet in a case of the table meet in one of them. Not in the table: a loss between the *end* of a generation
+and the next request to join, which workers hear on a thread that knows no places.
+
+usage: scripts/survival_matrix.py [--lockstep build/release/lockstep] [--filter REGEX] [--pairwise] [--sample K] [-j N] [--list]"""
 
 import argparse
 import collections
@@ -14,7 +17,9 @@ import itertools
 import json
 import os
 import pathlib
+import random
 import re
+import shlex
 import signal
 import socket
 import subprocess
@@ -22,6 +27,7 @@ import sys
 import tempfile
 import threading
 import time
+import typing
 from concurrent.futures import ThreadPoolExecutor
 
 WORKERS = 4
@@ -39,9 +45,7 @@ libc = ctypes.CDLL(None)
 WEIGHTS = re.compile(r"^weights (\S+)$", re.M)
 # Of whoever runs this.
 ENVIRONMENT = {name: value for name, value in os.environ.items() if not name.startswith(("LOCKSTEP_", "RANK", "WORLD_SIZE", "MASTER_"))}
-
-
-TRIES = 5  # of a case in which the first loss may keep the second from happening
+TRIES = 5  # of a case in which nothing may come of what was to happen
 
 
 class Wrong(Exception):
@@ -49,11 +53,28 @@ class Wrong(Exception):
 
 
 class Missed(Wrong):
-    """All is well, but of two losses only one happened: it ended the step before the other victim came to its place."""
+    """All is well, but something did not happen: the first loss ended the step before the other victim came to its place, or a
+    newcomer came too late."""
 
 
 def die_with_parent():
     libc.prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
+
+
+def stopped(pid):
+    try:
+        with open(f"/proc/{pid}/stat") as file:
+            return file.read().rsplit(")", 1)[1].split()[0] == "T"
+    except OSError:
+        return False
+
+
+def children_of(pid):
+    try:
+        with open(f"/proc/{pid}/task/{pid}/children") as file:
+            return [int(child) for child in file.read().split()]
+    except OSError:
+        return []
 
 
 class Process:
@@ -70,11 +91,7 @@ class Process:
         return self.said.read_text(errors="replace")
 
     def stopped(self):
-        try:
-            with open(f"/proc/{self.popen.pid}/stat") as file:
-                return file.read().rsplit(")", 1)[1].split()[0] == "T"
-        except FileNotFoundError:
-            return False
+        return stopped(self.popen.pid)
 
 
 def wait_for(condition, seconds, what):
@@ -210,16 +227,15 @@ def launched(run, transport, sharded, fault, victims):
 
 
 NEWCOMER_STEPS = 30
+SLOW = "rank=0 step=1 at=step do=slow ms=100"  # so that who joins comes in time
 
 
 def joined(run, transport, sharded, fault, of_newcomer):
     """Something happens to a worker that joins, or to those who bring it up to date."""
     port = run.port()
-    # So slow that who joins comes in time.
-    slow = "rank=0 step=1 at=step do=slow ms=100"
     words = run.train("--steps", NEWCOMER_STEPS, "--workers", 3, "--transport", transport, "--out", run.out, "--listen", f"127.0.0.1:{port}",
                       *(["--shard-optimizer"] if sharded else []))
-    process = run.start("launcher", words, {"LOCKSTEP_FAULT": slow if of_newcomer else f"{slow};{fault}"})
+    process = run.start("launcher", words, {"LOCKSTEP_FAULT": SLOW if of_newcomer else f"{SLOW};{fault}"})
     wait_for(lambda: "step 2/" in process.text() or process.popen.poll() is not None, 30, "step 2")
     newcomer = run.start("newcomer", [run.table.lockstep, "train", "--join", f"127.0.0.1:{port}", "--data", run.table.text],
                          {"LOCKSTEP_FAULT": fault} if of_newcomer else {})
@@ -227,12 +243,31 @@ def joined(run, transport, sharded, fault, of_newcomer):
     run.expect_result(NEWCOMER_STEPS)
     if not of_newcomer:
         if not re.search(r"rank \d+ \(pid \d+\) was killed by signal 9", process.text()):
-            raise Wrong("nobody was lost")
+            raise Missed("nobody was lost")
         return run.expect_end([newcomer])
     if newcomer.popen.poll() != -signal.SIGKILL and not newcomer.stopped():
-        raise Wrong("nothing happened to the newcomer")
+        raise Missed("nothing happened to the newcomer")
     run.wake([newcomer])
     run.expect_result(NEWCOMER_STEPS)
+
+
+def started_anew(run, transport, sharded, fault, _):
+    """Rank 1 is lost; then something happens to the worker that is started for it, or to those who bring it up to date."""
+    words = run.train("--steps", NEWCOMER_STEPS, "--workers", 3, "--transport", transport, "--out", run.out,
+                      *(["--shard-optimizer"] if sharded else []))
+    process = run.start("launcher", words, {"LOCKSTEP_FAULT": f"{SLOW};{fault}"})
+    struck = set()
+
+    def ended():
+        struck.update(str(child) for child in children_of(process.popen.pid) if stopped(child))
+        return process.popen.poll() is not None
+
+    wait_for(ended, LIMIT, "the end of the launcher")
+    run.expect_end([process])
+    run.expect_result(NEWCOMER_STEPS)
+    struck.update(re.findall(r"\(pid (\d+)\) was killed by signal 9", process.text()))
+    if len(struck) < 2:
+        raise Missed("nothing happened after rank 1 was lost")
 
 
 def fault_of(victims, place, action):
@@ -240,39 +275,75 @@ def fault_of(victims, place, action):
     return ";".join(f"rank={rank} step={step} at={place} do={action}" for rank in victims)
 
 
+class Case(typing.NamedTuple):
+    start: str
+    transport: str
+    sharded: bool
+    action: str
+    place: str
+    victim: str
+    body: typing.Callable
+    fault: str
+    victims: object  # as the body wants them
+
+    @property
+    def name(self):
+        return f"{self.start}, {self.transport}{', sharded' if self.sharded else ''}, {self.action}, {self.place}, {self.victim}"
+
+    def pairs(self):
+        return set(itertools.combinations(enumerate(self[:6]), 2))
+
+    def seconds(self):
+        """About how long it takes: who is stopped is waited for, and longer where it may look for its coordinator when it wakes up."""
+        waits = self.action == "stop"
+        return 0.5 + 4 * waits + 25 * (waits and self.start == "by hand" and self.transport == "server") + 3 * (self.body in (joined, started_anew))
+
+
 def cases():
-    """(name, body, transport, sharded, fault, victims)"""
     kinds = [(transport, sharded) for transport in ("tcp", "shm", "server") for sharded in (False, True)
              if not (transport == "server" and sharded)]
     starts = (("by hand", by_hand), ("launched", launched))
-    for (start, body), (transport, sharded), action in itertools.product(starts, kinds, ("kill", "stop")):
-        about = f"{start}, {transport}{', sharded' if sharded else ''}, {action}"
+    for (start, body), kind, action in itertools.product(starts, kinds, ("kill", "stop")):
+        _, sharded = kind
         for place, (who, victims) in itertools.product(PLACES + (SHARDED_PLACES if sharded else ()), VICTIMS.items()):
-            yield f"{about}, {place}, {who}", body, transport, sharded, fault_of(victims, place, action), victims
+            yield Case(start, *kind, action, place, who, body, fault_of(victims, place, action), victims)
         # Rank 1 is lost, and another one while the rest regroup. State moves where a survivor is behind.
         for place, victim in itertools.product(REGROUP, (0, 2, 3)):
             number = {"standing": 1, "transfer": "any"}.get(place, 2)
             first = fault_of((1,), "gather" if place == "transfer" and sharded else "update", "kill")
             if place == "transfer" and not sharded:
                 continue  # all have the same step: see the newcomer
-            yield (f"{about}, {place} of a regroup, rank {victim}", body, transport, sharded,
-                   f"{first};rank={victim} step={number} at={place} do={action}", (1, victim))
-    for place, rank in itertools.product(("data", "backward", "tail", "update"), range(WORKERS)):
-        for sharded in (False, True):
-            yield (f"launched, local{', sharded' if sharded else ''}, memory, {place}, rank {rank}", launched, "local", sharded,
-                   f"rank={rank} step={STEP} at={place} do=memory", (rank,))
-    for (transport, sharded), action in itertools.product(kinds, ("kill", "stop")):
+            yield Case(start, *kind, action, f"{place} of a regroup", f"rank {victim}", body,
+                       f"{first};rank={victim} step={number} at={place} do={action}", (1, victim))
+    for place, rank, sharded in itertools.product(("data", "backward", "tail", "update"), range(WORKERS), (False, True)):
+        yield Case("launched", "local", sharded, "memory", place, f"rank {rank}", launched, f"rank={rank} step={STEP} at={place} do=memory", (rank,))
+    for kind, action in itertools.product(kinds, ("kill", "stop")):
+        transport, sharded = kind
+        # Nobody joins a server's job by hand: there the newcomer is the worker that is started for one that was lost.
+        start, body, first, generation = "joined", joined, "", 1
         if transport == "server":
-            continue
-        about = f"joined, {transport}{', sharded' if sharded else ''}, {action}"
+            start, body, first, generation = "started anew", started_anew, fault_of((1,), "update", "kill") + ";", 2
         for place in REGROUP + PLACES + (SHARDED_PLACES if sharded else ()):
             if place in ("end",):
                 continue
-            yield f"{about}, {place}, newcomer", joined, transport, sharded, f"rank=newcomer step=any at={place} do={action}", True
+            yield Case(start, *kind, action, place, "newcomer", body, f"{first}rank=newcomer step=any at={place} do={action}", True)
         for place, rank in itertools.product(REGROUP, (0, 1, 2)):
-            number = {"standing": 1, "transfer": "any"}.get(place, 2)
-            yield (f"{about}, {place} of a join, rank {rank}", joined, transport, sharded,
-                   f"rank={rank} step={number} at={place} do={action}", False)
+            if first and rank == 1:
+                continue
+            number = {"standing": generation, "transfer": "any"}.get(place, generation + 1)
+            yield Case(start, *kind, action, f"{place} of a join", f"rank {rank}", body,
+                       f"{first}rank={rank} step={number} at={place} do={action}", False)
+
+
+def pairwise(table):
+    """Few of these, and quick ones: each next one has most pairs for its time that no one before it has; the same ones every time."""
+    random.Random(0).shuffle(table)  # of equals not always the first of its kind
+    pairs = {case: case.pairs() for case in table}
+    left = set().union(*pairs.values())
+    while left:
+        best = max(table, key=lambda case: len(pairs[case] & left) / case.seconds())
+        left -= pairs[best]
+        yield best
 
 
 class Table:
@@ -300,33 +371,36 @@ class Table:
             wrong, again, story = self.try_once(case)
             if not again:
                 break
-        print(f"{'BAD' if wrong else 'ok':3}  {time.monotonic() - begin:5.1f} s  {case[0]}{': ' + wrong if wrong else ''}{story}", flush=True)
+        if wrong:
+            story += f"\n--- again: scripts/survival_matrix.py --filter {shlex.quote(f'^{case.name}$')}"
+        print(f"{'BAD' if wrong else 'ok':3}  {time.monotonic() - begin:5.1f} s  {case.name}{': ' + wrong if wrong else ''}{story}", flush=True)
         return not wrong
 
     def try_once(self, case):
-        _, body, transport, sharded, fault, victims = case
         wrong, again = "", False
         with tempfile.TemporaryDirectory(dir=self.folder) as folder, Run(self, folder) as run:
             try:
-                body(run, transport, sharded, fault, victims)
+                case.body(run, case.transport, case.sharded, case.fault, case.victims)
             except Wrong as error:
                 wrong, again = str(error), isinstance(error, Missed)
-            return wrong, again, f"\n  {fault}\n{run.story()}" if wrong or self.show else ""
+            return wrong, again, f"\n  {case.fault}\n{run.story()}" if wrong or self.show else ""
 
 
 def main():
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--lockstep", default=pathlib.Path(__file__).resolve().parent.parent / "build/release/lockstep")
     parser.add_argument("--filter", default="", help="only cases whose name this expression matches")
+    parser.add_argument("--pairwise", action="store_true", help="so few of them that any two parts of a name meet if they can")
     parser.add_argument("--sample", type=int, default=1, metavar="K", help="only every K-th of them")
     parser.add_argument("--timeout", default="3", help="of silence, after which a stopped worker is lost")
     parser.add_argument("-j", type=int, default=max(1, (os.cpu_count() or 2) // 2), help="runs at once")
     parser.add_argument("--list", action="store_true")
     parser.add_argument("--verbose", action="store_true", help="tell what all processes said")
     options = parser.parse_args()
-    chosen = [case for case in cases() if re.search(options.filter, case[0])][::options.sample]
+    chosen = [case for case in cases() if re.search(options.filter, case.name)]
+    chosen = (list(pairwise(chosen)) if options.pairwise else chosen)[::options.sample]
     if options.list:
-        print("\n".join(case[0] for case in chosen))
+        print("\n".join(case.name for case in chosen))
         return 0
     begin = time.monotonic()
     with tempfile.TemporaryDirectory() as folder, ThreadPoolExecutor(options.j) as pool:
