@@ -12,10 +12,11 @@ import threading
 import time
 import unittest
 from pathlib import Path
+from unittest import mock
 
 sys.path.insert(0, str(Path(__file__).parent / "support"))
-from ranks import SANITIZED, children_of, die_with_parent, gone, ports_of, reserved_port  # noqa: E402
-from training import LOCKSTEP, TextCase  # noqa: E402
+from ranks import SANITIZED, children_of, die_with_parent, gone, ports_of, reserved_port, wait_for  # noqa: E402
+from training import LOCKSTEP, TextCase, events_of, steps_of  # noqa: E402
 
 SHAPE = ["--hidden", "32", "--layers", "2", "--heads", "2", "--intermediate", "48", "--context", "32", "--global-batch", "22",
          "--micro-batch", "2", "--threads", "1"]
@@ -51,22 +52,18 @@ class Case(TextCase):
 
 
 class Losses(Case):
-    # Every pair of values of two columns is in some row: place, what happens, to whom, over what, sharded.
+    # What is said of it, and sanitizers; survival_pairs.sh has every pair of place, victim, transport, shards and what happens.
     ROWS = [
-        ("backward", "kill", 0, "tcp", False), ("update", "stop", 2, "tcp", True), ("communication", "kill", 2, "shm", True),
-        ("step", "stop", 0, "shm", False), ("communication", "stop", 0, "server", False), ("backward", "kill", 2, "server", False),
-        ("update", "kill", 0, "tcp", True), ("step", "kill", 2, "tcp", False), ("backward", "stop", 2, "shm", True),
+        ("backward", "kill", 0, "tcp", False), ("step", "stop", 0, "shm", False), ("update", "kill", 0, "tcp", True),
         ("update", "kill", 0, "server", False),
     ]
 
     def test_killed_or_stopped(self):
-        for place, action, victim, transport, sharded in Losses.ROWS[::3] if SANITIZED else Losses.ROWS:
+        for place, action, victim, transport, sharded in Losses.ROWS:
             with self.subTest(place=place, action=action, victim=victim, transport=transport, sharded=sharded):
                 said = self.survives(f"rank={victim} step=3 at={place} do={action}", "--transport", transport,
                                      *(["--shard-optimizer"] if sharded else []))
-                # A server's job may be over before the launcher ends the one that is stopped, which it then does without a word.
-                if action == "kill" or transport != "server":
-                    self.assertRegex(said, rf"rank {victim} \(pid \d+\) was killed by signal 9")
+                self.assertRegex(said, rf"rank {victim} \(pid \d+\) was killed by signal 9")
                 self.assertRegex(said, r"step [234]: (lost|.* is expelled)")
                 self.assertEqual("with 3 of them --shard-optimizer saves no memory" in said, sharded, said)
 
@@ -186,7 +183,7 @@ class ComingAndGoing(Case):
         self.assertTrue(list(out.glob("checkpoint-*")), stderr)
 
 
-class Joining(Case):
+class JoiningCase(Case):
     def start(self, port, *arguments, fault=""):
         run = subprocess.Popen(self.command("--log", "json", "--timeout", TIMEOUT, "--listen", f"127.0.0.1:{port}", *arguments),
                                stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, preexec_fn=die_with_parent,
@@ -224,6 +221,8 @@ class Joining(Case):
         self.addCleanup(run.kill)
         return run
 
+
+class Joining(JoiningCase):
     def test_a_job_that_runs(self):
         """Two workers of another command come, over tcp as the job has it, one is killed, the others leave."""
         with reserved_port() as port:
@@ -313,8 +312,8 @@ class Joining(Case):
         for number in (signal.SIGINT, signal.SIGTERM):
             with reserved_port() as port:
                 run = self.start(port, "--steps", 3, "--workers", 2, "--expect", 3)
-                while len(children_of(run.pid)) < 2:
-                    self.assertIsNone(run.poll())
+                wait_for(lambda: len(children_of(run.pid)) == 2 or run.poll() is not None, "two workers")
+                self.assertIsNone(run.poll())
                 for child in children_of(run.pid):
                     self.wait_until_it_listens_to_signals(child)
                 run.send_signal(number)
@@ -348,6 +347,69 @@ class Joining(Case):
             self.assertEqual(joiner.returncode, 2, joiner.stderr)
             self.assertIn("other data than the job trains on", joiner.stderr)
             self.assertIsNone(run.poll())
+
+
+class TheLauncher(JoiningCase):
+    """It has the centre. Workers that joined by hand go on without it."""
+
+    STEPS = 150
+
+    def setUp(self):
+        super().setUp()
+        self.out = self.folder / "out"
+        self.one = self.alone(TheLauncher.STEPS)
+        # So slow that they still train when its silence is noticed.
+        self.enterContext(mock.patch.dict(os.environ, LOCKSTEP_FAULT="rank=any step=1 at=step do=slow ms=30"))
+        self.port = self.enterContext(reserved_port())
+
+    def job(self):
+        """A launcher with two workers, and two that have joined them."""
+        launcher = self.start(self.port, "--steps", TheLauncher.STEPS, "--workers", 2, "--transport", "tcp", "--out", self.out)
+        self.follow(launcher)
+        self.wait_for_workers(launcher, 2)
+        joined = [self.join(self.port) for _ in range(2)]
+        self.wait_for_workers(launcher, 4)
+        return launcher, joined
+
+    def expect_result(self, joined):
+        said = [each.communicate(timeout=PATIENCE)[0] for each in joined]
+        self.assertEqual([each.returncode for each in joined], [0, 0], said)
+        self.assertEqual([row["step"] for row in steps_of(self.out)], list(range(1, TheLauncher.STEPS + 1)))
+        self.assertEqual([row["hash"] for row in events_of(self.out) if row["event"] == "ended"], [self.one], said)
+        return said
+
+    def outputs(self):
+        return {path: path.stat().st_mtime_ns for path in self.out.rglob("*")}
+
+    def test_it_is_killed(self):
+        launcher, joined = self.job()
+        workers = children_of(launcher.pid)
+        launcher.kill()
+        said = self.expect_result(joined)
+        self.assertEqual(WEIGHTS.findall("".join(said)), [self.one], said)
+        self.assertRegex("".join(said), r"lost rank 0 [^;]*, rank 1 [^;]*: the launcher \(.*\) died")
+        wait_for(lambda: all(gone(pid) for pid in workers), "end of its workers")
+
+    def test_it_is_stopped_and_wakes_while_they_train(self):
+        launcher, joined = self.job()
+        launcher.send_signal(signal.SIGSTOP)
+        # A worker writes what it did last when the generation ends, which is when the silence has been noticed.
+        wait_for(lambda: list(self.out.glob("flight/generation-*/rank-*.json")), "end of the launcher's generation")
+        launcher.send_signal(signal.SIGCONT)
+        self.expect_result(joined)
+        self.assertEqual(launcher.wait(PATIENCE), 0)
+        self.assertIn("the launcher stood still for longer than the timeout: the workers go on without it", launcher.stderr.read())
+
+    def test_it_is_stopped_and_wakes_when_all_is_over(self):
+        launcher, joined = self.job()
+        workers = children_of(launcher.pid)
+        launcher.send_signal(signal.SIGSTOP)
+        self.expect_result(joined)
+        wait_for(lambda: all(gone(pid) for pid in workers), "end of its workers")
+        before = self.outputs()
+        launcher.send_signal(signal.SIGCONT)
+        self.assertEqual(launcher.wait(PATIENCE), 0)
+        self.assertEqual(self.outputs(), before)
 
 
 class WithoutALauncher(Case):
