@@ -17,7 +17,7 @@ from array import array
 
 sys.path.insert(0, os.path.join(os.path.dirname(__file__), "support"))
 import original_peers as original
-from ranks import SANITIZED, Cases, Failure
+from ranks import SANITIZED, Cases, Failure, reserved_port, state_of, wait_for
 from star import ENVIRONMENT, LOCKSTEP, Process, Star
 
 STEPS, LAYERS, HIDDEN, WIDE, VOCAB = 8, 2, 16, 32, 256
@@ -347,6 +347,33 @@ def saved_from_the_coordinator(data, folder):
         star.expect_end([star.coordinator], 0, ["all 2 workers have left"])
 
 
+def the_coordinator_is_started_again(data, expected):
+    """It is killed in step 3, while a worker stands still there, and comes back where the workers look for it."""
+    with reserved_port() as port, Star(2, port=port) as star:
+        stops = {"LOCKSTEP_FAULT": "rank=1 step=3 at=backward do=stop"}
+        workers = [star.start(f"worker {i}", [LOCKSTEP, "train", "--data", data, *MODEL, "--coordinator", star.address_text, "--timeout",
+                                              star.timeout], stops) for i in range(2)]
+
+        def stopped():
+            return [worker for worker in workers if state_of(worker.process.pid) == "T"]
+
+        wait_for(stopped, "worker that stops")
+        star.coordinator.signal(signal.SIGKILL)
+        star.expect_end([star.coordinator], -signal.SIGKILL)
+        again = star.start("coordinator, started again", star.command)
+
+        def ended():  # it stops for every lane, and when the step is computed again
+            for worker in stopped():
+                worker.signal(signal.SIGCONT)
+            return all(worker.ended_at for worker in workers)
+
+        wait_for(ended, "end of the workers")
+        star.expect_end(workers, 0)
+        star.expect_end([again], 0, ["all 2 workers are here", "(?m)^done: 6 steps"])
+        weights = [worker.find("^weights ") for worker in workers if worker.find("^weights ")]
+        star.expect([found.string for found in weights] == [expected.weights], f"other weights than {expected.weights}")
+
+
 def main():
     cases = Cases()
     with tempfile.TemporaryDirectory() as folder:
@@ -366,6 +393,7 @@ def main():
         cases.run("saved from the coordinator", saved_from_the_coordinator, data, folder)
         cases.run("the star of the README", recipe, data, folder, expected)
         cases.run("the first worker decides", the_first_decides, data, expected)
+        cases.run("a coordinator that is killed and started again", the_coordinator_is_started_again, data, expected)
         for row in MISMATCHES:
             cases.run(f"mode {row[0]} and a worker that is '{row[1]}'", mismatch, data, *row)
         cases.run("a star of one", a_star_of_one, data)

@@ -29,13 +29,18 @@ def die_with_parent():
     _libc.prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
 
 
-def gone(pid):
-    """It has ended, whether or not somebody has asked how."""
+def state_of(pid):
+    """A letter: T is stopped, Z has ended, X has ended and somebody has asked how."""
     try:
         with open(f"/proc/{pid}/stat") as file:
-            return file.read().rsplit(")", 1)[1].split()[0] in "ZX"
+            return file.read().rsplit(")", 1)[1].split()[0]
     except (FileNotFoundError, ProcessLookupError):
-        return True
+        return "X"
+
+
+def gone(pid):
+    """It has ended, whether or not somebody has asked how."""
+    return state_of(pid) in "ZX"
 
 
 def children_of(pid):

@@ -65,13 +65,13 @@ class Process:
 class Star:
     """A coordinator and its workers; ends them all. Use in a with statement."""
 
-    def __init__(self, workers, *arguments, timeout=10, environment=None):
+    def __init__(self, workers, *arguments, timeout=10, environment=None, port=0):
         self.changed = threading.Condition()
         self.processes = []
         self.watch = Stopwatch()
         self.timeout = timeout
-        command = [LOCKSTEP, "coordinator", "--bind", "127.0.0.1:0", "--workers", workers, "--timeout", timeout]
-        self.coordinator = self.start("coordinator", [*command, *arguments], environment)
+        self.command = [LOCKSTEP, "coordinator", "--bind", f"127.0.0.1:{port}", "--workers", workers, "--timeout", timeout, *arguments]
+        self.coordinator = self.start("coordinator", self.command, environment)
         found = self.wait_line(self.coordinator, r"listening on (\S+):(\d+)")
         self.address = (found[1].strip("[]"), int(found[2]))
 
