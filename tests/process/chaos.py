@@ -18,7 +18,7 @@ import time
 from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).parent / "support"))
-from ranks import Failure, children_of, die_with_parent, gone, reserved_port  # noqa: E402
+from ranks import Failure, children_of, die_with_parent, gone, reserved_port, state_of  # noqa: E402
 
 LOCKSTEP = os.environ["LOCKSTEP_BIN"]
 SECONDS = float(os.environ.get("LOCKSTEP_CHAOS_SECONDS", "60"))
@@ -27,8 +27,8 @@ TIMEOUT = 2.0  # of silence; who is stopped for longer is lost
 JOIN_TIMEOUT = 30.0  # who comes after the end looks for the job for so long
 LIMIT = 90.0  # for a run, and more than it takes
 CALM = 40.0  # after which nothing more happens to a run: a slow machine is no hang
-# Between two looks of this script, which take a twentieth of a second, the machine stood still itself.
-STANDSTILL = 1.0
+# Between two looks of this script, which come every twentieth of a second: the machine itself may have stood still for the timeout.
+STANDSTILL = 0.8 * TIMEOUT
 STEPS = 120
 # A lane takes a while, so that a run takes some seconds and its workers are mostly asleep.
 PACE = "rank={} step=1 at=lane do=slow ms=3"
@@ -36,13 +36,6 @@ SHAPE = ("--hidden 32 --layers 2 --heads 2 --intermediate 48 --context 32 --glob
          "--log plain --eval-every 20 --verify-every 10 --save-every 15").split()
 WEIGHTS = re.compile(r"^weights (\S+)$", re.M)
 ENVIRONMENT = {name: value for name, value in os.environ.items() if not name.startswith(("LOCKSTEP_", "RANK", "WORLD_SIZE", "MASTER_"))}
-
-
-def state_of(pid):
-    try:
-        return Path(f"/proc/{pid}/stat").read_text().rsplit(")", 1)[1].split()[0]
-    except OSError:
-        return "X"
 
 
 def count(pid, what):
@@ -198,12 +191,15 @@ class Run:
     def run(self):
         next_event = self.began + self.rng.uniform(0.3, 1.5)
         last_look = time.monotonic()
-        while self.launcher.running():
-            now = time.monotonic()
+        while True:
+            running = self.launcher.running()
+            now = time.monotonic()  # asked later: a standstill that has ended the run is seen, too
             if now - last_look > STANDSTILL:
                 self.machine_woke = now
                 self.note(f"the machine stood still for {now - last_look:.2f} s")
             last_look = now
+            if not running:
+                break
             if now > self.began + LIMIT:
                 self.fail(f"no end within {LIMIT:g} s")
             self.look()
@@ -253,7 +249,10 @@ class Run:
         if again.returncode != 0:
             self.fail(f"the run cannot be resumed: {again.stderr}")
         self.note("the run was resumed")
-        return WEIGHTS.findall(again.stdout)[-1]
+        found = WEIGHTS.search(again.stdout)
+        if not found:
+            self.fail(f"the resumed run tells no weights:\n{again.stdout}{again.stderr}")
+        return found[1]
 
     def check_counts(self):
         """What a process has grows with the number of workers, not with what has happened: the least of a while, early and late."""
