@@ -13,7 +13,9 @@ that has used its quota stands still until the next --period begins, and everybo
 make a share a speed. Where there are no control groups, the slow worker shares its core with two busy loops, and every
 worker needs a core of its own.
 
-usage: bench/balance.py [--workers 3] [--lanes-per-worker 8] [--model tiny] [--transport auto] [--steps 60] [--rounds 2]
+The code is 1 when one of 4 workers is slow and a row is missed that verdict.py requires, or all 4 are alike and a lane moves.
+
+usage: bench/balance.py [--workers 4] [--lanes-per-worker 8] [--model tiny] [--transport auto] [--steps 60] [--rounds 3]
   [--quota 0.5] [--period 10] [--case slow|alike] [--short] [--build DIR]"""
 
 import argparse
@@ -26,6 +28,7 @@ import subprocess
 import sys
 import tempfile
 
+import verdict
 from ddp import FLAGS, SHAPES, write_data
 from step import BUILD
 
@@ -173,6 +176,7 @@ def bound(rates, lanes):
 
 
 def measure(name, shares, options, folder):
+    """Of every run with --balance: its share of the sum of separate rates, and how many of its steps moved lanes."""
     ranks = len(shares)
     workers = Workers(shares, int(1e3 * options.period))
     ways = (True,) if options.short else (True, False)
@@ -199,19 +203,22 @@ def measure(name, shares, options, folder):
             print(f"{name}, {'--balance' if balance else '--no-balance'}: {statistics.median(ratios):.2f} of the sum of separate rates "
                   f"({', '.join(f'{ratio:.2f}' for ratio in ratios)}); lanes at the end {lanes}; moves {moves}", flush=True)
             show_phases(results[balance][-1][1][options.steps // 2:])
+            if balance:
+                balanced = ratios, moves
         print(f"{name}: separate rates add up to {statistics.median(sums):.0f} tokens/s; whole lanes allow {statistics.median(bounds):.2f}; "
               f"runs of their own at the same time reach {statistics.median(at_once):.2f} of that sum", flush=True)
+        return balanced
     finally:
         workers.close()
 
 
 def main():
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--workers", type=int, default=3)
+    parser.add_argument("--workers", type=int, default=4)
     parser.add_argument("--lanes-per-worker", type=int, default=8)
     parser.add_argument("--model", choices=SHAPES, default="tiny")
     parser.add_argument("--steps", type=int, default=60)
-    parser.add_argument("--rounds", type=int, default=2)
+    parser.add_argument("--rounds", type=int, default=verdict.BALANCE_ROUNDS)
     parser.add_argument("--quota", type=float)
     parser.add_argument("--period", type=float, default=10, help="of a quota, in milliseconds")
     parser.add_argument("--case", choices=("slow", "alike"), action="append", help="only this one")
@@ -227,10 +234,14 @@ def main():
         print(f"{options.workers} workers of {quota:.2f} cores each in periods of {options.period:g} ms, {options.lanes_per_worker} lanes per worker, "
               f"model {options.model}, transport {options.transport}", flush=True)
         cases = options.case or ["slow", "alike"]
+        missed, required = False, options.workers == 4
         if "slow" in cases:
-            measure("one at a third", [quota] * (options.workers - 1) + [quota * SLOW], options, folder)
+            ratios, _ = measure("one at a third", [quota] * (options.workers - 1) + [quota * SLOW], options, folder)
+            missed |= required and verdict.tell(verdict.BALANCE_ROW, ratios)
         if "alike" in cases:
-            measure("all alike", [quota] * options.workers, options, folder)
+            _, moves = measure("all alike", [quota] * options.workers, options, folder)
+            missed |= required and verdict.tell(verdict.ALIKE_ROW, [1 - max(moves) / options.steps])
+    sys.exit(1 if missed else 0)
 
 
 if __name__ == "__main__":

@@ -166,8 +166,7 @@ def main():
             name = f"weak scaling {model} {options.transport}, 2 workers / 2 x one"
             if name in verdict.REQUIREMENTS and options.threads == 1 and {1, 2} <= set(options.workers):
                 ratios = [two / 2 / one for one, two in zip(rates["ours", 1], rates["ours", 2])]
-                short |= verdict.record(name, ratios)
-                verdict.print_row(verdict.cells(name, ratios))
+                short |= verdict.tell(name, ratios)
     sys.exit(short)
 
 

@@ -69,8 +69,7 @@ def main():
         if options.build:
             rows[f"make build from nothing: {verdict.BUILD_SECONDS} s / time"] = build(folder)
     for row, ratios in rows.items():
-        missed |= verdict.record(row, ratios)
-        verdict.print_row(verdict.cells(row, ratios))
+        missed |= verdict.tell(row, ratios)
     sys.exit(1 if missed else 0)
 
 

@@ -154,8 +154,7 @@ def measure(shape, rate, options, folder):
         row = f"hosts {shape} {rate / 1e9:g} Gbit/s two_level / {beside}"
         ratios = [peer / mine for mine, peer in zip(times["two_level"], theirs)]
         if ratios and row in verdict.REQUIREMENTS and size == 25 * 2**20:
-            missed |= verdict.record(row, ratios)
-            verdict.print_row(verdict.cells(row, ratios))
+            missed |= verdict.tell(row, ratios)
     return missed
 
 

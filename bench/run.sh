@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
-# All of `make bench`: builds peers and limits, compares, then measures shaped links, training and files, and ends with a table of
-# every row that is required (bench/verdict.py). The code is 1 when a row is missed or something failed. About an hour on two
+# All of `make bench`: builds peers and limits, compares, then measures shaped links, training, losses and files, and ends with a table of
+# every row that is required (bench/verdict.py). The code is 1 when a row is missed or something failed. More than an hour on two
 # cores, estimated from its parts; each says what it took. Arguments go to run.py. PyTorch is measured where TORCH_PYTHON names an
 # interpreter that has it, or build/bench_venv has.
 set -u
@@ -31,6 +31,8 @@ measure python3 bench/overlap.py
 measure python3 bench/step.py --python "$torch"
 measure python3 bench/ddp.py --models tiny --rounds 15 --python none
 measure python3 bench/ddp.py --models tiny --rounds 15 --python none --transport shm
+measure python3 bench/survival.py
+measure python3 bench/balance.py --short
 measure python3 bench/files.py
 echo
 python3 bench/verdict.py "$LOCKSTEP_BENCH_ROWS" || failed=1

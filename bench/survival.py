@@ -6,7 +6,7 @@ step takes with the workers that are left. The weights of every run are those of
   stop   SIGSTOP of a worker; required: the timeout more
   join   a worker joins a run whose state has --state-mb; the others are to pause for 1 s at most
 
-Every line is the median of --rounds.
+Every line is the median of --rounds. The code is 1 when one is short of what is required; verdict.py has the rows, too.
 
 usage: bench/survival.py [--workers 3] [--rounds 5] [--timeout 3] [--state-mb 500] [--only kill,stop,join] [--build DIR]"""
 
@@ -22,6 +22,8 @@ import subprocess
 import sys
 import tempfile
 import time
+
+import verdict
 
 REPOSITORY = pathlib.Path(__file__).resolve().parent.parent
 SMALL = ["--hidden", "256", "--layers", "4", "--context", "128", "--global-batch", "16", "--micro-batch", "2"]
@@ -127,10 +129,19 @@ def join(options, folder, steps=14, at=4):
     return joined[0]["seconds"], max(gaps), statistics.median(gaps), hashed
 
 
+def judge(line, row, ratios):
+    """Whether the median of what is allowed over what it took is short of 1. No row: nothing is required of this size."""
+    short = statistics.median(ratios) < 1
+    print(f"{line}: {'SHORT' if short else 'ok'}", flush=True)
+    if row:
+        verdict.tell(row, ratios)
+    return short
+
+
 def main():
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--workers", type=int, default=3)
-    parser.add_argument("--rounds", type=int, default=5)
+    parser.add_argument("--rounds", type=int, default=verdict.SURVIVAL_ROUNDS)
     parser.add_argument("--timeout", type=float, default=3)
     parser.add_argument("--state-mb", type=float, default=500)
     parser.add_argument("--only", default="kill,stop,join")
@@ -138,6 +149,7 @@ def main():
     options = parser.parse_args()
     options.lockstep = str(pathlib.Path(options.build) / "lockstep")
     chosen = options.only.split(",")
+    short = False
     with tempfile.TemporaryDirectory() as place:
         place = pathlib.Path(place)
         options.data = place / "text"
@@ -159,8 +171,8 @@ def main():
             after = statistics.median(after for after, _, _ in rounds)
             step = statistics.median(step for _, step, _ in rounds)
             beyond = statistics.median(after - step for after, step, _ in rounds)
-            print(f"{name}: the next step is done after {after:.2f} s; a step takes {step:.2f} s then; {beyond:.2f} s beyond it "
-                  f"(at most {allowed:.1f}): {'ok' if beyond <= allowed else 'SHORT'}", flush=True)
+            short |= judge(f"{name}: the next step is done after {after:.2f} s; a step takes {step:.2f} s then; {beyond:.2f} s beyond it "
+                           f"(at most {allowed:.1f})", verdict.SURVIVAL_ROWS[name], [(step + allowed) / after for after, step, _ in rounds])
         if "join" in chosen:
             alone = hash_alone([*shape_for(options.state_mb), "--steps", "14"], folder("large"), options)
             rounds = [join(options, folder(f"join{i}")) for i in range(options.rounds)]
@@ -169,8 +181,10 @@ def main():
             pause = statistics.median(pause for pause, _, _, _ in rounds)
             longest = statistics.median(longest for _, longest, _, _ in rounds)
             step = statistics.median(step for _, _, step, _ in rounds)
-            print(f"join of {options.state_mb:.0f} MB of state: the others pause for {pause:.2f} s (at most 1): "
-                  f"{'ok' if pause <= 1 else 'SHORT'}; longest time between steps {longest:.2f} s, median {step:.2f} s", flush=True)
+            short |= judge(f"join of {options.state_mb:.0f} MB of state: longest time between steps {longest:.2f} s, median {step:.2f} s; "
+                           f"the others pause for {pause:.2f} s (at most 1)", verdict.SURVIVAL_ROWS["join"] if options.state_mb == 500 else None,
+                           [1 / max(pause, 1e-3) for pause, _, _, _ in rounds])
+    sys.exit(1 if short else 0)
 
 
 if __name__ == "__main__":

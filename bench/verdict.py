@@ -21,6 +21,13 @@ RANKS = [2, 4]
 PAIRS = 15  # of a row that is to be judged
 BUILD_SECONDS = 180
 START_SECONDS = 1
+SURVIVAL_ROUNDS = 5
+SURVIVAL_ROWS = {"kill": "a worker is killed: a step and 0.5 s / until the next step",
+                 "stop": "a worker is stopped: a step, the timeout and 0.5 s / until the next step",
+                 "join": "a worker joins, 500 MB of state: 1 s / pause of the others"}
+BALANCE_ROUNDS = 3
+BALANCE_ROW = "balance, one of 4 workers at a third / sum of separate rates"
+ALIKE_ROW = "balance, 4 workers alike: steps that move no lane / steps"
 
 
 class Requirement(NamedTuple):
@@ -87,6 +94,10 @@ def _requirements():
         yield Requirement(f"checkpoint {what} / plain read into new memory", 0.80)
         yield Requirement(f"checkpoint {what} / plain read into memory that is there", None)
     yield Requirement("1 GB of tokens with a kept hash: 1 s / until the first step is done", 1.0)
+    for event in SURVIVAL_ROWS.values():
+        yield Requirement(event, 1.0, pairs=SURVIVAL_ROUNDS)
+    yield Requirement(BALANCE_ROW, 0.85, 0.92, pairs=BALANCE_ROUNDS)
+    yield Requirement(ALIKE_ROW, 1.0, pairs=1)
     yield Requirement(f"make build from nothing: {BUILD_SECONDS} s / time", 1.0, needs="bench/files.py --build", pairs=1)
     for model in ("124m", "350m"):
         yield Requirement(f"step {model} bf16 / PyTorch", 1.0, needs="a GPU: scripts/gpu.sh", pairs=5)
@@ -151,6 +162,13 @@ def record(row, values):
         with open(path, "a") as file:
             file.write(json.dumps({"row": row, "ratios": values}) + "\n")
     return judge(values, requirement) == "missed"
+
+
+def tell(row, values):
+    """record(), and a line of the table."""
+    missed = record(row, values)
+    print_row(cells(row, values))
+    return missed
 
 
 def read_rows(path):
