@@ -37,6 +37,8 @@ killed="--data $demo/stories --steps 40 --global-batch 12 --micro-batch 2 --eval
 printf '$ %s\n' "$lockstep train $killed --out $demo/killed --workers 3 &"
 $lockstep train $killed --out $demo/killed --workers 3 --log plain >$demo/survivors 2>$demo/stderr &
 launcher=$!
+tail -n +1 -f --pid=$launcher $demo/stderr | grep --line-buffered -E '^warning: .* was killed|^\[rank [0-9]+\] (warning: )?step ' &
+events=$!
 until [ "$(grep -c '"loss"' $demo/killed/metrics.jsonl 2>/dev/null)" -ge 5 ] 2>/dev/null; do
   kill -0 $launcher || { cat $demo/stderr; exit 1; }
   sleep 0.1
@@ -44,7 +46,10 @@ done
 victim=$(awk '{print $NF}' /proc/$launcher/task/$launcher/children)
 run kill -9 "$victim"
 wait $launcher || { cat $demo/stderr; exit 1; }
-grep -E '^warning: .* was killed|^\[rank [0-9]+\] (warning: )?step ' $demo/stderr
+wait $events || true
+for event in 'was killed' 'has joined'; do
+  grep -q "$event" $demo/stderr || { cat $demo/stderr; echo "no worker $event"; exit 1; }
+done
 tail -1 $demo/survivors
 printf '$ %s\n' "$lockstep train $killed --workers 1"
 $lockstep train $killed --workers 1 --log json 2>$demo/stderr | tail -1 | tee $demo/alone
