@@ -89,7 +89,7 @@ void RankServer::run(const Observer& observer) {
 
 void RankServer::lose(const Error& error) {
   if (!roster_->survives) throw Error(error);
-  control_.report(error);
+  control_.report(error, tag_of(roster_->generation));
   for (auto& each : connections_) each.reset();
   missed_.reset();
   all_here_by_ = Deadline::at(Clock::time_point::max());

@@ -424,6 +424,22 @@ TEST(Centre, ReadyForAnotherGenerationCountsNothing) {
   EXPECT_EQ(job.go, 0u);
 }
 
+TEST(Centre, WhatItsProcessSawInAGenerationThatHasEndedCountsNothing) {
+  Formed job(3);
+  const std::uint32_t old = tag_of(job.roster().generation);
+  job.close(2);
+  for (const int rank : {2, 0}) {  // the one that is gone, and one that is another process now
+    job.centre().report(Error(ErrorCode::kTimeout, "has not connected", rank), old, job.now);
+    job.turn();
+  }
+  EXPECT_EQ(job.roster().generation.number, 2u);
+  EXPECT_THAT(job.processes(), ElementsAre(0, 1));
+  const std::uint32_t newest = tag_of(job.roster().generation);
+  job.centre().report(Error(ErrorCode::kTimeout, "has not connected", 0), newest, job.now);
+  job.turn();
+  EXPECT_THAT(job.processes(), ElementsAre(1));
+}
+
 TEST(Centre, AMemberThatComesOverAnotherLinkKeepsItsPlace) {
   Formed job(3);
   job.open(1);  // its first link has not closed here yet

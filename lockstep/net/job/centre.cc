@@ -399,9 +399,9 @@ void Centre::hear_between(int rank, const Message& message, Time now) {
   }
 }
 
-void Centre::report(const Error& seen, Time now) {
+void Centre::report(const Error& seen, std::optional<std::uint32_t> generation, Time now) {
   if (phase_ == Phase::kGathering) return end_job(seen);
-  if (!in_generation()) return;  // of a generation that has ended
+  if (!in_generation() || generation.value_or(tag()) != tag()) return;
   health_->centre_report(name_of(options_.card), seen, now);
   decide(now);
 }

@@ -81,8 +81,9 @@ class Centre {
   void opened(LinkId link, const std::optional<PeerIdentity>& peer, Time now);
   void received(LinkId link, const Message& message, Time now);
   void closed(LinkId link, Time now);
-  // A failure that this process itself has found, which is no rank.
-  void report(const Error& seen, Time now);
+  // A failure that this process itself has found, which is no rank. With the tag of a generation
+  // that has ended it counts nothing: its ranks are others' now.
+  void report(const Error& seen, std::optional<std::uint32_t> generation, Time now);
   // How the process of a member has ended, as its launcher saw. Says more than that its connection
   // has closed.
   void process_ended(std::int32_t pid, const std::string& how, bool own_fault);

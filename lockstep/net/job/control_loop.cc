@@ -158,9 +158,9 @@ void ControlLoop::wait_until_all_left(Deadline deadline) {
                       [this] { return all_left() || news_.failure || ended_; });
 }
 
-bool ControlLoop::report(const Error& error) {
+bool ControlLoop::report(const Error& error, std::optional<std::uint32_t> generation) {
   if (!connected_.load(std::memory_order_acquire)) return false;
-  order([&](Orders& orders) { orders.reports.push_back(error); });
+  order([&](Orders& orders) { orders.reports.emplace_back(error, generation); });
   return true;
 }
 
@@ -272,11 +272,11 @@ bool ControlLoop::take_orders(Time now) {
     if (centre_) centre_->process_ended(end.pid, end.how, end.own_fault);
   }
   // Without the lock: a report asks for progress, whose source may have locks of its own.
-  for (const Error& error : orders.reports) {
+  for (const auto& [error, generation] : orders.reports) {
     if (member_) {
       member_->report(error);
     } else if (centre_) {
-      centre_->report(error, now);
+      centre_->report(error, generation, now);
     }
   }
   return !orders.stop;

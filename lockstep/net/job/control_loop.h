@@ -10,6 +10,7 @@
 #include <mutex>
 #include <optional>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include "lockstep/base/event.h"
@@ -87,8 +88,9 @@ class ControlLoop {
 
   // A line for the centre's process, see Member::tell().
   void tell(std::string line);
-  // Tells the centre of a failure. False if the centre cannot be reached.
-  bool report(const Error& error);
+  // Tells the centre of a failure; for the tag see Centre::report(), a rank's is its member's.
+  // False if the centre cannot be reached.
+  bool report(const Error& error, std::optional<std::uint32_t> generation = std::nullopt);
   // What the centre wants of this rank in this generation.
   Wish wanted();
   std::int64_t centre_step() const { return centre_step_.load(std::memory_order_relaxed); }
@@ -132,7 +134,7 @@ class ControlLoop {
     std::optional<std::vector<std::int32_t>> ask_flight;  // but for these
     std::vector<ProcessEnded> ended;
     std::vector<std::string> lines;
-    std::vector<Error> reports;
+    std::vector<std::pair<Error, std::optional<std::uint32_t>>> reports;
     bool stop = false;
   };
 

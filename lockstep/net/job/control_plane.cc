@@ -260,8 +260,8 @@ void ControlPlane::fail(const Error& seen) {
   throw Error(*latch().error());
 }
 
-void ControlPlane::report(const Error& seen) {
-  if (loop_) loop_->report(seen);
+void ControlPlane::report(const Error& seen, std::uint32_t generation) {
+  if (loop_) loop_->report(seen, generation);
 }
 
 void ControlPlane::abort(const std::string& reason) {

@@ -122,8 +122,9 @@ class ControlPlane final : public Supervisor {
   // Waits for the verdict at most a second, and at most the job's timeout.
   [[noreturn]] void fail(const Error& seen) override;
   void abort(const std::string& reason) override;
-  // Tells the centre of a failure, and goes on.
-  void report(const Error& seen);
+  // For a process that has the centre and is no rank: tells it of a failure in the generation with
+  // this tag, and goes on.
+  void report(const Error& seen, std::uint32_t generation);
   // This rank is lost by its own fault; where the others survive losses, they go on without it.
   void give_up(const std::string& reason) override;
 
