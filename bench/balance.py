@@ -13,7 +13,8 @@ that has used its quota stands still until the next --period begins, and everybo
 make a share a speed. Where there are no control groups, the slow worker shares its core with two busy loops, and every
 worker needs a core of its own.
 
-The code is 1 when one of 4 workers is slow and a row is missed that verdict.py requires, or all 4 are alike and a lane moves.
+The code is 1 when one of 4 workers is slow and a row is missed that verdict.py requires, or all 4 are alike and a lane moves or
+every round is slower with --balance.
 
 usage: bench/balance.py [--workers 4] [--lanes-per-worker 8] [--model tiny] [--transport auto] [--steps 60] [--rounds 3]
   [--quota 0.5] [--period 10] [--case slow|alike] [--short] [--build DIR]"""
@@ -176,10 +177,12 @@ def bound(rates, lanes):
 
 
 def measure(name, shares, options, folder):
-    """Of every run with --balance: its share of the sum of separate rates, and how many of its steps moved lanes."""
+    """Of every run with --balance: its share of the sum of separate rates, how many of its steps moved lanes, and, where all
+    are alike, its rate over that of the run without --balance after it."""
     ranks = len(shares)
     workers = Workers(shares, int(1e3 * options.period))
-    ways = (True,) if options.short else (True, False)
+    alike = min(shares) == max(shares)
+    ways = (True,) if options.short and not alike else (True, False)
     try:
         results = {balance: [] for balance in ways}
         sums, bounds, at_once = [], [], []
@@ -207,7 +210,8 @@ def measure(name, shares, options, folder):
                 balanced = ratios, moves
         print(f"{name}: separate rates add up to {statistics.median(sums):.0f} tokens/s; whole lanes allow {statistics.median(bounds):.2f}; "
               f"runs of their own at the same time reach {statistics.median(at_once):.2f} of that sum", flush=True)
-        return balanced
+        beside = [moving / kept for (moving, _), (kept, _) in zip(results[True], results[False])] if alike else []
+        return *balanced, beside
     finally:
         workers.close()
 
@@ -223,7 +227,7 @@ def main():
     parser.add_argument("--period", type=float, default=10, help="of a quota, in milliseconds")
     parser.add_argument("--case", choices=("slow", "alike"), action="append", help="only this one")
     parser.add_argument("--transport", choices=("auto", "tcp", "shm"), default="auto")
-    parser.add_argument("--short", action="store_true", help="no runs without --balance")
+    parser.add_argument("--short", action="store_true", help="with a slow worker no runs without --balance")
     parser.add_argument("--build", type=pathlib.Path, default=BUILD)
     options = parser.parse_args()
     cores = len(os.sched_getaffinity(0))
@@ -236,11 +240,12 @@ def main():
         cases = options.case or ["slow", "alike"]
         missed, required = False, options.workers == 4
         if "slow" in cases:
-            ratios, _ = measure("one at a third", [quota] * (options.workers - 1) + [quota * SLOW], options, folder)
+            ratios, _, _ = measure("one at a third", [quota] * (options.workers - 1) + [quota * SLOW], options, folder)
             missed |= required and verdict.tell(verdict.BALANCE_ROW, ratios)
         if "alike" in cases:
-            _, moves = measure("all alike", [quota] * options.workers, options, folder)
+            _, moves, beside = measure("all alike", [quota] * options.workers, options, folder)
             missed |= required and verdict.tell(verdict.ALIKE_ROW, [1 - max(moves) / options.steps])
+            missed |= required and verdict.tell(verdict.ALIKE_COST_ROW, beside)
     sys.exit(1 if missed else 0)
 
 

@@ -28,6 +28,7 @@ SURVIVAL_ROWS = {"kill": "a worker is killed: a step and 0.5 s / until the next 
 BALANCE_ROUNDS = 3
 BALANCE_ROW = "balance, one of 4 workers at a third / sum of separate rates"
 ALIKE_ROW = "balance, 4 workers alike: steps that move no lane / steps"
+ALIKE_COST_ROW = "balance, 4 workers alike: --balance / --no-balance"
 
 
 class Requirement(NamedTuple):
@@ -98,6 +99,7 @@ def _requirements():
         yield Requirement(event, 1.0, pairs=SURVIVAL_ROUNDS)
     yield Requirement(BALANCE_ROW, 0.85, 0.92, pairs=BALANCE_ROUNDS)
     yield Requirement(ALIKE_ROW, 1.0, pairs=1)
+    yield Requirement(ALIKE_COST_ROW, 1.0, pairs=BALANCE_ROUNDS)
     yield Requirement(f"make build from nothing: {BUILD_SECONDS} s / time", 1.0, needs="bench/files.py --build", pairs=1)
     for model in ("124m", "350m"):
         yield Requirement(f"step {model} bf16 / PyTorch", 1.0, needs="a GPU: scripts/gpu.sh", pairs=5)
