@@ -702,11 +702,17 @@ class Launcher {
         again ? fmt::format("; a worker is started in its place in {:.1f} s", pause) : "");
   }
 
-  // A job of others that survives losses fails nobody by another's error, but at its end. One that
-  // none of ours has come to may not be there.
+  // In a job of another launcher that survives losses, a rank exits with kEchoCode only when the
+  // job ends. If none of our ranks has computed a lane, the job may not exist, or cannot begin.
   bool cannot_join(int exit_code) const {
-    return exit_code == kEchoCode ||
-           std::ranges::all_of(children_, [](const Child& child) { return child.rank < 0; });
+    return exit_code == kEchoCode || std::ranges::none_of(children_, has_computed);
+  }
+
+  static bool has_computed(const Child& child) {
+    if (child.first_step) return true;
+    const FlightSnapshot seen = child.flight->snapshot();
+    return std::ranges::any_of(seen.phases,
+                               [](const FlightSnapshot::Phase& phase) { return phase.lane >= 0; });
   }
 
   static std::string describe_end(const Child& child) {

@@ -297,6 +297,12 @@ class Survival(Case):
         _, errors = self.end(process, 1)
         self.assertNotIn("is started", errors)
 
+    def test_a_job_of_others_that_cannot_begin_is_tried_once(self):
+        """All had a rank, and found the same wrong before the first step."""
+        process = self.start("--survive", "--join", *LONG, "in:exit:1", "in:exit:1")
+        _, errors = self.end(process, 1)
+        self.assertNotIn("is started", errors)
+
     def test_before_the_job_has_formed_a_loss_ends_it(self):
         process = self.start("--survive", *LONG, "work", "exit:1")
         _, errors = self.end(process, 1)
