@@ -541,9 +541,9 @@ TEST(Lease, OneReadThatFailsStopsNoWrite) {
   options.member = "a";
   options.term = 10s;
   options.storage = &storage;
+  std::atomic<int> failed = 0;
   Lease lease(options);
   lease.take(Deadline::after(1s));
-  std::atomic<int> failed = 0;
   storage.fault = [&](test::FaultyStorage::Call call, const std::string&) {
     return call == test::FaultyStorage::Call::kRead && failed++ == 0 ? EIO : 0;
   };
