@@ -2,6 +2,7 @@
 # Tests on a GPU and the table of benchmarks beside PyTorch, in under eight minutes.
 # usage: scripts/gpu.sh [BUILD]    BUILD: a folder with lockstep, cuda_tests and liblockstep.so; the preset cuda is built without it.
 # PYTHON: an interpreter that has PyTorch; its CUDA libraries are used where the system has none.
+# ROUNDS: of the benchmark, 5 unless told.
 # TOKENS: a file of bench/curve_tokens.py; with it losses are compared with PyTorch's, too, which takes two minutes more.
 set -euo pipefail
 cd "$(dirname "$0")/.."
@@ -85,7 +86,7 @@ if [ -n "${TOKENS:-}" ]; then
   "$python" bench/curve.py "$TOKENS" --lockstep "$build/lockstep" --python "$python"
 fi
 say step
-"$python" bench/step.py --device cuda --precision bf16 --models 124m,350m --threads 8 --seconds 4 --rounds 5 \
+"$python" bench/step.py --device cuda --precision bf16 --models 124m,350m --threads 8 --seconds 4 --rounds "${ROUNDS:-5}" \
   --lockstep "$build/lockstep" --python "$python"
 if [ ${#failed[@]} -gt 0 ]; then
   printf 'FAILED: %s\n' "${failed[@]}"

@@ -1,11 +1,14 @@
 #!/usr/bin/env python3
 """Training with ranks as processes on a GPU: one hash however the gradients meet, also when a rank dies or stops on the
-way, and with --fail-fast an end that names the culprit. Ranks that share a GPU talk over NCCL here because each says that it is on a host of its own.
+way or another one joins, and with --fail-fast an end that names the culprit. Ranks that share a GPU talk over NCCL here because
+each says that it is on a host of its own. Cases run side by side: most of their time is the start of CUDA and NCCL.
 
-usage: tests/cuda/gpu_ranks.py LOCKSTEP"""
+usage: tests/cuda/gpu_ranks.py LOCKSTEP [--device cpu]    With cpu it tries itself out, as far as it goes without a GPU."""
 
 import concurrent.futures
 import os
+import re
+import signal
 import socket
 import subprocess
 import sys
@@ -16,10 +19,15 @@ sys.path.insert(0, os.path.join(os.path.dirname(os.path.abspath(__file__)), ".."
 import original_peers
 
 LOCKSTEP = sys.argv[1]
-MODEL = ["--device", "cuda", "--precision", "bf16", "--vocab", "8192", "--hidden", "512", "--layers", "4", "--heads", "8",
-         "--intermediate", "1024", "--context", "256", "--global-batch", "48", "--micro-batch", "8", "--log", "plain",
-         "--eval-every", "0", "--verify-every", "2"]
+ON_CPU = sys.argv[2:] == ["--device", "cpu"]
+SHAPE = (["--vocab", "256", "--hidden", "32", "--layers", "2", "--heads", "2", "--intermediate", "48", "--context", "32", "--threads", "1"]
+         if ON_CPU else
+         ["--device", "cuda", "--precision", "bf16", "--vocab", "8192", "--hidden", "512", "--layers", "4", "--heads", "8",
+          "--intermediate", "1024", "--context", "256"])
+MODEL = [*SHAPE, "--global-batch", "48", "--micro-batch", "8", "--log", "plain", "--eval-every", "0", "--verify-every", "2"]
 TIMEOUT = 5  # of the job, in seconds
+SIDE_BY_SIDE = 3  # cases
+LIMIT = 90  # seconds for a process
 
 
 def free_port():
@@ -28,20 +36,30 @@ def free_port():
         return door.getsockname()[1]
 
 
+def start(words, environment):
+    return subprocess.Popen([LOCKSTEP, "train", *words], env={**os.environ, "NCCL_SOCKET_IFNAME": "lo", "NCCL_IB_DISABLE": "1", **environment},
+                            stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+
+
+def exchanges(arguments):
+    """Without a GPU there is no choice of how the gradients travel."""
+    if not ON_CPU:
+        return list(arguments)
+    return [word for word in arguments if word not in ("--exchange", "nccl", "host")]
+
+
 def run(world, *arguments, steps=6, fault=None, stopped=None):
     """(seconds until it ended, exit code, standard output, standard error) of every rank; None of the stopped one, which
     is not waited for."""
-    common = {**os.environ, "WORLD_SIZE": str(world), "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(free_port()),
-              "NCCL_SOCKET_IFNAME": "lo", "NCCL_IB_DISABLE": "1"}
+    common = {"WORLD_SIZE": str(world), "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(free_port())}
     if fault:
         common["LOCKSTEP_FAULT"] = fault
     begin = time.monotonic()
-    ranks = [subprocess.Popen([LOCKSTEP, "train", *MODEL, "--steps", str(steps), "--timeout", str(TIMEOUT), *arguments],
-                              env={**common, "RANK": str(rank), "LOCAL_RANK": str(rank), "NCCL_HOSTID": f"host{rank}"},
-                              stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) for rank in range(world)]
+    ranks = [start([*MODEL, "--steps", str(steps), "--timeout", str(TIMEOUT), *exchanges(arguments)],
+                   {**common, "RANK": str(rank), "LOCAL_RANK": str(rank), "NCCL_HOSTID": f"host{rank}"}) for rank in range(world)]
 
     def outcome(process):
-        told = process.communicate(timeout=60)
+        told = process.communicate(timeout=LIMIT)
         return time.monotonic() - begin, process.returncode, *told
 
     with concurrent.futures.ThreadPoolExecutor(world) as pool:
@@ -67,7 +85,7 @@ def check_same_weights():
                               (3, "--exchange", "host", "--shard-optimizer")]:
         found, told = weights(world, *arguments)
         assert found == expected, (world, arguments, found, expected)
-        assert ("GPU to GPU" in told) == ("host" not in arguments), told
+        assert ON_CPU or ("GPU to GPU" in told) == ("host" not in arguments), told
         print(f"{world} ranks {' '.join(arguments)}: {found}", flush=True)
     # In NCCL's own order the ranks still agree with each other, which --verify-every looks at.
     print(f"2 ranks in NCCL's order: {weights(2, '--reduction', 'nccl')[0]}", flush=True)
@@ -86,25 +104,64 @@ def check_balance():
         print(f"2 ranks {' '.join(arguments)}, one slow: {moved[0]}", flush=True)
 
 
-def check_survival():
-    """The others go on, and end with the weights of a run in which nothing happened."""
-    steps = 10
+SURVIVED_STEPS = 10
+JOINED_STEPS = 50
+
+
+def alone(steps):
     (_, _, out, _), = run(1, "--exchange", "host", steps=steps)
-    expected = out.splitlines()[-1]
-    for what, rank, place, *arguments in [
-            ("kill", 2, "backward", "--exchange", "nccl"), ("kill", 0, "communication", "--exchange", "nccl"),
-            ("kill", 1, "update", "--exchange", "nccl"), ("kill", 1, "gather", "--exchange", "nccl", "--shard-optimizer"),
-            ("kill", 3, "norm", "--exchange", "nccl", "--shard-optimizer"), ("stop", 1, "backward", "--exchange", "nccl"),
-            ("kill", 1, "update", "--exchange", "host"), ("kill", 0, "norm", "--exchange", "host", "--shard-optimizer"),
-            ("stop", 2, "communication", "--exchange", "host")]:
-        world = 4 if "--shard-optimizer" in arguments else 3
-        results = run(world, *arguments, steps=steps, fault=f"do={what} rank={rank} at={place} step=4",
-                      stopped=rank if what == "stop" else None)
-        others = [result for i, result in enumerate(results) if i != rank]
-        told = [line for line in others[0][3].splitlines() if "step 4: " in line or "step 5: " in line]
-        assert all(result and result[1] == 0 for result in others), (what, rank, place, arguments, results)
-        assert others[0][2].splitlines()[-1] == expected and told, (what, rank, place, arguments, others[0])
-        print(f"{world} ranks {' '.join(arguments)}, rank {rank} {what} in {place}: {told[0]}", flush=True)
+    return out.splitlines()[-1]
+
+
+def check_survival(expected, what, rank, place, *arguments):
+    """The others go on, and end with the weights of a run in which nothing happened."""
+    world = 4 if "--shard-optimizer" in arguments else 3
+    # In a regroup it is lost after another one.
+    first = {"roster": "do=kill rank=1 at=update step=4;", "transfer": "do=kill rank=1 at=gather step=4;"}.get(place, "")
+    step = {"roster": 2, "transfer": "any"}.get(place, 4)
+    lost = {rank} | ({1} if first else set())
+    results = run(world, *arguments, steps=SURVIVED_STEPS, fault=f"{first}do={what} rank={rank} at={place} step={step}",
+                  stopped=rank if what == "stop" else None)
+    others = [result for i, result in enumerate(results) if i not in lost]
+    told = [line for line in others[0][3].splitlines() if re.search(r"step [3-6]: .*(lost|expelled)", line)]
+    assert all(result and result[1] == 0 for result in others), (what, rank, place, arguments, results)
+    assert others[0][2].splitlines()[-1] == expected and told, (what, rank, place, arguments, others[0])
+    print(f"{world} ranks {' '.join(arguments)}, rank {rank} {what} in {place}: {told[0]}", flush=True)
+
+
+def check_newcomer(expected, world, *arguments, fault=None):
+    """A worker joins a run under way and gets its state from a donor. With `fault` it is lost then, and nothing else."""
+    port = free_port()
+    pace = "rank=0 step=1 at=step do=slow ms=300"  # so that who joins comes in time
+    common = {"WORLD_SIZE": str(world), "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port), "LOCKSTEP_FAULT": pace}
+    ranks = [start([*MODEL, "--steps", str(JOINED_STEPS), "--timeout", str(TIMEOUT), *exchanges(arguments)],
+                   {**common, "RANK": str(rank), "LOCAL_RANK": str(rank), "NCCL_HOSTID": f"host{rank}"}) for rank in range(world)]
+    words = ["--join", f"127.0.0.1:{port}", *([] if ON_CPU else ["--device", "cuda"])]
+    try:
+        told = ""
+        while "workers: " not in told:  # the job has formed
+            line = ranks[0].stderr.readline()
+            assert line, (arguments, told)
+            told += line
+        newcomer = start(words, {"NCCL_HOSTID": f"host{world}", **({"LOCKSTEP_FAULT": fault} if fault else {})})
+        ranks.append(newcomer)
+        with concurrent.futures.ThreadPoolExecutor(len(ranks)) as pool:
+            said = list(pool.map(lambda process: process.communicate(timeout=LIMIT), ranks))
+    finally:
+        for process in ranks:
+            process.kill()
+    told += said[0][1]
+    codes = [process.returncode for process in ranks]
+    events = [line for line in told.splitlines() if "joined" in line]
+    assert codes == [0] * world + [-signal.SIGKILL if fault else 0], (arguments, codes, told, said)
+    assert said[0][0].splitlines()[-1] == expected, (arguments, told)
+    assert fault or events, (arguments, told)
+    how = f", and is killed ({fault})" if fault else ""
+    print(f"{world} ranks {' '.join(arguments)}, one joins{how}: {events[0] if events else 'never let in'}", flush=True)
+
+
+def check_newcomer_lost(expected, world, *arguments):
+    check_newcomer(expected, world, *arguments, fault="rank=newcomer step=any at=transfer do=kill")
 
 
 def check_original():
@@ -144,18 +201,35 @@ def check_fault(world, what, rank, place):
               f"{others[0][3].splitlines()[-1]}", flush=True)
 
 
+def side_by_side(cases):
+    with concurrent.futures.ThreadPoolExecutor(SIDE_BY_SIDE) as pool:
+        for case in [pool.submit(*each) for each in cases]:
+            case.result()
+
+
 def main():
-    check_same_weights()
-    check_balance()
-    check_survival()
-    check_original()
-    for place in ("backward", "communication", "update"):
-        check_fault(3, "kill", 2, place)
-    check_fault(2, "stop", 1, "communication")
-    check_fault(2, "stop", 0, "update")
-    refused = subprocess.run([LOCKSTEP, "train", *MODEL, "--steps", "1", "--workers", "2", "--exchange", "nccl"],
-                             capture_output=True, text=True, timeout=60)
-    assert refused.returncode == 2 and "ranks 0 and 1 share a GPU" in refused.stderr, refused
+    if not ON_CPU:
+        check_same_weights()
+        check_balance()
+        check_original()
+    nccl, host, shards = ("--exchange", "nccl"), ("--exchange", "host"), ("--shard-optimizer",)
+    survived, joined = alone(SURVIVED_STEPS), alone(JOINED_STEPS)
+    side_by_side([
+        *((check_survival, survived, *case) for case in (
+            ("kill", 2, "backward", *nccl), ("kill", 0, "communication", *nccl), ("kill", 1, "update", *nccl),
+            ("kill", 2, "tail", *nccl), ("kill", 2, "roster", *nccl), ("kill", 1, "gather", *nccl, *shards),
+            ("kill", 3, "norm", *nccl, *shards), ("kill", 2, "transfer", *nccl, *shards), ("stop", 1, "backward", *nccl),
+            ("kill", 1, "update", *host), ("kill", 2, "bucket", *host), ("kill", 0, "norm", *host, *shards),
+            ("kill", 3, "transfer", *host, *shards), ("stop", 2, "communication", *host))),
+        *((check_newcomer, joined, *case) for case in ((2, *nccl), (2, *nccl, *shards), (2, *host), (2, *host, *shards)))])
+    side_by_side([
+        *((check_newcomer_lost, joined, *case) for case in ((2, *nccl), (2, *host, *shards))),
+        *((check_fault, 3, "kill", 2, place) for place in ("backward", "communication", "update")),
+        (check_fault, 2, "stop", 1, "communication"), (check_fault, 2, "stop", 0, "update")])
+    if not ON_CPU:
+        refused = subprocess.run([LOCKSTEP, "train", *MODEL, "--steps", "1", "--workers", "2", "--exchange", "nccl"],
+                                 capture_output=True, text=True, timeout=60)
+        assert refused.returncode == 2 and "ranks 0 and 1 share a GPU" in refused.stderr, refused
     print("gpu_ranks: all as it should be")
 
 
