@@ -57,6 +57,33 @@ class Missed(Wrong):
     newcomer came too late."""
 
 
+class Failed(Wrong):
+    """A process ended with an error. That is no fault of the product while the machine itself stands still for the timeout: all are
+    lost to all then, those that never were stopped, too."""
+
+
+class Standstills:
+    """When the machine itself stood still, as a thread sees that looks every twentieth of a second."""
+
+    def __init__(self, least):
+        self.least = least  # seconds that count
+        self.ends = []
+        threading.Thread(target=self.watch, daemon=True).start()
+
+    def watch(self):
+        last = time.monotonic()
+        while True:
+            time.sleep(0.05)
+            now = time.monotonic()
+            if now - last > self.least:
+                self.ends.append(now)
+            last = now
+
+    def since(self, begin):
+        time.sleep(0.1)  # for a look after the last one
+        return any(end > begin for end in self.ends)
+
+
 def die_with_parent():
     libc.prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
 
@@ -158,7 +185,7 @@ class Run:
                  f"the end of {', '.join(each.name for each in processes)}")
         for each in processes:
             if codes is not None and each.popen.returncode not in codes:
-                raise Wrong(f"{each.name} ended with {each.popen.returncode}")
+                raise Failed(f"{each.name} ended with {each.popen.returncode}")
 
     def wake(self, processes):
         """Until they have ended: some stop again where they were stopped."""
@@ -355,6 +382,7 @@ class Table:
         self.text.write_text("".join(f"{i} small foxes sat under {i * 7 % 11} tall trees and sang about number {i * i}.\n" for i in range(300)))
         self.hashes = {}
         self.lock = threading.Lock()
+        self.standstills = Standstills(0.6 * float(options.timeout))
         self.show = options.verbose
 
     def alone(self, steps):
@@ -378,11 +406,14 @@ class Table:
 
     def try_once(self, case):
         wrong, again = "", False
+        begin = time.monotonic()
         with tempfile.TemporaryDirectory(dir=self.folder) as folder, Run(self, folder) as run:
             try:
                 case.body(run, case.transport, case.sharded, case.fault, case.victims)
             except Wrong as error:
                 wrong, again = str(error), isinstance(error, Missed)
+                if isinstance(error, Failed) and self.standstills.since(begin):
+                    wrong, again = f"{error}; the machine had stood still", True
             return wrong, again, f"\n  {case.fault}\n{run.story()}" if wrong or self.show else ""
 
 
