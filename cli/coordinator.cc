@@ -57,9 +57,9 @@ messages of up to 100 MB only, so that nobody in their job may send more.
 
 SIGUSR1 asks workers that train in mode lanes to save a checkpoint after the step under way.
 
-Without a token only processes of the same user on this host may join: who is at the other end of a
-connection over loopback is in the kernel's table of connections. Other hosts and other users can only be
-served with a token (--token-file or LOCKSTEP_TOKEN), the same everywhere. It authenticates workers and
+Without a token only processes of the same user on this host may join: the coordinator reads in the
+kernel's connection table which user owns the other end of a connection. Workers on other hosts and of
+other users need a token (--token-file or LOCKSTEP_TOKEN), the same everywhere. It authenticates workers and
 coordinator to each other, and what they send to other hosts is encrypted. The original protocol has
 neither: with --insecure its workers need no token, and whoever reaches the port can join as one, read
 the averages and send gradients. docs/security.md says what that means.)";
@@ -465,7 +465,7 @@ void add_coordinator(CLI::App& app, Action& action) {
       ->option_text("N [1]");
   command
       .add_option("--steps", options->steps,
-                  "Steps of mode vector, or after which mode blocks is to end")
+                  "How many steps to make (mode vector), or after how many to end (mode blocks)")
       ->transform(whole_number(0, std::int64_t{1} << 50))
       ->option_text("N [vector: 100; blocks: as many as the workers make]");
   command
@@ -476,15 +476,18 @@ void add_coordinator(CLI::App& app, Action& action) {
   add_choice(command, "--mode", options->service, "vector, blocks or lanes",
              {Service::kVector, Service::kBlocks, Service::kLanes})
       ->option_text("NAME [as the first worker needs]");
-  add_choice(command, "--average", options->average, "Of vectors: mean, or weighted by samples",
+  add_choice(command, "--average", options->average,
+             "How vectors are averaged: mean, or weighted by each worker's samples",
              {Average::kMean, Average::kWeighted})
       ->option_text("NAME [weighted; blocks: mean]");
   command.add_option("--token-file", options->token_file, "The job's secret, needed between hosts")
       ->option_text("FILE");
   command.add_flag("--plain-wire", options->plain_wire,
                    "Between hosts: checksums instead of encryption; for all workers or none");
-  command.add_flag("--insecure", options->insecure,
-                   "Let in workers without the token, and without one those of other users");
+  command.add_flag(
+      "--insecure", options->insecure,
+      "Accept workers that do not prove the token; a coordinator without a token then also "
+      "accepts processes of other users");
   command
       .add_option("--timeout", options->timeout,
                   "A worker that is silent for so long is dead; in seconds")

@@ -49,9 +49,10 @@ Workers of a host take turns over its GPUs; gradients go from GPU to GPU where e
 (--exchange).
 A worker that dies, stops or fails is lost, and the others go on with the same bits; one that is silent is
 noticed after --timeout. A new one is started in its place and joins (--fail-fast: the first loss ends the run).
-SIGTERM to one worker has it leave after a step. Other launchers may end those who are left: torchrun ends all
-workers of its node, and mpirun the whole job; srun lets them live with --no-kill, which sbatch or salloc
-needs, too, for the loss of a node. `lockstep train --join` on each node survives under all of them.
+SIGTERM to one worker has it leave after a step. Other launchers may end the workers that are left: torchrun
+ends those of the node (with --max_restarts N it restarts the workers of all nodes), and mpirun the whole job;
+srun lets them live with --no-kill, which sbatch or salloc needs, too, for the loss of a node. With
+`lockstep train --join` on each node the job survives under all of them.
 
 --out DIR gets model.safetensors, config.json, the tokenizer, metrics.jsonl with one object per step, and
 checkpoint-STEP folders, each complete or not there. Without --out nothing is kept. A folder with a model or
@@ -178,11 +179,14 @@ void add_training_options(CLI::App& command, TrainOptions& options) {
   add_named(command, "--schedule", options.decay, parse_decay, {"cosine", "linear", "constant"},
             "NAME [cosine]", "How the learning rate falls after that: cosine, linear or constant")
       ->group(group);
-  add("--weight-decay", options.weight_decay, "X [0.1]", "Decoupled, not on norms")
+  add("--weight-decay", options.weight_decay, "X [0.1]",
+      "Weight decay (decoupled); norm weights are not decayed")
       ->transform(real_number(0));
-  add("--clip", options.clip, "X [1]", "Longest gradient; 0 does not clip")
+  add("--clip", options.clip, "X [1]",
+      "Scale a gradient down whose norm is larger than this; 0: never")
       ->transform(real_number(0));
-  add("--seed", options.seed, "N [0]", "Of the first weights, the order of samples and the stories")
+  add("--seed", options.seed, "N [0]",
+      "Seed of the initial weights, the sample order and the built-in stories")
       ->transform(any_seed());
   add("--init", options.init, "DIR [fresh weights]",
       "Start from the weights of this model, with its tokenizer");
@@ -210,8 +214,10 @@ void add_checkpoint_options(CLI::App& command, TrainFlags& given) {
       ->option_text("N [3]")
       ->group(group);
   command
-      .add_flag("--save-wait", options.save_wait,
-                "Wait when one is due before the last is written; else it is skipped")
+      .add_flag(
+          "--save-wait", options.save_wait,
+          "If a checkpoint is due while the previous one is still being written, wait; without "
+          "this option the new one is skipped")
       ->group(group);
   command
       .add_option("--resume", given.resume,
@@ -222,8 +228,8 @@ void add_checkpoint_options(CLI::App& command, TrainFlags& given) {
       ->group(group);
   command
       .add_flag("--overwrite", given.overwrite,
-                "Begin anew in an --out that has a model, checkpoints or other files; removes the "
-                "first two")
+                "Begin a new run in an --out that is not empty. Removes all that the earlier run "
+                "wrote (model, tokenizer, checkpoints, metrics, flight); keeps other files")
       ->group(group);
 }
 
@@ -325,7 +331,7 @@ void refuse_without_run(const CLI::App& command, const std::string& out, bool na
   throw CLI::ValidationError(fmt::format("--resume {}: there is no run in it to go on with", out));
 }
 
-// Options that would be of no account.
+// Options that would have no effect.
 void refuse_ignored(const CLI::App& command, const TrainFlags& options) {
   for (const char* name : {"--overwrite", "--keep-last", "--save-wait"}) {
     if (command.count(name) > 0 && options.run.out.empty()) {
@@ -370,9 +376,10 @@ void add_run_options(CLI::App& command, TrainOptions& options) {
       ->option_text("DIR")
       ->group(group);
   command
-      .add_flag("--dry-run", options.dry_run,
-                "Say what the run would take (parameters, memory, steps, time by three steps), and "
-                "write nothing")
+      .add_flag(
+          "--dry-run", options.dry_run,
+          "Print what the run would take (parameters, memory, steps, and the time, from three "
+          "steps that are discarded), and write nothing")
       ->group(group);
   command.add_option("--threads", options.threads, "Compute threads")
       ->transform(whole_number(1, 1024))
@@ -405,8 +412,9 @@ void add_run_options(CLI::App& command, TrainOptions& options) {
       ->option_text("N [0]")
       ->group(group);
   command
-      .add_option("--sample-every", options.sample_every,
-                  "Steps between a few words that the model writes, while training waits; 0: none")
+      .add_option(
+          "--sample-every", options.sample_every,
+          "Every N steps, print a text that the model writes (training pauses for it); 0: never")
       ->transform(whole_number(0, std::int64_t{1} << 50))
       ->option_text("N [0]")
       ->group(group);
@@ -547,9 +555,9 @@ void add_worker_options(CLI::App& command, TrainFlags& given) {
       ->group(group);
   command
       .add_option("--join", options.join,
-                  "Join the job of --listen, at the address of any of its members, with --workers "
-                  "workers from here; its options are taken, apart from --data, --device, "
-                  "--threads, --interface and --log")
+                  "Join the job that was started with --listen, at the address of any member. All "
+                  "options come from that job except --data, --device, --threads, --workers, "
+                  "--interface, --token-file, --plain-wire, --config and --log")
       ->option_text("HOST:PORT")
       ->group(group);
   command.add_option("--token-file", given.token_file, "The job's secret, needed between hosts")

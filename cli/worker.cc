@@ -69,9 +69,10 @@ int work(const WorkerFlags& options, const StopSignals& signals, WorkerClient& c
 // Before it joins: what is refused later would end the job of others.
 void check_flags(const WorkerFlags& options) {
   if (options.worker.seed_protocol && options.synthetic.check) {
-    throw Error(ErrorCode::kInvalidArgument,
-                "--check does not go with --seed-protocol: the original protocol does not tell how "
-                "is averaged");
+    throw Error(
+        ErrorCode::kInvalidArgument,
+        "--check does not go with --seed-protocol: a server of the original protocol does not say "
+        "which average it computes");
   }
 }
 

@@ -41,8 +41,8 @@ struct JoinOptions {
   // Not given: this process alone, or what MPI or the gradient server says.
   std::optional<int> rank = std::nullopt;
   std::optional<int> world_size = std::nullopt;
-  // Where the workers meet: rank 0 listens there, with `listener` on this descriptor, which join()
-  // takes over. With `hosted` it is whoever started the workers that listens.
+  // Where the workers meet. Rank 0 listens there, on the descriptor `listener` if given, which
+  // join() takes over. With `hosted` the process that started the workers listens instead.
   std::string master_host = {};
   std::uint16_t master_port = 0;
   std::optional<int> listener = std::nullopt;
@@ -75,9 +75,9 @@ struct JoinOptions {
 
   // `given`, with this process's place in the job as torchrun, mpirun, srun or `lockstep train`
   // tell it: RANK, WORLD_SIZE, MASTER_ADDR and MASTER_PORT, or what Open MPI, MPICH, Slurm and
-  // Kubernetes set instead. LOCKSTEP_TOKEN, or what `lockstep train` hands down, is the secret where none is
-  // given. Just `given` where no launcher started this process. Throws Error{kInvalidArgument} that
-  // names the variable which is missing or makes no sense.
+  // Kubernetes set instead. LOCKSTEP_TOKEN, or what `lockstep train` hands down, is the secret
+  // where none is given. Just `given` where no launcher started this process. Throws
+  // Error{kInvalidArgument} that names the variable which is missing or makes no sense.
   static JoinOptions from_environment(JoinOptions given);
   static JoinOptions from_environment() { return from_environment(JoinOptions()); }
 };
@@ -105,7 +105,8 @@ class Job {
  public:
   struct State;
   explicit Job(std::unique_ptr<State> state);
-  // Waits for nobody. A worker that goes without leave() while others still work ends the job.
+  // Waits for nobody. A worker that goes without leave() while others still work ends the job; with
+  // JoinOptions::survive only the worker is lost.
   ~Job();
   Job(Job&& other) noexcept;
   Job& operator=(Job&& other) noexcept;

@@ -49,10 +49,10 @@ class Communicator {
   // The algorithm that this call will use: its own choice, or the engine's.
   Algorithm algorithm_for(Call call) const;
 
-  // Carries out a call (call.h) on this thread, or starts it on the communication thread; messages
-  // from one rank to another have a thread of their own. Both
-  // throw Error{kInvalidArgument, kInvalidRank or kSizeMismatch} for arguments that do not fit
-  // together, and then have done nothing.
+  // Carries out a call (call.h) on this thread, or starts it on the communication thread. Messages
+  // (send, recv) do not wait for collectives: every sender-receiver pair is a group of its own.
+  // run() and start() throw Error{kInvalidArgument, kInvalidRank or kSizeMismatch} for arguments
+  // that do not fit together, and then have done nothing.
   Outcome run(Call call);
   Work start(Call call);
 

@@ -540,7 +540,7 @@ class Launcher {
       if (std::ranges::any_of(children_, [](const Child& c) { return c.lines.bar_is_open(); })) {
         [[maybe_unused]] const ssize_t written = ::write(STDERR_FILENO, "\n", 1);
       }
-      log(LogLevel::kInfo, "stopping; once more to end at once");
+      log(LogLevel::kInfo, "stopping; press Ctrl-C again to end all workers at once");
     }
   }
 
@@ -702,10 +702,10 @@ class Launcher {
         again ? fmt::format("; a worker is started in its place in {:.1f} s", pause) : "");
   }
 
-  // In a job of another launcher that survives losses, a rank exits with kEchoCode only when the
+  // In a job of another launcher that survives losses, a rank exits with kExitEcho only when the
   // job ends. If none of our ranks has computed a lane, the job may not exist, or cannot begin.
   bool cannot_join(int exit_code) const {
-    return exit_code == kEchoCode || std::ranges::none_of(children_, has_computed);
+    return exit_code == kExitEcho || std::ranges::none_of(children_, has_computed);
   }
 
   static bool has_computed(const Child& child) {
@@ -808,14 +808,14 @@ class Launcher {
         return 1;
       }
       if (blame_.evidence() == Evidence::kEcho) {
-        // It tells of another rank, which could not say anything itself.
+        // It reports the failure of another rank, which could not say anything itself.
         if (verdict_) {
           log(LogLevel::kError, "{}", verdict_->what());
           return exit_code();
         }
         std::string_view told = child.lines.last_line();
         if (told.starts_with(kErrorPrefix)) told.remove_prefix(kErrorPrefix.size());
-        log(LogLevel::kError, "{} (as rank {} tells)", told.empty() ? "a rank failed" : told,
+        log(LogLevel::kError, "{} (reported by rank {})", told.empty() ? "a rank failed" : told,
             child.rank);
         return exit_code();
       }

@@ -28,9 +28,9 @@ struct LaunchOptions {
   std::optional<HostOptions> job = std::nullopt;
   // The job goes on without ranks that are lost. Those are started anew and join it, as
   // RestartPolicy says; a rank that the job has lost is killed first. The centre of the job is that
-  // of `job`, or `centre`, which goes when the job has ended. With `joins` it is elsewhere: one
-  // that stands still is then ended only with the run, and how far a rank is its flight recorder
-  // tells.
+  // of `job`, or `centre`, which goes when the job has ended. With `joins` the
+  // centre is in another process. The launcher then kills a rank that stands still only at the end
+  // of the run, and reads each rank's progress from its flight recorder.
   bool survive = false;
   std::weak_ptr<ControlPlane> centre = {};
   // Others may join the job here; it forms with so many ranks, those of other launchers included.

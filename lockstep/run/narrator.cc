@@ -185,7 +185,7 @@ void tell_end(const TrainOptions& options, const TrainPlan& plan, const Trainer&
                         counted(trainer.validation().since_best, "validation"));
   }
   if (how.nothing_left) {
-    log(LogLevel::kInfo, "nothing is left to do ({}): {} makes more", words,
+    log(LogLevel::kInfo, "this run is complete ({}); to train further, resume it with {}", words,
         early ? "--early-stop 0" : "--steps N");
   } else {
     log(LogLevel::kInfo, "{}, in {}", words, short_duration(how.seconds));

@@ -63,7 +63,7 @@ void on_stop(int signal) {
         end_by(signal);
       } else if (telling) {
         say(leaves(signal) ? "leaving" : "stopping");
-        say(" after the step under way; once more to end at once\n");
+        say(" after the step under way; press Ctrl-C again to end at once\n");
       }
       break;
     case SignalCount::Meaning::kSameAgain: break;

@@ -323,7 +323,7 @@ int train(const TrainOptions& options, const std::vector<std::string>& arguments
   const bool server = options.job.transport == TransportKind::kServer;
   const bool joins_server = !options.job.coordinator.empty();
   require(!joins_server || !options.workers || environment,
-          "--workers starts workers, --coordinator is for one");
+          "--workers does not go with --coordinator: start each worker with a command of its own");
   if (!environment && !joins_server) {
     return workers == 1 && !server && options.listen.empty()
                ? run_as_threads(options, 1)

@@ -414,7 +414,7 @@ int Worker::run() {
     // Whoever started this worker by hand sees nothing of the run here.
     const bool by_hand = told || (!options_.job.coordinator.empty() && !is_launched());
     if (by_hand && !is_first()) {
-      log(LogLevel::kInfo, "joined the job as rank {} of {}; {} tells of its progress", job_.rank(),
+      log(LogLevel::kInfo, "joined the job as rank {} of {}; {} prints its progress", job_.rank(),
           job_.world_size(), job_.communicator().name_of(0));
     }
     if (options_.dry_run) return dry_run();
@@ -781,7 +781,7 @@ int Worker::dry_run() {
     log(LogLevel::kInfo, "memory: about {}{}{}", bytes_of(0), plan_->gpu ? " of a GPU" : "",
         communicator.world_size() > 1 ? fmt::format(" for rank 0, {} for every other", bytes_of(1))
                                       : "");
-    log(LogLevel::kInfo, "time: about {} for {}, {:.3f} s each here and now",
+    log(LogLevel::kInfo, "time: about {} for {}; a step took {:.3f} s on this machine just now",
         short_duration(fastest * static_cast<double>(steps)), counted(steps, "step"), fastest);
     log(LogLevel::kInfo, "this was a dry run: nothing was written");
   }
@@ -875,8 +875,8 @@ int train_worker(const TrainOptions& options, Job& job, FlightWatch& watch) {
     const FlightSnapshot last = flight->snapshot();
     const int rank = job.newcomer() ? -1 : last.rank;
     const bool own = evidence_of(error, rank) == Evidence::kOwn;
-    // Who names its own trouble before it trains has said all, and so has one alone that names a
-    // file.
+    // No flight file: a worker that fails by itself before training has already named its error,
+    // and so has a lone worker that names a file.
     const bool alone = !job.newcomer() && last.world_size == 1 && error.code() == ErrorCode::kIo;
     if (error.code() == ErrorCode::kInvalidArgument || (own && (alone || !worker->begun()))) {
       flight->set_written();  // by the launcher neither

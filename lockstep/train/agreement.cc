@@ -104,7 +104,7 @@ void hash_payloads_of(std::span<const TokenShard* const> shards) {
     const auto now = std::chrono::steady_clock::now();
     if (now - told < kBetweenReadingNotes) return;
     told = now;
-    log(LogLevel::kInfo, "reading all data once, to know them again: {:.1f} of {:.1f} GB",
+    log(LogLevel::kInfo, "hashing the data (once only): {:.1f} of {:.1f} GB read",
         static_cast<double>(done) / 1e9, static_cast<double>(bytes) / 1e9);
   };
   for (const TokenShard* shard : unknown) shard->payload().get(progress);

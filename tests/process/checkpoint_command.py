@@ -167,7 +167,7 @@ class Checkpoints(TrainingCase):
         remembered = (self.out / "run.json").read_text()
         again = lockstep("train", "--resume", self.out, "--lr", 0.5)
         self.assertEqual(self.weights_of(again), weights)
-        self.assertIn("nothing is left to do (done: 3 steps): --steps N makes more\n", again.stderr)
+        self.assertIn("this run is complete (done: 3 steps); to train further, resume it with --steps N\n", again.stderr)
         self.assertIn("the best validation loss was ", again.stderr)
         self.assertEqual((self.out / "run.json").read_text(), remembered)
 

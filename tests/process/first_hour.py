@@ -116,7 +116,7 @@ def first_hour():
     play("lockstep train my.txt --steps 10 --out first --dry-run", 2, "first has checkpoints")
     play("lockstep train my.txt --steps 4 --out second", 0, "the model is in second")
     play("lockstep train my.txt --steps 2 --out second --overwrite", 0, "done: 2 steps")
-    play("lockstep train --resume second", 0, r"nothing is left to do \(done: 2 steps\): --steps N makes more")
+    play("lockstep train --resume second", 0, r"this run is complete \(done: 2 steps\); to train further, resume it with --steps N")
     play("lockstep train --resume second --steps 4", 0, "resumed with a change", "done: 4 steps")
     play("lockstep generate first --prompt Small --tokens 60", 0, "^Small")
     play("lockstep generate first --prompt - --tokens 20 --samples 2 --seed 5", 0, "--- seed 5 ---\nSmall fox", "--- seed 6 ---\nSmall fox",

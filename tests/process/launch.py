@@ -85,7 +85,7 @@ class Launch(Case):
         _, errors = self.end(self.start("--grace", "2000", "exit:6", "last:exit:3"), 6)
         self.assertRegex(errors.splitlines()[-1], r"rank 0 \(pid \d+\) failed first, with exit code 6")
         _, errors = self.end(self.start("exit:4", "ok"), 1)  # nobody else knows more
-        self.assertEqual(errors.splitlines()[-1], "error: the culprit (as rank 0 tells)")
+        self.assertEqual(errors.splitlines()[-1], "error: the culprit (reported by rank 0)")
 
     def test_ranks_may_take_long_to_stop(self):
         for number in (signal.SIGINT, signal.SIGTERM):

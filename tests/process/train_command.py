@@ -173,7 +173,7 @@ class Training(Case):
         # It has ended: there is nothing to go on with.
         again = lockstep("train", "--resume", out)
         self.assertEqual(again.stdout.splitlines()[-1], run.stdout.splitlines()[-1], again.stderr)
-        self.assertRegex(again.stderr, r"nothing is left to do \(ended early after .*\): --early-stop 0 makes more")
+        self.assertRegex(again.stderr, r"this run is complete \(ended early after .*\); to train further, resume it with --early-stop 0")
         self.assertIn("does not go with --save-every 0",
                       self.fails(2, "train", self.text, "--early-stop", 2, "--save-every", 0, "--out", self.folder / "o"))
 
@@ -257,7 +257,7 @@ class Training(Case):
                 process.send_signal(number)
                 output, errors = process.communicate(timeout=60)
                 self.assertEqual(process.returncode, 128 + number, errors)
-                self.assertIn("stopping after the step under way; once more to end at once\n", errors)
+                self.assertIn("stopping after the step under way; press Ctrl-C again to end at once\n", errors)
                 self.assertIn(f"the model is in {out}; next: lockstep train --resume {out}", errors)
                 self.assertRegex(output.splitlines()[-1], WEIGHTS)
                 self.assertRegex(errors, rf"stopped by {name} after step \d+ of 1000000")

@@ -259,7 +259,7 @@ class Faults(Case):
             self.assertTrue((out / "model.safetensors").exists())
 
     def test_what_is_said_of_ctrl_c_has_a_line_of_its_own(self):
-        for workers, said in ((1, rb"\nstopping after the step under way"), (2, rb"\nstopping; once more to end at once")):
+        for workers, said in ((1, rb"\nstopping after the step under way"), (2, rb"\nstopping; press Ctrl-C again to end all workers at once")):
             pid, terminal = self.on_a_terminal("--workers", workers)
             os.write(terminal, b"\x03")
             read_until(terminal, said + rb"[\s\S]*weights blake3:")
