@@ -78,7 +78,6 @@ class GradientServer {
   void set_notice(Notice notice) { notice_ = std::move(notice); }
 
   void wait_for_workers();
-  const Membership& membership() const { return membership_; }
   // Those that have joined and have not left.
   int worker_count() const;
 

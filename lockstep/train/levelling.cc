@@ -3,7 +3,6 @@
 #include <fmt/format.h>
 
 #include <algorithm>
-#include <chrono>
 #include <csignal>
 #include <cstdlib>
 #include <cstring>
@@ -482,26 +481,6 @@ void set_standing(Trainer& trainer, const LevelPlan& plan, const Record& record)
   trainer.stand(std::move(next));
 }
 
-Levelled summary(std::span<const LevelStanding> ranks, const LevelPlan& plan) {
-  Levelled result;
-  result.lost = plan.lost;
-  result.step = plan.step;
-  result.received_bytes.resize(ranks.size());
-  for (std::size_t rank = 0; rank < ranks.size(); ++rank) {
-    if (!ranks[rank].has_state) result.newcomers.push_back(static_cast<int>(rank));
-  }
-  const auto count = [&](std::span<const StateTransfer> transfers, std::size_t bytes) {
-    for (const StateTransfer& transfer : transfers) {
-      if (transfer.from == transfer.to) continue;
-      result.received_bytes[index_of(transfer.to)] += transfer.range.size() * bytes;
-      if (result.donor < 0 || transfer.from < result.donor) result.donor = transfer.from;
-    }
-  };
-  count(plan.parameters, sizeof(float));
-  count(plan.moments, 2 * sizeof(float));
-  return result;
-}
-
 }  // namespace
 
 LevelPlan plan_levelling(std::span<const LevelStanding> ranks, std::size_t size,
@@ -563,14 +542,12 @@ LevelPlan plan_levelling(std::span<const LevelStanding> ranks, std::size_t size,
 }
 
 Levelled level(Trainer& trainer, Communicator& communicator) {
-  const auto begin = std::chrono::steady_clock::now();
   LOCKSTEP_CHECK(!trainer.attached());
   const std::vector<LevelStanding> ranks = gather_parsed(
       communicator, standing_text(standing_of(trainer)), "where it stands",
       [&](const std::string& text) { return parse_standing(text, trainer.layout().size()); });
   const int own = communicator.rank();
   const LevelPlan plan = plan_levelling(ranks, trainer.layout().size(), trainer.options().reducer);
-  Levelled result = summary(ranks, plan);
   if (plan.lost) {
     start_over(trainer, communicator);
   } else {
@@ -586,10 +563,9 @@ Levelled level(Trainer& trainer, Communicator& communicator) {
     set_standing(trainer, plan, record);
   }
   communicator.barrier();
-  result.residuals_lost = !trainer.reducer().residual().empty() && plan.step > 0;
-  const std::chrono::duration<double> took = std::chrono::steady_clock::now() - begin;
-  result.seconds = took.count();
-  return result;
+  return {.lost = plan.lost,
+          .step = plan.step,
+          .residuals_lost = !trainer.reducer().residual().empty() && plan.step > 0};
 }
 
 }  // namespace lockstep

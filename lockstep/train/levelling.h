@@ -11,18 +11,13 @@
 
 namespace lockstep {
 
-// What level() has done, the same on all ranks but for the seconds.
+// What level() has done, the same on all ranks.
 struct Levelled {
   // No whole state was left: moments of some range, or everything. The trainer is attached and
   // stands at step 0 without a state: the caller restores a checkpoint, or sets the parameters on
   // rank 0, then calls Trainer::start().
   bool lost = false;
-  std::int64_t step = 0;       // steps done: the run goes on after this one
-  int donor = -1;              // the lowest rank that others got something from; -1: nobody
-  std::vector<int> newcomers;  // ranks that had no state
-  // By rank: what it got from others.
-  std::vector<std::uint64_t> received_bytes;
-  double seconds = 0;
+  std::int64_t step = 0;  // steps done: the run goes on after this one
   // bf16 on the wire: rounding errors of the last step were not added, so the result is another one
   // than that of a run in which nothing happened.
   bool residuals_lost = false;

@@ -18,7 +18,6 @@ namespace lockstep {
 
 inline constexpr int kMaxWorldSize = 16384;
 inline constexpr std::uint32_t kMaxCardText = 255;  // each text of a card
-inline constexpr std::size_t kMaxJoinBody = 4096;
 inline constexpr std::size_t kMaxRosterBody = std::size_t{32} << 20;
 
 // What a member tells about itself when it joins.

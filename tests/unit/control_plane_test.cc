@@ -219,7 +219,7 @@ struct WithCentreByHand {
         job = join_job(options);
         return;
       }
-      link.emplace(accept(listener, soon()), kMaxJoinBody);
+      link.emplace(accept(listener, soon()), kMaxRosterBody);
       const Identity identity{"lockstep", 0, random_member_id(), 0, ""};
       server_handshake(link->socket(), identity, Purpose::kRendezvous, soon());
       const auto join = decode_join(link->receive(soon()).body);

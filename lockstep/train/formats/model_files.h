@@ -1,6 +1,5 @@
 #pragma once
 
-#include <array>
 #include <cstddef>
 #include <cstdint>
 #include <functional>
@@ -53,9 +52,6 @@ void save_model(const std::string& folder, const ParameterLayout& layout,
                 std::span<const float> parameters, const Tokenizer* tokenizer, std::int64_t steps,
                 const WriteGuard& guard = {}, Storage& storage = disk());
 
-// The files that read_model() may read.
-inline constexpr std::array kModelFiles = {kConfigFile, kSentencePieceFile, kBpeFile,
-                                           kBpeConfigFile, kWeightsFile};
 // Told the hash of a file of tensors that was read.
 using OnHash = std::function<void(const std::string& name, const Blake3Hash& hash)>;
 // Reads weights in f32, bf16 or f16, from one file or from several with an index. Throws Error{kIo}
