@@ -1,10 +1,8 @@
 #include "lockstep/files/file_source.h"
 
-#include <algorithm>
 #include <cerrno>
 #include <utility>
 
-#include "lockstep/base/check.h"
 #include "lockstep/base/error.h"
 #include "lockstep/files/mapped_file.h"
 
@@ -60,33 +58,6 @@ void StoredFiles::read(const std::string& name, std::uint64_t position, std::spa
   const OpenFile* found = find(name);
   if (found == nullptr) throw_io("opening " + path(name), ENOENT);
   found->file->read(position, into);
-}
-
-bool FilesInMemory::add(std::string name, std::span<const std::byte> bytes) {
-  return files_.emplace(std::move(name), bytes).second;
-}
-
-std::vector<std::string> FilesInMemory::names() const {
-  std::vector<std::string> names;
-  for (const auto& [name, bytes] : files_) names.push_back(name);
-  return names;
-}
-
-std::optional<std::uint64_t> FilesInMemory::find_size(const std::string& name) {
-  const auto found = files_.find(name);
-  if (found == files_.end()) return std::nullopt;
-  return found->second.size();
-}
-
-void FilesInMemory::read(const std::string& name, std::uint64_t position,
-                         std::span<std::byte> into) {
-  const auto found = files_.find(name);
-  LOCKSTEP_CHECK(found != files_.end());
-  const auto bytes = found->second;
-  if (position > bytes.size() || into.size() > bytes.size() - position) {
-    throw_bad_file(path(name), bytes.size(), "the file ends here");
-  }
-  std::ranges::copy(bytes.subspan(position, into.size()), into.begin());
 }
 
 bool is_plain_name(std::string_view name) {

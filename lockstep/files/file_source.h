@@ -61,23 +61,6 @@ class StoredFiles final : public FileSource {
   std::map<std::string, OpenFile> files_;  // guarded by mutex_; entries stay as they are
 };
 
-// Bytes that the caller keeps; `where` stands for the folder in messages.
-class FilesInMemory final : public FileSource {
- public:
-  explicit FilesInMemory(std::string where) : where_(std::move(where)) {}
-
-  // False when there is one of that name already.
-  bool add(std::string name, std::span<const std::byte> bytes);
-  std::string path(const std::string& name) const override { return where_ + "/" + name; }
-  std::vector<std::string> names() const override;
-  std::optional<std::uint64_t> find_size(const std::string& name) override;
-  void read(const std::string& name, std::uint64_t position, std::span<std::byte> into) override;
-
- private:
-  std::string where_;
-  std::map<std::string, std::span<const std::byte>> files_;
-};
-
 // Whether `name` can be that of a file in a folder: no path, not hidden.
 bool is_plain_name(std::string_view name);
 

@@ -81,24 +81,6 @@ TEST(Checkpoint, TheSameStateGivesTheSameFiles) {
   }
 }
 
-TEST(Checkpoint, InMemoryItIsTheSame) {
-  const TrainingState state = some_state(5);
-  const std::vector<std::byte> bytes = to_bytes(state);
-  EXPECT_TRUE(same_bits(from_bytes(bytes, "a peer's state"), state));
-  const auto broken = [](std::span<const std::byte> some) {
-    return message_of([&] { from_bytes(some, "a peer's state"); });
-  };
-  EXPECT_THAT(broken({}), HasSubstr("a peer's state: not a training state"));
-  for (std::size_t size = 1; size < bytes.size(); size += bytes.size() / 97) {
-    EXPECT_THAT(broken(std::span(bytes).first(size)), HasSubstr("a peer's state")) << size;
-  }
-  for (std::size_t at = 3; at < bytes.size(); at += bytes.size() / 97) {
-    std::vector<std::byte> flipped = bytes;
-    flipped[at] ^= std::byte{16};
-    EXPECT_THAT(broken(flipped), HasSubstr("a peer's state")) << at;
-  }
-}
-
 // A checkpoint with one thing wrong, and what is said of it.
 class DamagedCheckpoint : public ::testing::Test {
  protected:

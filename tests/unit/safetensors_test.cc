@@ -112,8 +112,11 @@ TEST(Safetensors, ReadsAcrossBlocks) {
     for (std::size_t i = 8 + header.size(); i < bytes.size(); ++i) {
       bytes[i] = static_cast<std::byte>(i * 2654435761u >> 13);
     }
-    FilesInMemory files("memory");
-    files.add("x", bytes);
+    TemporaryFolder folder;
+    std::ofstream(folder.path() + "/x", std::ios::binary)
+        .write(reinterpret_cast<const char*>(bytes.data()),
+               static_cast<std::streamsize>(bytes.size()));
+    StoredFiles files(folder.path());
     const SafetensorsFile file(files, "x");
     std::vector<float> f(kElements), b(kElements);
     EXPECT_EQ(file.read({file.target("b", b), file.target("f", f)}), blake3(bytes));

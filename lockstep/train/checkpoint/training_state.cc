@@ -19,7 +19,6 @@
 #include "lockstep/train/checkpoint/state_file.h"
 #include "lockstep/train/formats/model_files.h"
 #include "lockstep/train/formats/safetensors.h"
-#include "lockstep/wire/bytes.h"
 
 namespace lockstep {
 namespace {
@@ -27,11 +26,6 @@ namespace {
 constexpr const char* kFirstMoment = "exp_avg.";
 constexpr const char* kSecondMoment = "exp_avg_sq.";
 constexpr const char* kRank = "rank.";
-
-constexpr std::string_view kMagic = "LOCKSTAT";
-constexpr std::uint32_t kBytesVersion = 1;
-constexpr std::uint32_t kMostFiles = 64;
-constexpr std::uint32_t kLongestName = 255;
 
 constexpr const char* kHashDoesNotHold = "is damaged: its hash does not hold";
 
@@ -329,42 +323,6 @@ std::uint64_t write_training_state(const TrainingState& state, AtomicFolder& fol
   folder.write(to_json(make_manifest(state.run, std::move(entries))));
   folder.end_file();
   return bytes;
-}
-
-std::vector<std::byte> to_bytes(const TrainingState& state) {
-  const auto files = state_files(state);
-  std::size_t size = 1 << 16;
-  for (const StateFile& file : files) size += file.bytes() + file.head.size();
-  ByteWriter writer;
-  writer.reserve(size);
-  writer.bytes(std::as_bytes(std::span(kMagic)));
-  writer.u32(kBytesVersion);
-  writer.count(files.size() + 1, kMostFiles);
-  const auto add = [&](const StateFile& file) {
-    writer.string(file.name, kLongestName);
-    writer.u64(file.bytes());
-    return emit_file(file, [&](std::span<const std::byte> piece) { writer.bytes(piece); });
-  };
-  std::vector<ManifestFile> entries;
-  for (const StateFile& file : files) entries.push_back(add(file));
-  add({kManifestFile, to_json(make_manifest(state.run, std::move(entries)))});
-  return std::move(writer).take();
-}
-
-TrainingState from_bytes(std::span<const std::byte> bytes, const std::string& where) {
-  ByteReader reader(bytes);
-  if (as_text(reader.bytes(kMagic.size())) != kMagic) throw_bad_file(where, "not a training state");
-  if (reader.u32() != kBytesVersion) throw_bad_file(where, "a training state of another version");
-  FilesInMemory files(where);
-  const std::uint32_t count = reader.count(1, kMostFiles);
-  for (std::uint32_t i = 0; i < count; ++i) {
-    std::string name(reader.string(kLongestName));
-    const std::uint64_t size = reader.u64();
-    if (!files.add(std::move(name), reader.bytes(size)))
-      throw_bad_file(where, "a file comes twice");
-  }
-  if (!reader.finished()) throw_bad_file(where, "the bytes end early, or late");
-  return read_training_state(files);
 }
 
 }  // namespace lockstep

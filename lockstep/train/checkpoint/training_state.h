@@ -1,9 +1,7 @@
 #pragma once
 
-#include <cstddef>
 #include <cstdint>
 #include <memory>
-#include <span>
 #include <string>
 #include <vector>
 
@@ -54,10 +52,5 @@ std::vector<Damage> find_damage(FileSource& files, bool tensors);
 // The model in a checkpoint. Throws Error{kIo} when something that it consists of is damaged, or
 // something else is there.
 SavedModel read_checkpoint_model(FileSource& files);
-
-// The same files, one after another in memory: a state that can be sent to another process.
-std::vector<std::byte> to_bytes(const TrainingState& state);
-// Throws Error{kIo} for bytes that are not a state; `where` names them in messages.
-TrainingState from_bytes(std::span<const std::byte> bytes, const std::string& where);
 
 }  // namespace lockstep
