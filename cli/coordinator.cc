@@ -20,6 +20,7 @@
 #include "cli/stop_signals.h"
 #include "lockstep/base/descriptor.h"
 #include "lockstep/base/event.h"
+#include "lockstep/base/exit_code.h"
 #include "lockstep/base/log.h"
 #include "lockstep/base/text.h"
 #include "lockstep/base/thread.h"
@@ -444,7 +445,7 @@ int run_coordinator(CoordinatorFlags& options) {
   } catch (const Error& error) {
     if (error.code() == ErrorCode::kInvalidArgument) throw;
     log_line(LogLevel::kError, error.what());
-    return is_defect(error.code()) ? kHaltedCode : signals.exit_code(1);
+    return is_defect(error.code()) ? kExitHalted : signals.exit_code(kExitFailed);
   }
 }
 

@@ -50,8 +50,6 @@ way: a pair that a firewall or a missing route keeps apart is named.
                                                    what mpirun and srun set); rank 0 prints
 
 Exit codes: 0 all is good, 5 warnings, 1 something will fail, 2 wrong usage.)";
-constexpr int kExitBad = 1;
-constexpr int kExitWarnings = 5;
 constexpr std::size_t kWidestFound = 76;
 
 struct DoctorFlags {
@@ -149,9 +147,9 @@ int exit_code_of(Verdict verdict) {
   switch (verdict) {
     case Verdict::kGood: return 0;
     case Verdict::kWarning: return kExitWarnings;
-    case Verdict::kBad: return kExitBad;
+    case Verdict::kBad: return kExitFailed;
   }
-  return kExitBad;
+  return kExitFailed;
 }
 
 int report(const LinkChecks& checks, bool as_json) {

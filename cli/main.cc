@@ -10,6 +10,7 @@
 #include "cli/help_pages.h"
 #include "cli/options.h"
 #include "lockstep/base/error.h"
+#include "lockstep/base/exit_code.h"
 #include "lockstep/base/log.h"
 #include "lockstep/base/version.h"
 #include "lockstep/launch/launch.h"
@@ -24,16 +25,12 @@ constexpr const char* kExplanation = R"(A text of one's own:
 
 `lockstep train --help` explains the options of a command.)";
 
-constexpr int kFailed = 1;
-constexpr int kWrongUsage = 2;
-constexpr int kHalted = 3;
-
 int exit_code(const Error& error) {
   switch (error.code()) {
-    case ErrorCode::kInvalidArgument: return kWrongUsage;
+    case ErrorCode::kInvalidArgument: return kExitUsage;
     case ErrorCode::kNonFinite:
-    case ErrorCode::kReplicaMismatch: return kHalted;
-    default: return is_launched_echo(error) ? kEchoCode : kFailed;
+    case ErrorCode::kReplicaMismatch: return kExitHalted;
+    default: return is_launched_echo(error) ? kExitEcho : kExitFailed;
   }
 }
 
@@ -102,18 +99,18 @@ int run(int argc, char** argv) {
 
   if (const auto problem = missing_value(app, arguments)) {
     log_line(LogLevel::kError, *problem);
-    return kWrongUsage;
+    return kExitUsage;
   }
   try {
     app.parse(std::vector<std::string>(arguments.rbegin(), arguments.rend()));
   } catch (const CLI::ParseError& error) {
     if (error.get_exit_code() == 0) return app.exit(error);  // --help and --version
     log_line(LogLevel::kError, usage_problem(app, error));
-    return kWrongUsage;
+    return kExitUsage;
   }
   if (!action) {  // not require_subcommand(): that would hide which argument was wrong
     log_line(LogLevel::kError, "lockstep needs a command (lockstep --help lists them)");
-    return kWrongUsage;
+    return kExitUsage;
   }
   return action();
 }
@@ -132,6 +129,6 @@ int main(int argc, char** argv) {
     return cli::exit_code(error);
   } catch (const std::exception& error) {
     log_line(LogLevel::kError, error.what());
-    return cli::kFailed;
+    return kExitFailed;
   }
 }

@@ -13,10 +13,9 @@ namespace lockstep::cli {
 // The flags of the synthetic job.
 void add_synthetic_options(CLI::App& command, SyntheticOptions& options);
 
-// 3 where the job was halted on a defect: a non-finite value, or a worker that sent what nobody
-// expects. Otherwise what main makes of the error.
+// Whether the job was halted on a defect: a non-finite value, or a worker that sent what nobody
+// expects. The exit code is then kExitHalted, otherwise what main makes of the error.
 bool is_defect(ErrorCode code);
-inline constexpr int kHaltedCode = 3;
 
 // A clock for progress: true at most twice a second.
 class ProgressClock {

@@ -7,6 +7,7 @@
 #include "cli/options.h"
 #include "cli/star.h"
 #include "cli/stop_signals.h"
+#include "lockstep/base/exit_code.h"
 #include "lockstep/base/host.h"
 #include "lockstep/base/log.h"
 #include "lockstep/base/text.h"
@@ -101,7 +102,7 @@ int run_worker(WorkerFlags& options) {
     client.abort(error);
     if (error.code() == ErrorCode::kInvalidArgument) throw;
     log_line(LogLevel::kError, error.what());
-    return is_defect(error.code()) ? kHaltedCode : signals.exit_code(1);
+    return is_defect(error.code()) ? kExitHalted : signals.exit_code(kExitFailed);
   }
 }
 

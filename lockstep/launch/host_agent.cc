@@ -20,6 +20,7 @@
 #include "lockstep/base/deadline.h"
 #include "lockstep/base/descriptor.h"
 #include "lockstep/base/error.h"
+#include "lockstep/base/exit_code.h"
 #include "lockstep/base/log.h"
 #include "lockstep/base/version.h"
 #include "lockstep/launch/agent_message.h"
@@ -33,8 +34,6 @@ namespace {
 
 // Until the launcher has told its own.
 constexpr std::chrono::milliseconds kFirstTimeout{60'000};
-constexpr int kAgentFailed = 1;
-constexpr int kRefusedCode = 2;
 
 // A file without a name that holds the token, for the child to inherit.
 Descriptor token_file(const std::string& token) {
@@ -78,8 +77,8 @@ class HostAgent {
     tell({"ready", std::string(version())});
     while (!child_) {
       wait();
-      if (refused_) return drained(kRefusedCode);
-      if (!launcher_lives_) return kAgentFailed;
+      if (refused_) return drained(kExitUsage);
+      if (!launcher_lives_) return kExitFailed;
     }
     while (!child_->end()) {
       wait();
@@ -89,7 +88,7 @@ class HostAgent {
     if (!said_.empty()) output_ += std::exchange(said_, {}) + "\n";  // a line that never ended
     const ProcessEnd end = *child_->end();
     tell({end.killed ? "killed" : "ended", std::to_string(end.number)});
-    return drained(end.killed ? kAgentFailed : end.number);
+    return drained(end.killed ? kExitFailed : end.number);
   }
 
  private:

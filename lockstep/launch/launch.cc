@@ -27,6 +27,7 @@
 #include "lockstep/base/cores.h"
 #include "lockstep/base/deadline.h"
 #include "lockstep/base/descriptor.h"
+#include "lockstep/base/exit_code.h"
 #include "lockstep/base/host.h"
 #include "lockstep/base/index.h"
 #include "lockstep/base/log.h"
@@ -60,9 +61,6 @@ constexpr int kCompanion = -1;  // among the parts of the job; the others are ra
 constexpr std::string_view kClearLine = "\r\x1b[K";
 // How often the job is asked what has become of its members.
 constexpr std::chrono::milliseconds kBetweenLooks{100};
-// Ends that all ranks of a job come to alike: no loss, whatever survives those.
-constexpr int kExitUsageOfAll = 2;
-constexpr int kExitHaltOfAll = 3;
 
 struct Child {
   int place = 0;                  // among the ranks that we start
@@ -225,7 +223,7 @@ class Launcher {
     if (options_.before_failure && (blame_.culprit() || ended_at_once_)) {
       options_.before_failure(exit_code());
     }
-    if (blame_.culprit() && exit_code() != kExitUsageOfAll) tell_flight();
+    if (blame_.culprit() && exit_code() != kExitUsage) tell_flight();
     return conclude(beside);
   }
 
@@ -576,7 +574,7 @@ class Launcher {
       Child& child = children_[i];
       if (!child.running || ::waitpid(child.pid, &child.status, flags) != child.pid) continue;
       child.running = false;
-      if (!was_killed(child) && WEXITSTATUS(child.status) == kLeftCode) {
+      if (!was_killed(child) && WEXITSTATUS(child.status) == kExitLeft) {
         child.left = true;
         child.status = 0;
       }
@@ -721,17 +719,18 @@ class Launcher {
     return fmt::format("{} {}", who, to_string(ProcessEnd::of(child.status)));
   }
 
+  // All ranks of a job come to these ends alike: no loss, whatever survives losses.
   static bool ended_for_all(const Child& child) {
     if (was_killed(child)) return false;
     const int code = WEXITSTATUS(child.status);
-    return code == kExitUsageOfAll || code == kExitHaltOfAll;
+    return code == kExitUsage || code == kExitHalted;
   }
 
   static bool was_killed(const Child& child) { return WIFSIGNALED(child.status); }
 
   static Evidence evidence_of_end(const Child& child) {
     if (was_killed(child)) return Evidence::kKilled;
-    return WEXITSTATUS(child.status) == kEchoCode ? Evidence::kEcho : Evidence::kOwn;
+    return WEXITSTATUS(child.status) == kExitEcho ? Evidence::kEcho : Evidence::kOwn;
   }
 
   static bool ended_as_told(const Child& child) {

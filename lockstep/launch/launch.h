@@ -89,12 +89,8 @@ int launch_ranks(const LaunchOptions& options);
 bool is_launched();
 
 // Whether the error of this process tells of another rank's failure and the process is a rank of
-// launch_ranks(), whose launcher knows it by the exit code.
+// launch_ranks(), whose launcher knows it by the exit code kExitEcho.
 bool is_launched_echo(const Error& error);
-inline constexpr int kEchoCode = 4;
-// The exit code of a rank of launch_ranks() that left its job in order before the end; 0 is the
-// end.
-inline constexpr int kLeftCode = 5;
 
 // Becomes the mpirun of an MPI, named as mpi_library() does; it starts the ranks and is told that
 // they may share cores. Throws if there is none.

@@ -7,15 +7,14 @@
 #include <csignal>
 #include <cstring>
 
+#include "lockstep/base/exit_code.h"
+
 namespace lockstep {
 namespace {
 
-// Exit codes of the command after which starting it again would end the same.
-constexpr int kExitUsage = 2;
-constexpr int kExitHalted = 3;
-
 bool asks_to_end(int signal) { return signal == SIGINT || signal == SIGTERM || signal == SIGHUP; }
 
+// After wrong usage and a halt, starting the command again would end the same.
 bool ended_in_order(const ProcessEnd& end) {
   if (end.killed) return asks_to_end(end.number);
   return end.number == 0 || end.number == kExitUsage || end.number == kExitHalted ||

@@ -12,6 +12,7 @@
 
 #include "lockstep/base/deadline.h"
 #include "lockstep/base/error.h"
+#include "lockstep/base/exit_code.h"
 #include "lockstep/base/log.h"
 #include "lockstep/comm/mpi/mpi.h"
 #include "lockstep/launch/launch.h"
@@ -34,7 +35,6 @@ namespace lockstep {
 namespace {
 
 constexpr std::chrono::seconds kSecretPatience{3};  // for the file of a job that has just begun
-constexpr int kWrongUsage = 2;  // the exit code of workers that did not even begin
 
 void require(bool condition, const std::string& message) {
   if (!condition) throw Error(ErrorCode::kInvalidArgument, message);
@@ -69,7 +69,7 @@ int telling_saved(const TrainOptions& options, FlightWatch& watch, bool tells, W
   };
   try {
     const int code = work();
-    if (code == kHaltCode) tell();
+    if (code == kExitHalted) tell();
     return code;
   } catch (const Error& error) {
     if (error.code() != ErrorCode::kInvalidArgument) tell();
@@ -236,7 +236,7 @@ int start_workers(const TrainOptions& options, int workers,
   launch.flight_keeps = flight.keeps;
   launch.stop_grace = stop_grace(options);
   launch.before_failure = [&options](int code) {
-    if (code != kWrongUsage) tell_saved(options);
+    if (code != kExitUsage) tell_saved(options);  // otherwise no worker began
   };
   // Their stderr is a pipe, ours may be a terminal.
   if (!options.log) {

@@ -19,6 +19,7 @@
 
 #include "lockstep/base/cores.h"
 #include "lockstep/base/error.h"
+#include "lockstep/base/exit_code.h"
 #include "lockstep/base/host.h"
 #include "lockstep/base/index.h"
 #include "lockstep/base/log.h"
@@ -436,7 +437,7 @@ int Worker::run() {
         watch_.write(job_.flight(), to_string(*report));
         job_.leave();
         see_out_page();
-        return kHaltCode;
+        return kExitHalted;
       }
       if (job_.too_few()) {
         save_and_wait();
@@ -848,7 +849,7 @@ void Worker::part_after_halt(const Error& cause) {
 
 int code_of_leaving() {
   if (started_by_kubernetes()) return 128 + SIGTERM;  // 0 would be the end of the work
-  return is_launched() ? kLeftCode : 0;
+  return is_launched() ? kExitLeft : 0;
 }
 
 int train_worker(const TrainOptions& options, Job& job, FlightWatch& watch) {

@@ -5,8 +5,6 @@
 
 namespace lockstep {
 
-inline constexpr int kHaltCode = 3;  // of a run that halts at a lane
-
 // All that one worker does, from the plan to the model. Rank 0 talks to people and writes files.
 // Returns the exit code. `watch` writes what the worker did last when it, or another one, fails.
 int train_worker(const TrainOptions& options, Job& job, FlightWatch& watch);
