@@ -13,6 +13,7 @@
 #include "lockstep/comm/collectives/algorithm_table.h"
 #include "lockstep/comm/mpi/mpi.h"
 #include "lockstep/launch/launch.h"
+#include "lockstep/launch/mpirun.h"
 #include "lockstep/launch/rank_environment.h"
 #include "lockstep/lockstep.h"
 #include "lockstep/net/job/roster.h"

@@ -3,7 +3,6 @@
 #include <fcntl.h>
 #include <fmt/format.h>
 #include <poll.h>
-#include <sys/mman.h>
 #include <unistd.h>
 
 #include <algorithm>
@@ -25,6 +24,7 @@
 #include "lockstep/base/version.h"
 #include "lockstep/launch/agent_message.h"
 #include "lockstep/launch/blocked_signals.h"
+#include "lockstep/launch/memory_file.h"
 #include "lockstep/launch/piped_process.h"
 #include "lockstep/launch/rank_environment.h"
 #include "lockstep/net/socket/address.h"
@@ -34,16 +34,6 @@ namespace {
 
 // Until the launcher has told its own.
 constexpr std::chrono::milliseconds kFirstTimeout{60'000};
-
-// A file without a name that holds the token, for the child to inherit.
-Descriptor token_file(const std::string& token) {
-  Descriptor file(::memfd_create("lockstep-token", MFD_CLOEXEC));
-  if (!file ||
-      ::write(file.get(), token.data(), token.size()) != static_cast<ssize_t>(token.size())) {
-    throw_io("handing the job's token down", errno);
-  }
-  return file;
-}
 
 // The address of this host by which the remote shell has come; if there is none that others could
 // use, one of the name that the launcher has for us. Empty if there is none either.
@@ -204,7 +194,7 @@ class HostAgent {
                   "no address is known here that other hosts could reach; behind `train`, "
                   "--listen HOST:PORT names one");
     }
-    const Descriptor token = token_file(token_);
+    const Descriptor token = memory_file("lockstep-token", token_);
     std::array<int, 2> status{};
     if (::pipe2(status.data(), O_CLOEXEC) != 0) throw_io("pipe", errno);
     status_ = Descriptor(status[0]);

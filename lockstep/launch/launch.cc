@@ -4,7 +4,6 @@
 #include <fmt/format.h>
 #include <poll.h>
 #include <sched.h>
-#include <sys/mman.h>
 #include <sys/prctl.h>
 #include <sys/wait.h>
 #include <unistd.h>
@@ -35,6 +34,7 @@
 #include "lockstep/comm/flight_recorder.h"
 #include "lockstep/flight/flight_file.h"
 #include "lockstep/launch/blocked_signals.h"
+#include "lockstep/launch/memory_file.h"
 #include "lockstep/launch/piped_process.h"
 #include "lockstep/launch/rank_environment.h"
 #include "lockstep/launch/rank_lines.h"
@@ -126,17 +126,6 @@ std::vector<std::string> environment_for(const Place& place, const LaunchOptions
     variables.emplace_back(text);
   }
   return variables;
-}
-
-// A file without a name that holds the text; none if that is empty.
-Descriptor secret_file(const std::string& text) {
-  if (text.empty()) return Descriptor();
-  Descriptor file(::memfd_create("lockstep-secret", MFD_CLOEXEC));
-  if (!file) throw_io("memfd_create", errno);
-  if (::write(file.get(), text.data(), text.size()) != static_cast<ssize_t>(text.size())) {
-    throw_io("writing the job's secret", errno);
-  }
-  return file;
 }
 
 // Where `lockstep launch` reads what becomes of the job; none if it has not started us.
@@ -236,7 +225,7 @@ class Launcher {
 
   // This process becomes the centre of the job.
   void serve_job() {
-    secret_ = secret_file(options_.secret);
+    secret_ = memory_file("lockstep-secret", options_.secret);
     centre_ = options_.centre;
     rendezvous_ = options_.joins;
     if (options_.joins || options_.listen) attempt_.clear();  // others do not know it
@@ -868,25 +857,5 @@ bool is_launched_echo(const Error& error) {
 }
 
 int launch_ranks(const LaunchOptions& options) { return Launcher(options).run(); }
-
-void become_mpirun(const std::string& library, int ranks,
-                   const std::vector<std::string>& arguments) {
-  if (library.empty()) {
-    throw Error(ErrorCode::kInvalidArgument, "this program was built without MPI");
-  }
-  const bool open_mpi = library.starts_with("Open MPI");
-  std::vector<std::string> words = {open_mpi ? "mpirun.openmpi" : "mpirun.mpich", "-n",
-                                    std::to_string(ranks)};
-  if (open_mpi) {
-    words.emplace_back("--oversubscribe");
-    if (::geteuid() == 0) words.emplace_back("--allow-run-as-root");
-  }
-  words.push_back(std::filesystem::read_symlink("/proc/self/exe"));
-  words.insert(words.end(), arguments.begin(), arguments.end());
-  ::execvp(words[0].c_str(), pointers_to(words).data());
-  words[0] = "mpirun";  // where only one MPI is installed
-  ::execvp(words[0].c_str(), pointers_to(words).data());
-  throw_io(fmt::format("starting mpirun of {}", library), errno);
-}
 
 }  // namespace lockstep

@@ -92,9 +92,4 @@ bool is_launched();
 // launch_ranks(), whose launcher knows it by the exit code kExitEcho.
 bool is_launched_echo(const Error& error);
 
-// Becomes the mpirun of an MPI, named as mpi_library() does; it starts the ranks and is told that
-// they may share cores. Throws if there is none.
-[[noreturn]] void become_mpirun(const std::string& library, int ranks,
-                                const std::vector<std::string>& arguments);
-
 }  // namespace lockstep

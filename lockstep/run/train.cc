@@ -16,6 +16,7 @@
 #include "lockstep/base/log.h"
 #include "lockstep/comm/mpi/mpi.h"
 #include "lockstep/launch/launch.h"
+#include "lockstep/launch/mpirun.h"
 #include "lockstep/launch/rank_environment.h"
 #include "lockstep/launch/secret_file.h"
 #include "lockstep/net/job/handshake.h"
