@@ -99,13 +99,6 @@ void print_notice(const std::string& text) {
   std::fflush(stdout);
 }
 
-HostPort parse_bind(const std::string& text) {
-  const auto where = parse_host_port(text);
-  if (!where)
-    throw Error(ErrorCode::kInvalidArgument, fmt::format("--bind {}: not HOST:PORT", text));
-  return *where;
-}
-
 // SIGUSR1 as a request, to be made before any other thread; until the first call of listen() it
 // waits.
 class SaveSignal {
@@ -383,7 +376,7 @@ bool first_is_rank(ControlPlane& control, int stop_fd) {
 }
 
 void run_served(CoordinatorFlags& options, SaveSignal& signal) {
-  Socket listener = listen_for_workers(parse_bind(options.bind), options.token,
+  Socket listener = listen_for_workers(require_host_port("--bind", options.bind), options.token,
                                        Deadline::after(options.server.settings.timeout));
   fmt::print("listening on {}; {} workers expected\n", to_string(listener.local_address()),
              options.server.workers);

@@ -79,12 +79,7 @@ void check_flags(const WorkerFlags& options) {
 
 int run_worker(WorkerFlags& options) {
   check_flags(options);
-  const auto where = parse_host_port(options.coordinator);
-  if (!where) {
-    throw Error(ErrorCode::kInvalidArgument,
-                fmt::format("--coordinator {}: not HOST:PORT", options.coordinator));
-  }
-  options.worker.coordinator = *where;
+  options.worker.coordinator = require_host_port("--coordinator", options.coordinator);
   options.worker.timeout = duration_of(options.timeout);
   options.worker.token = token_from(options.token_file);
   options.worker.wire = wire_choice(options.plain_wire);

@@ -3,6 +3,8 @@
 #include <utility>
 #include <variant>
 
+#include "lockstep/base/error.h"
+#include "lockstep/lockstep.h"
 #include "lockstep/wire/bytes.h"
 
 namespace lockstep {
@@ -54,6 +56,14 @@ std::optional<RunDescription> decode_run_description(std::span<const std::byte> 
   description.tokenizer =
       tokenizer_of_files(kind, std::move(model), std::move(config), "the job's tokenizer");
   return description;
+}
+
+RunDescription description_of(const Job& job) {
+  auto told = decode_run_description(job.description());
+  if (!told) {
+    throw Error(ErrorCode::kUnexpectedMessage, "the job describes itself in a way unknown here");
+  }
+  return *std::move(told);
 }
 
 }  // namespace lockstep

@@ -12,6 +12,8 @@
 
 namespace lockstep {
 
+class Job;
+
 // What a worker that joins a job is told of its run: all that is not local to it. While the job
 // forms there is nothing but the options. Pure.
 struct RunDescription {
@@ -27,5 +29,9 @@ struct RunDescription {
 std::vector<std::byte> encode(const RunDescription& description);
 // Nothing for bytes that are no description. Throws Error{kIo} for a tokenizer that is broken.
 std::optional<RunDescription> decode_run_description(std::span<const std::byte> bytes);
+
+// What a job tells this newcomer to it. Throws Error{kUnexpectedMessage} for bytes that are no
+// description, and as decode_run_description() does.
+RunDescription description_of(const Job& job);
 
 }  // namespace lockstep

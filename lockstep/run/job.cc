@@ -239,13 +239,8 @@ JoinedJob join_star_or_hint(const StarOptions& star) {
 }
 
 Job join_server(const JoinOptions& options) {
-  const auto where = parse_host_port(options.coordinator);
-  if (!where) {
-    throw Error(ErrorCode::kInvalidArgument,
-                fmt::format("--coordinator {}: not HOST:PORT", options.coordinator));
-  }
   StarOptions star;
-  star.coordinator = *where;
+  star.coordinator = require_host_port("--coordinator", options.coordinator);
   star.job = options.name;
   star.token = options.token;
   star.wire = wire_choice(options.plain_wire);

@@ -30,12 +30,8 @@ void check_membership(const TrainOptions& options) {
   const bool fixed = transport == TransportKind::kLocal || transport == TransportKind::kMpi ||
                      transport == TransportKind::kServer;
   const bool resumes = options.folder == FolderUse::kResume;
-  const auto require_address = [](const char* flag, const std::string& text) {
-    require_option(text.empty() || parse_host_port(text).has_value(),
-                   fmt::format("{} {}: not HOST:PORT", flag, text));
-  };
-  require_address("--listen", options.listen);
-  require_address("--join", options.join);
+  if (!options.listen.empty()) require_host_port("--listen", options.listen);
+  if (!options.join.empty()) require_host_port("--join", options.join);
   require_option(options.listen.empty() || options.join.empty(),
                  "--listen is for the job that is started, --join for those who come to it");
   require_option(options.listen.empty() || !fixed,

@@ -93,13 +93,10 @@ int run_as_threads(const TrainOptions& options, int workers) {
 
 // Options of this process that joins a job: what is not local to it is the job's.
 TrainOptions adopted(const TrainOptions& options, const Job& job) {
-  const auto told = decode_run_description(job.description());
-  if (!told) {
-    throw Error(ErrorCode::kUnexpectedMessage, "the job describes itself in a way unknown here");
-  }
-  TrainOptions own = options.adopt(told->options);
-  own.out = told->out;
-  own.page_elsewhere = told->page;
+  const RunDescription told = description_of(job);
+  TrainOptions own = options.adopt(told.options);
+  own.out = told.out;
+  own.page_elsewhere = told.page;
   own.local_rank = options.local_rank;
   return own;
 }

@@ -310,13 +310,8 @@ void Worker::prepare() {
 }
 
 void Worker::join_original_star() {
-  const auto where = parse_host_port(options_.job.coordinator);
-  if (!where) {
-    throw Error(ErrorCode::kInvalidArgument,
-                fmt::format("--coordinator {}: not HOST:PORT", options_.job.coordinator));
-  }
   WorkerOptions own;
-  own.coordinator = *where;
+  own.coordinator = require_host_port("--coordinator", options_.job.coordinator);
   own.node_id = fmt::format("{}-{}", this_host().hostname, ::getpid());
   own.gpu_count = plan_->gpu ? 1 : 0;  // that it computes on
   own.backend = plan_->gpu ? "cuda" : "cpu";
@@ -398,10 +393,7 @@ void Worker::begin() {
 int Worker::run() {
   std::optional<RunDescription> told;
   if (job_.newcomer()) {
-    told = decode_run_description(job_.description());
-    if (!told) {
-      throw Error(ErrorCode::kUnexpectedMessage, "the job describes itself in a way unknown here");
-    }
+    told = description_of(job_);
     if (!told->run) job_.regroup(0, Regroup::kInOrder);  // it is still forming: one of the first
   }
   if (job_.newcomer()) {

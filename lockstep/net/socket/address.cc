@@ -10,6 +10,7 @@
 #include <cstring>
 #include <memory>
 #include <mutex>
+#include <utility>
 
 #include "lockstep/base/check.h"
 #include "lockstep/base/error.h"
@@ -67,6 +68,14 @@ std::optional<HostPort> parse_host_port(std::string_view text) {
   const auto port = parse_port(rest.substr(1));
   if (!port) return std::nullopt;
   return HostPort{std::string(host), *port};
+}
+
+HostPort require_host_port(std::string_view option, std::string_view text) {
+  auto where = parse_host_port(text);
+  if (!where) {
+    throw Error(ErrorCode::kInvalidArgument, fmt::format("{} {}: not HOST:PORT", option, text));
+  }
+  return *std::move(where);
 }
 
 std::string to_string(const HostPort& where) {

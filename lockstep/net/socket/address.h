@@ -23,6 +23,8 @@ struct HostPort {
 
 // "host:port", "1.2.3.4:port", "[::1]:port". Nothing if it is malformed.
 std::optional<HostPort> parse_host_port(std::string_view text);
+// The same for the value of an option. Throws Error{kInvalidArgument} that names the option.
+HostPort require_host_port(std::string_view option, std::string_view text);
 std::string to_string(const HostPort& where);
 
 // A numeric IPv4 or IPv6 address with a port: where a socket is bound or connected.
