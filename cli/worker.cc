@@ -27,7 +27,7 @@ The synthetic job computes nothing: its gradients come from a counter-based gene
 worker and block. So every worker can compute what all others sent, and with --check does, and
 compares each average bit for bit with the tree sum; all workers must have the same seed and shape.
 
---seed-protocol speaks to a server of the original protocol, which tells no mode. Such a server takes
+--original speaks to a server of the original protocol, which tells no mode. Such a server takes
 messages of 100 MB at most, and says nothing when a job in mode blocks is done: give --steps.
 'lockstep train --protocol original' is the same with a model.)";
 
@@ -69,10 +69,10 @@ int work(const WorkerFlags& options, const StopSignals& signals, WorkerClient& c
 
 // Before it joins: what is refused later would end the job of others.
 void check_flags(const WorkerFlags& options) {
-  if (options.worker.seed_protocol && options.synthetic.check) {
+  if (options.worker.original && options.synthetic.check) {
     throw Error(
         ErrorCode::kInvalidArgument,
-        "--check does not go with --seed-protocol: a server of the original protocol does not say "
+        "--check does not go with --original: a server of the original protocol does not say "
         "which average it computes");
   }
 }
@@ -130,12 +130,12 @@ void add_worker(CLI::App& app, Action& action) {
       ->option_text("FILE");
   command.add_flag("--plain-wire", options->plain_wire,
                    "Between hosts: checksums instead of encryption, as the coordinator does");
-  CLI::Option* seed_protocol =
-      command.add_flag("--seed-protocol", options->worker.seed_protocol,
+  CLI::Option* original =
+      command.add_flag("--original,--seed-protocol", options->worker.original,
                        "Speak the original protocol: no token, no heartbeats, no extensions");
-  add_choice(command, "--mode", options->synthetic.mode, "vector or blocks, with --seed-protocol",
+  add_choice(command, "--mode", options->synthetic.mode, "vector or blocks, with --original",
              {Mode::kVector, Mode::kBlocks})
-      ->needs(seed_protocol)
+      ->needs(original)
       ->option_text("NAME [vector]");
   add_synthetic_options(command, options->synthetic);
   command.callback([options, &action] { action = [options] { return run_worker(*options); }; });

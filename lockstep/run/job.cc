@@ -195,7 +195,7 @@ Job join_mesh(const JoinOptions& options) {
   }
   place.master_host = options.master_host;
   place.master_port = options.master_port;
-  place.served_elsewhere = options.hosted;
+  place.hosted = options.hosted;
   place.peers = options.peers;
   place.job = job_name(options.name, options.attempt);
   place.token = options.token;

@@ -66,7 +66,7 @@ WorkerOptions checked(WorkerOptions worker, const ParameterLayout& layout, Mode 
                     to_string(longest.tag), frame_length(longest), kOriginalLargestFrame,
                     mode == Mode::kVector ? "; --protocol original sends smaller ones" : ""));
   }
-  worker.seed_protocol = true;
+  worker.original = true;
   return worker;
 }
 

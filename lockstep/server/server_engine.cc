@@ -44,7 +44,7 @@ JoinedJob join_star(const StarOptions& options) {
   place.world_size = options.world_size;
   place.master_host = options.coordinator.host;
   place.master_port = options.coordinator.port;
-  place.served_elsewhere = true;
+  place.hosted = true;
   place.listens = false;
   place.job = options.job;
   place.token = options.token;

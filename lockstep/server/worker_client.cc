@@ -27,7 +27,7 @@ Socket connect_to_coordinator(const WorkerOptions& options) {
   Socket socket = connect_with_retry(options.coordinator, deadline);
   tune_tcp(socket, options.timeout);
   socket.set_peer(fmt::format("the coordinator ({})", socket.peer()), -1);
-  if (options.seed_protocol) return socket;
+  if (options.original) return socket;
   if (!options.token.empty()) require_token_for(socket.peer_address(), options.token);
   const Identity identity{
       .job = options.job, .id = random_member_id(), .token = options.token, .wire = options.wire};
@@ -38,7 +38,7 @@ Socket connect_to_coordinator(const WorkerOptions& options) {
         error.code() == ErrorCode::kChannelClosed || error.code() == ErrorCode::kPeerLost;
     if (!hung_up) throw;
     throw Error(error.code(),
-                fmt::format("{}; if it is a server of the original protocol, use --seed-protocol",
+                fmt::format("{}; if it is a server of the original protocol, use --original",
                             error.message()));
   }
   return socket;
@@ -77,7 +77,7 @@ WorkerClient::WorkerClient(const WorkerOptions& options)
     : WorkerClient(connect_to_coordinator(options), options) {}
 
 WorkerClient::WorkerClient(Socket socket, const WorkerOptions& options)
-    : ours_(!options.seed_protocol),
+    : ours_(!options.original),
       timeout_(options.timeout),
       frames_(std::move(socket), kWindow, kLargestFrame),
       last_heard_(Clock::now()),

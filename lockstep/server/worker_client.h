@@ -26,7 +26,7 @@ struct WorkerOptions {
   std::string token;
   WireChoice wire = WireChoice::kSealed;
   // Speak the original protocol: no handshake, no heartbeats, no extensions.
-  bool seed_protocol = false;
+  bool original = false;
   // For connecting and joining. Afterwards the coordinator's own timeout counts, if it tells one.
   Deadline::Clock::duration timeout = std::chrono::seconds(30);
 };

@@ -69,8 +69,8 @@ inline constexpr std::size_t kFrameStartBytes = 5;
 std::optional<FrameStart> decode_frame_start(std::span<const std::byte, kFrameStartBytes> bytes);
 
 // Who is calling, told from the first bytes of a connection. Our own peers open with the handshake,
-// whose envelope begins with the bytes LSKP; a seeds' worker opens with a JoinRequest, whose length
-// is so small that its first two bytes are zero.
+// whose envelope begins with the bytes LSKP; a worker of the original protocol opens with a
+// JoinRequest, whose length is so small that its first two bytes are zero.
 enum class Opening : std::uint8_t { kUndecided, kHandshake, kJoinRequest, kStranger };
 // Decided by the first byte that decides it, at the latest by the fifth.
 Opening recognise_opening(std::span<const std::byte> first_bytes);

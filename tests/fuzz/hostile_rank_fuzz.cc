@@ -29,7 +29,7 @@ JoinedJob join(const ServerRun& server, int rank) {
   place.rank = rank;
   place.world_size = 2;
   place.master_port = server.address().port();
-  place.served_elsewhere = true;
+  place.hosted = true;
   place.listens = false;
   place.timeout = kTimeout;
   place.token = kToken;

@@ -30,7 +30,7 @@ extern "C" int LLVMFuzzerTestOneInput(const std::uint8_t* data, std::size_t size
   try {
     WorkerOptions options;
     options.timeout = std::chrono::seconds(5);
-    options.seed_protocol = how / 4 % 2 == 1;
+    options.original = how / 4 % 2 == 1;
     WorkerClient client(std::move(near), options);
     if (client.next_shard()) {
       std::array<float, 3> gradient{1, 2, 3};

@@ -146,7 +146,7 @@ def at_our_coordinator(mode, originals, with_flag, own):
     means = Means(ours=True)
     with Star(originals + with_flag + own, *arguments) as star:
         peers = Peers(star.address, originals, trainer_steps if mode == "blocks" else worker_steps, means)
-        ours = [star.worker(*SHAPE, "--steps", STEPS, "--seed-protocol", "--mode", mode) for _ in range(with_flag)]
+        ours = [star.worker(*SHAPE, "--steps", STEPS, "--original", "--mode", mode) for _ in range(with_flag)]
         ours += [star.worker(*SHAPE, "--steps", STEPS, "--check") for _ in range(own)]
         with peers:
             pass
@@ -185,7 +185,7 @@ def at_their_server(mode, originals, ours):
         served = original.DdpCoordinator(total, STEPS)
     else:
         served = original.VectorCoordinator(total, STEPS, total_samples=SAMPLES)
-    flags = [*SHAPE, "--seed-protocol", "--mode", mode, *(["--steps", STEPS] if mode == "blocks" else [])]
+    flags = [*SHAPE, "--original", "--mode", mode, *(["--steps", STEPS] if mode == "blocks" else [])]
     with AtTheirServer(served, *flags, count=ours) as star:
         with Peers(served.server.address, originals, trainer_steps if mode == "blocks" else worker_steps, Means(ours=False)):
             pass
@@ -307,14 +307,14 @@ def average_with(value):
         worker.send(original.AVERAGED_BLOCK, struct.pack("<QI", 0, TINY["blocks"] - 1) + original.sizes(SIZES)
                     + original.floats(gradients))
 
-    with AtTheirServer(OneRound(answer), *SHAPE, "--seed-protocol", "--mode", "blocks", count=1) as star:
+    with AtTheirServer(OneRound(answer), *SHAPE, "--original", "--mode", "blocks", count=1) as star:
         star.expect_end(3, "non-finite", "element 7 of the average of block 1 of step 1")
 
 
 def shard_for_a_trainer():
     """A server of the other flow: the worker says what it got and what that means."""
     answer = lambda worker: worker.send(original.SHARD, struct.pack("<QQQ", 0, 0, 5))
-    with AtTheirServer(OneRound(answer), *SHAPE, "--seed-protocol", "--mode", "blocks", count=1) as star:
+    with AtTheirServer(OneRound(answer), *SHAPE, "--original", "--mode", "blocks", count=1) as star:
         star.expect_end(3, "ShardAssignment", "mode vector")
 
 
@@ -323,7 +323,7 @@ def without_the_flag():
     server = original.Served(original.GradientServer(1))
     server.serve = server.server.wait_for_workers
     with AtTheirServer(server, *SHAPE, count=1) as star:
-        star.expect_end(1, "--seed-protocol")
+        star.expect_end(1, "--original")
     try:
         server.result()
     except original.Unexpected as error:
@@ -333,7 +333,7 @@ def without_the_flag():
 def too_large_for_them():
     """Said before anything of it is sent."""
     served = original.VectorCoordinator(1, 1, total_samples=10)
-    with AtTheirServer(served, "--elements", 25_000_000, "--seed-protocol", count=1) as star:
+    with AtTheirServer(served, "--elements", 25_000_000, "--original", count=1) as star:
         star.expect_end(3, "message too large", "100000000")
     try:
         served.result()
@@ -391,7 +391,7 @@ def visitors_of_ranks():
 
 def truth_about_gpus():
     served = original.VectorCoordinator(1, 1, total_samples=10)
-    with AtTheirServer(served, *SHAPE, "--seed-protocol", "--node-id", "honest", count=1) as star:
+    with AtTheirServer(served, *SHAPE, "--original", "--node-id", "honest", count=1) as star:
         served.result()
         star.expect_end(0)
     present = len([name for name in os.listdir("/dev") if name.startswith("nvidia") and name[6:].isdigit()])
@@ -415,7 +415,7 @@ def main():
     cases.run("the frames of the scripted peers", frames_of_the_peers)
     for mode in ("blocks", "vector"):
         for originals, with_flag, own in ((1, 0, 0), (2, 0, 0), (3, 0, 0), (1, 1, 1)):
-            cases.run(f"our coordinator, {mode}: {originals} original, {with_flag} with --seed-protocol, {own} ours",
+            cases.run(f"our coordinator, {mode}: {originals} original, {with_flag} with --original, {own} ours",
                       at_our_coordinator, mode, originals, with_flag, own)
         for originals, ours in ((0, 1), (0, 2), (0, 3), (2, 1)):
             cases.run(f"their server, {mode}: {originals} original, {ours} ours", at_their_server, mode, originals, ours)

@@ -181,7 +181,7 @@ def tokens():
             worker = star.worker("--elements", 10, "--token-file", right)
             star.expect_end([worker], 1, ["token"])
         with Star(2, "--steps", 3, "--token-file", right, "--insecure") as star:
-            workers = [star.worker("--elements", 10, "--seed-protocol"), star.worker("--elements", 10)]
+            workers = [star.worker("--elements", 10, "--original"), star.worker("--elements", 10)]
             star.expect_end([star.coordinator, *workers], 0, ["done: 3 steps"])
 
 
@@ -199,7 +199,7 @@ def usage():
         (["coordinator", "--mode", "pigeon"], "pigeon"),
         (["coordinator", "--average", "guess"], "guess"),
         (["coordinator", "--mode", "blocks", "--average", "weighted"], "no counts"),
-        (["worker", "--coordinator", "127.0.0.1:1", "--seed-protocol", "--check"], "--check does not go with"),
+        (["worker", "--coordinator", "127.0.0.1:1", "--seed-protocol", "--check"], "--check does not go with --original"),
         (["coordinator", "--workers", 0], "--workers"),
         (["coordinator", "--token-file", "/nonexistent"], "/nonexistent"),
         (["worker"], "--coordinator"),

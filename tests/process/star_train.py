@@ -238,7 +238,7 @@ def usage(data):
 # Kinds of workers, by how they are started.
 KINDS = {"train": ["train", *MODEL], "original": ["train", *MODEL, "--protocol", "original"],
          "original-vector": ["train", *MODEL, "--protocol", "original-vector"], "worker": ["worker", "--elements", 10],
-         "original worker": ["worker", "--elements", 10, "--seed-protocol"]}
+         "original worker": ["worker", "--elements", 10, "--original"]}
 # Of the coordinator, kind of the worker, its exit code (none: it waits), what it says, what the coordinator says.
 MISMATCHES = [
     ("vector", "train", 1, "runs in mode vector; 'lockstep train' needs mode lanes", r"turned a rank .* away: .*mode lanes"),

@@ -333,7 +333,7 @@ TEST(ControlPlane, ALauncherAtTheCentreRelaysVerdicts) {
   std::vector<JoinedJob> jobs(3);
   run_ranks(3, [&](int rank) {
     JobOptions options = setup.options(rank);
-    options.served_elsewhere = true;
+    options.hosted = true;
     jobs[rank] = join_job(options);
   });
   jobs[0].control->abort("enough");

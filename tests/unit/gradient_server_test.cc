@@ -87,7 +87,7 @@ TEST(GradientServer, TheWorkersOfBlocksDecideHowManyStepsThereAre) {
       },
       [&](int i) {
         WorkerOptions options = star.worker();
-        options.seed_protocol = i == 1;
+        options.original = i == 1;
         WorkerClient client(options);
         for (std::uint64_t step = 0; step < 2; ++step) {
           auto data = gradient(client.worker_id(), kCount);
@@ -192,7 +192,7 @@ TEST(GradientServer, WeighsOldAndNewWorkersAlike) {
       },
       [&](int i) {
         WorkerOptions options = star.worker();
-        options.seed_protocol = i == 1;
+        options.original = i == 1;
         WorkerClient client(options);
         const auto weight = weights[static_cast<std::size_t>(client.worker_id())];
         for (std::uint64_t step = 0; step < 2; ++step) {
@@ -353,10 +353,10 @@ TEST(GradientServer, TokensAreProven) {
           if (!insecure) {
             error = error_of([&] { WorkerClient client(worker); });
             EXPECT_EQ(error.code(), ErrorCode::kAuthentication);
-            worker.seed_protocol = true;
+            worker.original = true;
             error = error_of([&] { WorkerClient client(worker); });
             EXPECT_EQ(error.code(), ErrorCode::kPeerLost);  // it cannot be told
-            worker.seed_protocol = false;
+            worker.original = false;
             worker.token = "secret";
           }
           WorkerClient client(worker);

@@ -28,7 +28,7 @@ struct RanksByHand {
       place.rank = rank;
       place.world_size = 2;
       place.master_port = server.address().port();
-      place.served_elsewhere = true;
+      place.hosted = true;
       place.listens = false;
       place.timeout = timeout;
       jobs[index_of(rank)] = join_job(place);

@@ -98,7 +98,7 @@ TEST(Rendezvous, MayBeServedByAProcessThatIsNoRank) {
   const auto server = setup.serve();
   const auto errors = run_ranks(3, [&](int rank) {
     JobOptions options = setup.options(rank);
-    options.served_elsewhere = true;
+    options.hosted = true;
     EXPECT_EQ(join_job(options).world_size(), 3);
   });
   for (const auto& error : errors) EXPECT_FALSE(error) << error->what();

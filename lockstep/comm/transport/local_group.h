@@ -19,7 +19,8 @@ struct LocalOptions {
   std::function<std::unique_ptr<Stream>(int rank, std::unique_ptr<Stream> stream)> wrap_stream;
 };
 
-// A group of ranks as threads of this process (the seeds' SimulatedBackend): rank i is element i,
+// A group of ranks as threads of this process (SimulatedBackend in the original
+// crates): rank i is element i,
 // to be used by its own thread. The group fails as one; the first cause reaches every rank.
 std::vector<std::unique_ptr<Transport>> make_local_group(int world_size,
                                                          const LocalOptions& options = {});

@@ -58,9 +58,10 @@ class TransferObserver {
   virtual bool watches_sends() const = 0;
 };
 
-// Point-to-point messages between the ranks of a group (the seeds' Backend). Every call returns by
-// its deadline, with an Error that names the peer if it must. Safe to use from several threads on
-// different peers. After a failure the group is dead: every call throws the same first cause.
+// Point-to-point messages between the ranks of a group (Backend in the original crates). Every call
+// returns by its deadline, with an Error that names the peer if it must. Safe to use from several
+// threads on different peers. After a failure the group is dead: every call throws the same first
+// cause.
 class Transport {
  public:
   virtual ~Transport() = default;
@@ -113,7 +114,7 @@ class Transport {
   // Returns when the bytes are under way, which up to kSentAhead of them are without their reader.
   void send(int to, std::span<const std::byte> data, Deadline deadline);
   void recv(int from, std::span<std::byte> data, Deadline deadline);
-  // Receives a message if one begins to arrive by `begin` (the seeds' recv_timeout). Otherwise
+  // Receives a message if one begins to arrive by `begin` (recv_timeout there). Otherwise
   // returns false: nothing is received, nothing is broken, and the group can be used as before. A
   // message that has begun is there by the deadline, or the group fails.
   bool recv_if_begun(int from, std::span<std::byte> data, Deadline begin, Deadline deadline);

@@ -17,12 +17,12 @@ namespace lockstep {
 namespace {
 
 void validate(const JobOptions& options) {
-  const int least = options.served_elsewhere ? 0 : 1;
+  const int least = options.hosted ? 0 : 1;
   if (options.world_size < least || options.world_size > kMaxWorldSize) {
     throw Error(ErrorCode::kInvalidWorldSize,
                 fmt::format("{} ranks; 1 to {} are possible", options.world_size, kMaxWorldSize));
   }
-  const bool given = options.rank == -1 && options.served_elsewhere;
+  const bool given = options.rank == -1 && options.hosted;
   if (!given && (options.rank < 0 || options.rank >= options.world_size)) {
     throw Error(ErrorCode::kInvalidRank,
                 fmt::format("rank {} in a world of {}", options.rank, options.world_size));
@@ -189,9 +189,9 @@ Deadline::Clock::duration patience_of(const JobOptions& options) {
 
 WayBack way_back(const JobOptions& options, const Identity& identity, const Card& card) {
   WayBack way;
-  way.call = [caller = identity, timeout = options.timeout](
-                 const std::string& address, int rank, const std::optional<MemberId>& whom,
-                 Deadline deadline) mutable {
+  way.call = [caller = identity, timeout = options.timeout](const std::string& address, int rank,
+                                                            const std::optional<MemberId>& whom,
+                                                            Deadline deadline) mutable {
     caller.rank = rank;
     return call_centre(address, whom, caller, timeout, deadline);
   };
@@ -257,7 +257,7 @@ JoinedJob join_job(const JobOptions& given, std::optional<Socket> listener) {
                   .rank = options.rank,
                   .token = options.token,
                   .wire = options.wire};
-  const bool serves = options.rank == 0 && !options.served_elsewhere;
+  const bool serves = options.rank == 0 && !options.hosted;
   std::optional<Socket> socket;  // to the centre, or to whoever knows it
   if (serves && options.survives) {
     Identity caller = job.identity;
@@ -270,7 +270,7 @@ JoinedJob join_job(const JobOptions& given, std::optional<Socket> listener) {
     }
   }
   Card card = make_card(options, job.identity.id);
-  if (options.world_size == 1 && !options.served_elsewhere) {
+  if (options.world_size == 1 && !options.hosted) {
     job.roster = {card};
     job.timeout = std::chrono::ceil<std::chrono::milliseconds>(options.timeout);
     job.control = std::make_shared<ControlPlane>();

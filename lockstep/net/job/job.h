@@ -19,10 +19,11 @@ namespace lockstep {
 struct JobOptions {
   int rank = 0;        // -1, where the centre is no rank: the centre gives one
   int world_size = 1;  // 0, likewise: as the centre says
-  // Where the rendezvous is: served by rank 0, or by a coordinator or launcher that is no rank.
+  // Where the rendezvous is. Rank 0 serves it; with `hosted` a coordinator or launcher does that is
+  // no rank.
   std::string master_host = "127.0.0.1";
   std::uint16_t master_port = 0;
-  bool served_elsewhere = false;
+  bool hosted = false;
   // Hosts where the other ranks listen at master_port, too: a rank 0 that comes back asks them.
   std::vector<std::string> peers = {};
   // Whether other ranks connect to this one: not where MPI or a gradient server carries the data.
