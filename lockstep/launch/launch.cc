@@ -84,8 +84,8 @@ struct Child {
   bool finished() const { return !running && status == 0 && !left; }
 };
 
-// What a rank is told by its environment. A newcomer gets its rank from the job.
-struct Place {
+// What the environment tells a rank. A newcomer gets its rank from the job.
+struct RankSetup {
   int place = 0;
   bool newcomer = false;
   std::string attempt;
@@ -98,24 +98,24 @@ int world_size(const LaunchOptions& options) {
   return options.expect > 0 ? options.expect : options.ranks;
 }
 
-std::vector<std::string> environment_for(const Place& place, const LaunchOptions& options) {
-  std::vector<std::string> variables = {fmt::format("{}={}", kLaunchedVariable, place.place)};
-  if (place.newcomer) {
+std::vector<std::string> environment_for(const RankSetup& setup, const LaunchOptions& options) {
+  std::vector<std::string> variables = {fmt::format("{}={}", kLaunchedVariable, setup.place)};
+  if (setup.newcomer) {
     variables.push_back(fmt::format("{}=1", kNewcomerVariable));
   } else {
-    variables.push_back(fmt::format("{}={}", kRankVariable, place.place));
+    variables.push_back(fmt::format("{}={}", kRankVariable, setup.place));
     variables.push_back(fmt::format("{}={}", kWorldSizeVariable, world_size(options)));
   }
-  variables.push_back(fmt::format("{}={}", kLocalRankVariable, place.place));
+  variables.push_back(fmt::format("{}={}", kLocalRankVariable, setup.place));
   variables.insert(variables.end(), options.environment.begin(), options.environment.end());
-  if (place.rendezvous) {
-    variables.push_back(fmt::format("{}={}", kMasterHostVariable, place.rendezvous->host));
-    variables.push_back(fmt::format("{}={}", kMasterPortVariable, place.rendezvous->port));
+  if (setup.rendezvous) {
+    variables.push_back(fmt::format("{}={}", kMasterHostVariable, setup.rendezvous->host));
+    variables.push_back(fmt::format("{}={}", kMasterPortVariable, setup.rendezvous->port));
     variables.push_back(fmt::format("{}=1", kHostedVariable));
-    variables.push_back(fmt::format("{}={}", kAttemptVariable, place.attempt));
+    variables.push_back(fmt::format("{}={}", kAttemptVariable, setup.attempt));
   }
-  if (place.secret >= 0) variables.push_back(fmt::format("{}={}", kSecretVariable, place.secret));
-  variables.push_back(fmt::format("{}={}", kFlightMemoryVariable, place.flight));
+  if (setup.secret >= 0) variables.push_back(fmt::format("{}={}", kSecretVariable, setup.secret));
+  variables.push_back(fmt::format("{}={}", kFlightMemoryVariable, setup.flight));
   if (!options.flight_folder.empty()) {
     variables.push_back(fmt::format("{}={}", kFlightFolderVariable, options.flight_folder));
   }

@@ -70,7 +70,7 @@ class JobHealth {
     Error error;
   };
 
-  using Place = std::pair<std::uint64_t, std::uint32_t>;  // sequence number and group
+  using CallId = std::pair<std::uint64_t, std::uint32_t>;  // sequence number and group
   struct LastEntered {
     std::uint64_t sequence;
     int rank;
@@ -106,8 +106,8 @@ class JobHealth {
   const Clock::duration timeout_;
   std::vector<RankState> ranks_;
   // Indices over the ranks, so that no event costs more the more ranks there are.
-  std::set<std::pair<Time, int>> heard_;                            // those that have not departed
-  std::map<Place, std::map<std::string, int, std::less<>>> calls_;  // how many described it how
+  std::set<std::pair<Time, int>> heard_;                             // those that have not departed
+  std::map<CallId, std::map<std::string, int, std::less<>>> calls_;  // how many described it how
   std::map<std::uint32_t, std::set<std::pair<std::uint64_t, int>>> waits_;  // inside a collective
   std::map<std::uint32_t, LastEntered> departed_;  // the one that left after the fewest collectives
   Time last_tick_;
