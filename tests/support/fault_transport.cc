@@ -74,7 +74,7 @@ FaultTransport::FaultTransport(std::unique_ptr<Transport> inner, FaultPoint poin
 
 FaultTransport::FaultTransport(std::unique_ptr<Transport> inner, FaultPoint point,
                                std::function<void()> fault, std::shared_ptr<bool> armed)
-    : inner_(std::move(inner)),
+    : ForwardingTransport(std::move(inner)),
       point_(point),
       fault_(std::move(fault)),
       armed_(std::move(armed)),

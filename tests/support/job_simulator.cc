@@ -3,7 +3,6 @@
 #include <algorithm>
 #include <utility>
 
-#include "lockstep/base/check.h"
 
 namespace lockstep::test {
 namespace {
@@ -49,17 +48,6 @@ void JobSimulator::deliver(Way& way, std::function<void()> action) {
   const Time arrival = now_ + Clock::duration(static_cast<std::int64_t>(most * share));
   way.last_arrival = std::max(way.last_arrival, arrival);  // a connection keeps its order
   schedule(way.last_arrival, std::move(action));
-}
-
-const Message& JobSimulator::parse(const SharedBytes& bytes) {
-  if (parsed_.first != bytes) {
-    MessageBuffer buffer;
-    buffer.append(*bytes);
-    auto message = buffer.next(kMaxRosterBody, "a simulated peer");
-    LOCKSTEP_CHECK(message && buffer.rest().empty());
-    parsed_ = {bytes, std::move(*message)};
-  }
-  return parsed_.second;
 }
 
 void JobSimulator::start(int member) {
@@ -156,7 +144,7 @@ void JobSimulator::carry_out(int member) {
     bytes_ += bytes->size();
     deliver(node.to_centre, [this, member, bytes] {
       if (centre_gone_) return;
-      centre_.received(link_of(member), parse(bytes), now_);
+      centre_.received(link_of(member), parser_.parse(bytes), now_);
       carry_out_centre();
     });
   }
@@ -172,7 +160,7 @@ void JobSimulator::carry_out_centre() {
       ++messages_;
       bytes_ += sending.bytes->size();
       to_member(member, [this, member, bytes = sending.bytes] {
-        members_[at(member)].machine->received(parse(bytes), now_);
+        members_[at(member)].machine->received(parser_.parse(bytes), now_);
       });
     }
     if (sending.last) close_from_centre(member);

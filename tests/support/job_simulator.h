@@ -13,6 +13,7 @@
 #include "lockstep/base/random.h"
 #include "lockstep/net/job/centre.h"
 #include "lockstep/net/job/member.h"
+#include "tests/support/message_parser.h"
 
 namespace lockstep::test {
 
@@ -101,7 +102,6 @@ class JobSimulator {
   void wake_member(int member, Time time);
   void wake_centre(Time time);
   // The message in a frame; the one that goes to many is cut out once.
-  const Message& parse(const SharedBytes& bytes);
 
   const Options options_;
   Time now_ = Time{} + std::chrono::hours(1);
@@ -113,7 +113,7 @@ class JobSimulator {
   Time centre_wake_ = Time::max();
   Centre centre_;
   bool centre_gone_ = false;
-  std::pair<SharedBytes, Message> parsed_;
+  MessageParser parser_;
   std::uint64_t messages_ = 0;
   std::uint64_t bytes_ = 0;
 };

@@ -275,10 +275,10 @@ void SurvivalSimulator::reach(Process& process, int number, Event& event) {
       ++counts_.messages;
       if (event.end == 1) {
         if (process.centre && connection->open[1]) {
-          process.centre->received(link, parse(event.bytes), now_);
+          process.centre->received(link, parser_.parse(event.bytes), now_);
         }
       } else if (process.link == event.connection) {
-        process.member->received(parse(event.bytes), now_);
+        process.member->received(parser_.parse(event.bytes), now_);
       }
       if (counts_.messages == fault_at_message_) {
         fault_at_message_ = UINT64_MAX;
@@ -367,17 +367,6 @@ bool SurvivalSimulator::next_event() {
   ++counts_.events;
   happen(due.event);
   return true;
-}
-
-const Message& SurvivalSimulator::parse(const SharedBytes& bytes) {
-  if (parsed_.first != bytes) {
-    MessageBuffer buffer;
-    buffer.append(*bytes);
-    auto message = buffer.next(kMaxRosterBody, "a simulated peer");
-    LOCKSTEP_CHECK(message && buffer.rest().empty());
-    parsed_ = {bytes, std::move(*message)};
-  }
-  return parsed_.second;
 }
 
 // --- Processes ----------------------------------------------------------------------------------

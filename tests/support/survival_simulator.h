@@ -14,6 +14,7 @@
 #include "lockstep/net/job/centre.h"
 #include "lockstep/net/job/member.h"
 #include "lockstep/net/job/succession.h"
+#include "tests/support/message_parser.h"
 
 namespace lockstep::test {
 
@@ -247,7 +248,6 @@ class SurvivalSimulator {
   bool advance(int number);
   void set_wake(int number);
   bool was_replaced(int number, const std::vector<int>& needed);
-  const Message& parse(const SharedBytes& bytes);
 
   void call_over(int number, bool refused);
   void start_regroup(int number, Standing standing);
@@ -295,7 +295,7 @@ class SurvivalSimulator {
   std::map<std::uint32_t, std::shared_ptr<Generation>> generations_;
   std::map<std::pair<int, int>, Time> cuts_;  // until when
   std::vector<std::pair<std::pair<int, int>, std::size_t>> held_;
-  std::pair<SharedBytes, Message> parsed_;
+  MessageParser parser_;
   std::vector<std::uint64_t> states_;
   int hub_ = -1;  // the launcher or the coordinator
   int faults_left_ = 0;

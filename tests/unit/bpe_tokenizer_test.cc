@@ -15,12 +15,14 @@
 #include "lockstep/data/split_pattern.h"
 #include "lockstep/data/tokenizer.h"
 #include "lockstep/data/unicode.h"
+#include "tests/support/error_text.h"
 #include "tests/support/temporary_folder.h"
 
 namespace lockstep::bpe_tokenizer_test {
 namespace {
 
 using nlohmann::json;
+using test::message_of;
 using ::testing::ElementsAre;
 using ::testing::HasSubstr;
 
@@ -42,15 +44,6 @@ std::vector<std::int32_t> encode(const Tokenizer& tokenizer, std::string_view te
   std::vector<std::int32_t> tokens;
   tokenizer.encode(text, tokens);
   return tokens;
-}
-
-std::string message_of(const std::function<void()>& body) {
-  try {
-    body();
-  } catch (const Error& error) {
-    return error.what();
-  }
-  return "no error";
 }
 
 TEST(BpeTokenizer, IdsAndTextsOfTheRealPackage) {

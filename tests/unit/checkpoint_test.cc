@@ -10,6 +10,7 @@
 #include "lockstep/model/weights_hash.h"
 #include "lockstep/train/checkpoint/folders.h"
 #include "lockstep/train/checkpoint/manifest.h"
+#include "tests/support/error_text.h"
 #include "tests/support/faulty_storage.h"
 #include "tests/support/temporary_folder.h"
 #include "tests/support/training_states.h"
@@ -17,20 +18,10 @@
 namespace lockstep::checkpoint_test {
 namespace {
 
+using test::io_error_of;
 using ::testing::ElementsAre;
 using ::testing::HasSubstr;
 using ::testing::IsEmpty;
-
-template <typename Body>
-std::string message_of(Body&& body) {
-  try {
-    body();
-  } catch (const Error& error) {
-    EXPECT_EQ(error.code(), ErrorCode::kIo);
-    return error.what();
-  }
-  return "no error";
-}
 
 std::string contents(const std::string& path) {
   std::ifstream file(path, std::ios::binary);
@@ -101,7 +92,7 @@ class DamagedCheckpoint : public ::testing::Test {
     return lines;
   }
   std::string load_error() const {
-    return message_of([&] { load_checkpoint(out_.path() + "/checkpoint-4"); });
+    return io_error_of([&] { load_checkpoint(out_.path() + "/checkpoint-4"); });
   }
 
   TemporaryFolder out_;
@@ -115,7 +106,7 @@ TEST_F(DamagedCheckpoint, AFlippedBitNamesTheTensor) {
   EXPECT_THAT(damage(), ElementsAre("model.safetensors: tensor 'lm_head.weight' is damaged"));
   EXPECT_EQ(damage(false), damage());
   EXPECT_THAT(load_error(), HasSubstr("model.safetensors: tensor 'lm_head.weight' is damaged"));
-  EXPECT_THAT(message_of([&] { load_model(out_.path() + "/checkpoint-4"); }),
+  EXPECT_THAT(io_error_of([&] { load_model(out_.path() + "/checkpoint-4"); }),
               HasSubstr("'lm_head.weight' is damaged"));
   change("optimizer.safetensors", contents(path("optimizer.safetensors")).size() - 1, 2);
   EXPECT_THAT(damage(),
@@ -203,7 +194,7 @@ TEST_F(DamagedCheckpoint, AFileThatIsNotListedIsRefused) {
     const std::string what = std::string(name) + ": does not belong to the checkpoint";
     EXPECT_THAT(damage(), ElementsAre(HasSubstr(what)));
     EXPECT_THAT(load_error(), HasSubstr(what));
-    EXPECT_THAT(message_of([&] { load_model(out_.path() + "/checkpoint-4"); }), HasSubstr(what));
+    EXPECT_THAT(io_error_of([&] { load_model(out_.path() + "/checkpoint-4"); }), HasSubstr(what));
     std::filesystem::remove(path(name));
   }
   write(path(".nfs0001"), "x");  // a file system's own
@@ -223,7 +214,7 @@ TEST(Checkpoints, ABadSectorIsNamedAndTheOneBeforeIsTaken) {
     storage.fault = [&](test::FaultyStorage::Call call, const std::string& path) {
       return call == test::FaultyStorage::Call::kRead && path == bad ? EIO : 0;
     };
-    EXPECT_THAT(message_of([&] { load_checkpoint("/out/checkpoint-2", storage); }),
+    EXPECT_THAT(io_error_of([&] { load_checkpoint("/out/checkpoint-2", storage); }),
                 HasSubstr(bad + ": Input/output error"));
     EXPECT_EQ(load_newest_checkpoint("/out", storage)->state.run.step, 1) << name;
   }
@@ -234,7 +225,7 @@ TEST(Checkpoints, ABadSectorIsNamedAndTheOneBeforeIsTaken) {
   storage.fault = [&](test::FaultyStorage::Call call, const std::string& path) {
     return call == test::FaultyStorage::Call::kRead && path == bad && ++reads > 50 ? EIO : 0;
   };
-  EXPECT_THAT(message_of([&] { load_checkpoint("/out/checkpoint-2", storage); }),
+  EXPECT_THAT(io_error_of([&] { load_checkpoint("/out/checkpoint-2", storage); }),
               ::testing::ContainsRegex("reading " + bad + " at byte [1-9][0-9]*: Input/output"));
   reads = 0;
   StoredFiles files("/out/checkpoint-2", storage);
@@ -287,12 +278,12 @@ TEST(Checkpoints, TheNewestIntactOneIsTaken) {
   for (const char* step : {"9", "10"}) {
     std::filesystem::remove(out.path() + "/checkpoint-" + step + "/manifest.json");
   }
-  EXPECT_THAT(message_of([&] { load_newest_checkpoint(out.path()); }),
+  EXPECT_THAT(io_error_of([&] { load_newest_checkpoint(out.path()); }),
               HasSubstr("none of its 3 checkpoints is intact"));
   std::filesystem::rename(out.path() + "/checkpoint-100", out.path() + "/old");
   save_checkpoint(out.path(), some_state(100));
   std::filesystem::rename(out.path() + "/checkpoint-100", out.path() + "/checkpoint-101");
-  EXPECT_THAT(message_of([&] { load_checkpoint(out.path() + "/checkpoint-101"); }),
+  EXPECT_THAT(io_error_of([&] { load_checkpoint(out.path() + "/checkpoint-101"); }),
               HasSubstr("step 100 under a wrong name"));
 }
 
@@ -390,11 +381,11 @@ TEST(Checkpoints, NothingChangesWithoutTheLease) {
   std::filesystem::remove(out.path() + "/checkpoint-3/config.json");
   const WriteGuard lost = {
       [](const std::string& path) { throw Error(ErrorCode::kIo, "not " + path); }, "me"};
-  EXPECT_THAT(message_of([&] { save_checkpoint(out.path(), some_state(4), lost); }),
+  EXPECT_THAT(io_error_of([&] { save_checkpoint(out.path(), some_state(4), lost); }),
               HasSubstr("not " + out.path() + "/checkpoint-4"));
-  EXPECT_THAT(message_of([&] { save_checkpoint(out.path(), some_state(3), lost); }),
+  EXPECT_THAT(io_error_of([&] { save_checkpoint(out.path(), some_state(3), lost); }),
               HasSubstr("not " + out.path() + "/checkpoint-3"));
-  EXPECT_THAT(message_of([&] { delete_old_checkpoints(out.path(), 3, 1, {}, lost); }),
+  EXPECT_THAT(io_error_of([&] { delete_old_checkpoints(out.path(), 3, 1, {}, lost); }),
               HasSubstr("not " + out.path() + "/checkpoint-2"));
   EXPECT_THAT(names_in(out.path()), ElementsAre("checkpoint-1", "checkpoint-2", "checkpoint-3"));
 }

@@ -8,12 +8,14 @@
 #include "lockstep/base/error.h"
 #include "lockstep/train/checkpoint/folders.h"
 #include "lockstep/train/checkpoint/writer.h"
+#include "tests/support/error_text.h"
 #include "tests/support/temporary_folder.h"
 #include "tests/support/training_states.h"
 
 namespace lockstep::checkpoint_writer_test {
 namespace {
 
+using test::io_error_of;
 using ::testing::ElementsAre;
 using ::testing::HasSubstr;
 
@@ -32,17 +34,6 @@ CheckpointWriter::Snapshot copy_of(std::int64_t step) {
 void save(CheckpointWriter& writer, std::int64_t step, bool wait = false) {
   ASSERT_TRUE(writer.request_save(step, wait, soon()));
   writer.write(copy_of(step));
-}
-
-template <typename Body>
-std::string io_error_of(Body&& body) {
-  try {
-    body();
-  } catch (const Error& error) {
-    EXPECT_EQ(error.code(), ErrorCode::kIo);
-    return error.what();
-  }
-  return "no error";
 }
 
 TEST(CheckpointWriter, OneSaveFromBeginningToEnd) {

@@ -15,27 +15,19 @@
 #include "lockstep/data/shard_builder.h"
 #include "lockstep/data/source.h"
 #include "lockstep/files/mapped_file.h"
+#include "tests/support/error_text.h"
 #include "tests/support/temporary_folder.h"
 
 namespace lockstep::data_test {
 namespace {
 
+using test::message_of;
 using ::testing::ElementsAre;
 using ::testing::HasSubstr;
 
 std::string write(const std::string& path, std::string_view text) {
   std::ofstream(path, std::ios::binary) << text;
   return path;
-}
-
-template <typename Body>
-std::string message_of(Body&& body) {
-  try {
-    body();
-  } catch (const Error& error) {
-    return error.what();
-  }
-  return "no error";
 }
 
 // Without the library the rest is still tested.

@@ -20,6 +20,7 @@
 #include "lockstep/train/agreement.h"
 #include "lockstep/train/levelling.h"
 #include "lockstep/train/resume.h"
+#include "tests/support/forwarding_transport.h"
 #include "tests/support/groups.h"
 #include "tests/support/lying_engine.h"
 #include "tests/support/trainers.h"
@@ -363,38 +364,13 @@ class LyingSpace final : public SharedSpace {
   SharedSpace& inner_;
 };
 
-class LyingTransport final : public Transport {
+class LyingTransport final : public test::ForwardingTransport {
  public:
   explicit LyingTransport(std::unique_ptr<Transport> inner)
-      : inner_(std::move(inner)), space_(*inner_->shared_space()) {}
-  int rank() const override { return inner_->rank(); }
-  int world_size() const override { return inner_->world_size(); }
-  std::string name_of(int rank) const override { return inner_->name_of(rank); }
-  int job_rank(int rank) const override { return inner_->job_rank(rank); }
-  Supervisor& supervisor() override { return inner_->supervisor(); }
+      : ForwardingTransport(std::move(inner)), space_(*inner_->shared_space()) {}
   SharedSpace* shared_space() override { return &space_; }
-  bool oversubscribed() const override { return inner_->oversubscribed(); }
-  bool crowded() const override { return inner_->crowded(); }
-  void run(std::span<Transfer> transfers, const MeshFrame& stamp, TransferObserver* observer,
-           Deadline deadline) override {
-    inner_->run(transfers, stamp, observer, deadline);
-  }
-  bool run_if_begun(Transfer& receive, const MeshFrame& stamp, Deadline begin,
-                    Deadline deadline) override {
-    return inner_->run_if_begun(receive, stamp, begin, deadline);
-  }
-  std::optional<MeshFrame> next_frame(int peer, Deadline deadline) override {
-    return inner_->next_frame(peer, deadline);
-  }
-  bool opened_by(int sender, std::uint32_t group) override {
-    return inner_->opened_by(sender, group);
-  }
-  std::unique_ptr<Transport> split(const std::vector<int>& members, std::uint32_t group) override {
-    return inner_->split(members, group);
-  }
 
  private:
-  const std::unique_ptr<Transport> inner_;
   LyingSpace space_;
 };
 

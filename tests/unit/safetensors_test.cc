@@ -17,11 +17,13 @@
 #include "lockstep/model/weights_hash.h"
 #include "lockstep/train/checkpoint/folders.h"
 #include "lockstep/wire/bytes.h"
+#include "tests/support/error_text.h"
 #include "tests/support/temporary_folder.h"
 
 namespace lockstep::safetensors_test {
 namespace {
 
+using test::message_of;
 using ::testing::ElementsAre;
 using ::testing::HasSubstr;
 
@@ -37,16 +39,6 @@ std::string problem_of(std::span<const std::byte> file) {
   const auto parsed = parse_safetensors(file, file.size());
   const auto* problem = std::get_if<SafetensorsProblem>(&parsed);
   return problem == nullptr ? "none" : std::to_string(problem->position) + ": " + problem->what;
-}
-
-template <typename Body>
-std::string message_of(Body&& body) {
-  try {
-    body();
-  } catch (const Error& error) {
-    return error.what();
-  }
-  return "no error";
 }
 
 TEST(Safetensors, WhatItWritesItReads) {

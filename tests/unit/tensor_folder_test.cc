@@ -9,22 +9,14 @@
 #include <numeric>
 
 #include "lockstep/base/error.h"
+#include "tests/support/error_text.h"
 #include "tests/support/temporary_folder.h"
 
 namespace lockstep::tensor_folder_test {
 namespace {
 
+using test::message_of;
 using ::testing::HasSubstr;
-
-template <typename Body>
-std::string message_of(Body&& body) {
-  try {
-    body();
-  } catch (const Error& error) {
-    return error.what();
-  }
-  return "no error";
-}
 
 class TensorFolders : public testing::Test {
  protected:

@@ -12,12 +12,14 @@
 #include "lockstep/base/error.h"
 #include "lockstep/base/hash/crc32c.h"
 #include "lockstep/wire/bytes.h"
+#include "tests/support/error_text.h"
 #include "tests/support/faulty_storage.h"
 #include "tests/support/temporary_folder.h"
 
 namespace lockstep::token_shard_test {
 namespace {
 
+using test::io_error_of;
 using ::testing::ElementsAre;
 using ::testing::HasSubstr;
 
@@ -37,17 +39,6 @@ std::vector<std::int32_t> all_of(const TokenShard& shard, std::uint32_t vocab = 
   std::vector<std::int32_t> tokens(shard.size());
   shard.copy(0, vocab, tokens);
   return tokens;
-}
-
-template <typename Body>
-std::string message_of(Body&& body) {
-  try {
-    body();
-  } catch (const Error& error) {
-    EXPECT_EQ(error.code(), ErrorCode::kIo);
-    return error.what();
-  }
-  return "no error";
 }
 
 ShardHeader header_of(std::uint32_t vocab) {
@@ -105,15 +96,15 @@ TEST_F(TokenShardTest, ReadsLlmC) {
     EXPECT_THAT(all_of(shard), ElementsAre(5, 6, 7));
 
     bytes.u8(0);
-    EXPECT_THAT(message_of([&] { TokenShard::open(write("y.bin", bytes.written())); }),
+    EXPECT_THAT(io_error_of([&] { TokenShard::open(write("y.bin", bytes.written())); }),
                 HasSubstr("1 bytes beyond the 3 tokens"));
     const auto cut = bytes.written().first(1024 + 3);
-    EXPECT_THAT(message_of([&] { TokenShard::open(write("z.bin", cut)); }),
+    EXPECT_THAT(io_error_of([&] { TokenShard::open(write("z.bin", cut)); }),
                 HasSubstr(std::string("z.bin: byte 1027: the file ends after ") +
                           (llama ? "0" : "1") + " of the 3"));
     head[1] = 99;
     EXPECT_THAT(
-        message_of([&] { TokenShard::open(write("v.bin", std::as_bytes(std::span(head)))); }),
+        io_error_of([&] { TokenShard::open(write("v.bin", std::as_bytes(std::span(head)))); }),
         HasSubstr("v.bin: byte 4: llm.c data version 99"));
   }
 }
@@ -122,9 +113,9 @@ TEST_F(TokenShardTest, TokenBeyondTheVocabulary) {
   const std::vector<std::uint16_t> tokens = {1, 2, 300, 4};
   const TokenShard shard = TokenShard::open(write("t.bin", std::as_bytes(std::span(tokens))));
   std::vector<std::int32_t> out(3);
-  EXPECT_THAT(message_of([&] { shard.copy(1, 256, out); }),
+  EXPECT_THAT(io_error_of([&] { shard.copy(1, 256, out); }),
               HasSubstr("t.bin: byte 4: token 2 has id 300, but the vocabulary has 256"));
-  EXPECT_THAT(message_of([&] { shard.largest(300); }), HasSubstr("token 2"));
+  EXPECT_THAT(io_error_of([&] { shard.largest(300); }), HasSubstr("token 2"));
   EXPECT_EQ(shard.largest(301), 300u);
 }
 
@@ -140,7 +131,7 @@ TEST_F(TokenShardTest, BrokenHeadersAreToldWithTheirPosition) {
       store_little_endian(file.data() + kShardHeaderBytes - 4,
                           crc32c(std::span(file).first(kShardHeaderBytes - 4)));
     }
-    return message_of([&] { TokenShard::open(write("s.bin", file)); });
+    return io_error_of([&] { TokenShard::open(write("s.bin", file)); });
   };
   EXPECT_EQ(broken(24, {2}), "no error");
   EXPECT_THAT(broken(8, {3}),
@@ -161,17 +152,17 @@ TEST_F(TokenShardTest, BrokenHeadersAreToldWithTheirPosition) {
 }
 
 TEST_F(TokenShardTest, FilesThatAreNoShards) {
-  EXPECT_THAT(message_of([&] { TokenShard::open(path("none.bin")); }),
+  EXPECT_THAT(io_error_of([&] { TokenShard::open(path("none.bin")); }),
               HasSubstr("none.bin: No such file"));
-  EXPECT_THAT(message_of([&] { TokenShard::open(write("empty.bin", {})); }),
+  EXPECT_THAT(io_error_of([&] { TokenShard::open(write("empty.bin", {})); }),
               HasSubstr("empty.bin: byte 0: the file is empty"));
   const std::vector<std::byte> odd(7);
-  EXPECT_THAT(message_of([&] { TokenShard::open(write("odd.bin", odd)); }),
+  EXPECT_THAT(io_error_of([&] { TokenShard::open(write("odd.bin", odd)); }),
               HasSubstr("odd.bin: byte 7: an odd number"));
   const auto head = encode(header_of(256));
-  EXPECT_THAT(message_of([&] { TokenShard::open(write("short.bin", std::span(head).first(20))); }),
+  EXPECT_THAT(io_error_of([&] { TokenShard::open(write("short.bin", std::span(head).first(20))); }),
               HasSubstr("short.bin: byte 20: the file ends inside its header"));
-  EXPECT_THAT(message_of([&] { TokenShard::open(folder_.path()); }), HasSubstr("Is a directory"));
+  EXPECT_THAT(io_error_of([&] { TokenShard::open(folder_.path()); }), HasSubstr("Is a directory"));
 }
 
 // It was mapped once, and the process ended with SIGBUS.
@@ -181,12 +172,12 @@ TEST_F(TokenShardTest, AFileThatIsCutShortIsAnError) {
   const TokenShard shard = TokenShard::open(name);
   std::filesystem::resize_file(name, 4096);
   std::vector<std::int32_t> out(100);
-  EXPECT_EQ(message_of([&] { shard.copy(1948, 8, out); }), "no error");
-  EXPECT_THAT(message_of([&] { shard.copy(1950, 8, out); }),
+  EXPECT_EQ(io_error_of([&] { shard.copy(1948, 8, out); }), "no error");
+  EXPECT_THAT(io_error_of([&] { shard.copy(1950, 8, out); }),
               HasSubstr("t.bin: the file ends at byte 4096, but bytes up to 4100 were there"));
-  EXPECT_THAT(message_of([&] { shard.copy(9000, 8, out); }),
+  EXPECT_THAT(io_error_of([&] { shard.copy(9000, 8, out); }),
               HasSubstr("t.bin: the file ends at byte 4096, but bytes up to 18200 were there"));
-  EXPECT_THAT(message_of([&] { shard.payload().get(); }), HasSubstr("t.bin: the file ends at"));
+  EXPECT_THAT(io_error_of([&] { shard.payload().get(); }), HasSubstr("t.bin: the file ends at"));
 }
 
 TEST_F(TokenShardTest, ABadSectorIsNamed) {
@@ -200,8 +191,8 @@ TEST_F(TokenShardTest, ABadSectorIsNamed) {
   };
   const TokenShard shard = TokenShard::open("/t.bin", storage);
   std::vector<std::int32_t> out(3000);
-  EXPECT_EQ(message_of([&] { shard.copy(0, kMostVocab, out); }), "no error");
-  EXPECT_THAT(message_of([&] { shard.copy(3000, kMostVocab, out); }),
+  EXPECT_EQ(io_error_of([&] { shard.copy(0, kMostVocab, out); }), "no error");
+  EXPECT_THAT(io_error_of([&] { shard.copy(3000, kMostVocab, out); }),
               HasSubstr("reading /t.bin at byte 6000: Input/output error"));
 }
 
@@ -220,7 +211,7 @@ TEST_F(TokenShardTest, SamplesAreReadInOnePiece) {
       EXPECT_TRUE(std::ranges::equal(first, std::span(tokens).subspan(10, length)));
       EXPECT_TRUE(std::ranges::equal(second, std::span(tokens).subspan(11, length)));
     }
-    EXPECT_THAT(message_of([&] {
+    EXPECT_THAT(io_error_of([&] {
                   TokenShard::open(path("s.bin"))
                       .copy_sample(10, static_cast<std::uint32_t>(tokens.back()), first, second);
                 }),
@@ -249,12 +240,12 @@ TEST_F(TokenShardTest, AChangedTokenIsFound) {
   ShardWriter writer(path("a.bin"), header_of(300));
   writer.write(std::vector<std::int32_t>(5000, 7));
   writer.commit(0);
-  EXPECT_EQ(message_of([&] { TokenShard::open(path("a.bin")).payload().get(); }), "no error");
+  EXPECT_EQ(io_error_of([&] { TokenShard::open(path("a.bin")).payload().get(); }), "no error");
   std::fstream file(path("a.bin"), std::ios::binary | std::ios::in | std::ios::out);
   file.seekp(-2, std::ios::end);
   file.put('\x08');
   file.close();
-  EXPECT_THAT(message_of([&] { TokenShard::open(path("a.bin")).payload().get(); }),
+  EXPECT_THAT(io_error_of([&] { TokenShard::open(path("a.bin")).payload().get(); }),
               HasSubstr("a.bin: is damaged: the hash of its tokens is not the one in its header"));
 }
 
@@ -337,7 +328,7 @@ TEST_F(TokenShardTest, AFileThatChangesWhileItIsHashedIsRefused) {
   storage.set_contents("/t.bin", std::string(20'000, 'x'));
   const TokenShard shard = TokenShard::open("/t.bin", storage);
   storage.set_contents("/t.bin", std::string(20'000, 'y'));
-  EXPECT_THAT(message_of([&] { shard.payload().get(); }), HasSubstr("changes while it is read"));
+  EXPECT_THAT(io_error_of([&] { shard.payload().get(); }), HasSubstr("changes while it is read"));
 }
 
 }  // namespace
