@@ -97,40 +97,34 @@ CLI::Option* add_named(CLI::App& command, const std::string& flag, Value& chosen
 }
 
 void add_data_options(CLI::App& command, TrainFlags& options) {
-  const char* group = "Data";
+  command.option_defaults()->group("Data");
   command.add_option("data,--data", options.data, "Text files, token shards, or folders of either")
-      ->option_text("PATH ... [built-in stories]")
-      ->group(group);
+      ->option_text("PATH ... [built-in stories]");
   command
       .add_option("--mix", options.mix,
                   "How often each path of --data is drawn, as weights: 3,1 draws three samples of "
                   "the first for one of the second")
-      ->option_text("W,W,... [by size]")
-      ->group(group);
+      ->option_text("W,W,... [by size]");
   command
       .add_option(
           "--tokenizer", options.tokenizer,
           "For text: bytes; sentencepiece or bpe (trained on the text); a tokenizer.json or .model "
           "file, or the folder that has it")
       ->check(tokenizer_name())
-      ->option_text("NAME or FILE [that of --init, else bytes]")
-      ->group(group);
-  command
-      .add_flag("--force-tokenizer", options.force_tokenizer,
-                "Train the model of --init on the tokens of another tokenizer than its own")
-      ->group(group);
+      ->option_text("NAME or FILE [that of --init, else bytes]");
+  command.add_flag("--force-tokenizer", options.force_tokenizer,
+                   "Train the model of --init on the tokens of another tokenizer than its own");
   command
       .add_option(
           "--vocab", options.run.vocab,
           "Tokens for sentencepiece or bpe; for shards without a header the number of tokens "
           "there are; otherwise the model's vocabulary, at least the tokenizer's")
       ->transform(whole_number(1, 1 << 24))
-      ->option_text("N")
-      ->group(group);
+      ->option_text("N");
 }
 
 void add_model_options(CLI::App& command, TrainOptions& options) {
-  const char* group = "Model (what is not given is chosen to fit the data)";
+  command.option_defaults()->group("Model (what is not given is chosen to fit the data)");
   ModelConfig& model = options.model;
   command
       .add_option("--model", options.preset,
@@ -138,13 +132,11 @@ void add_model_options(CLI::App& command, TrainOptions& options) {
                               "single ones",
                               fmt::join(model_names(), ", ")))
       ->check(one_of(model_names()))
-      ->option_text("NAME")
-      ->group(group);
+      ->option_text("NAME");
   const auto size = [&](const char* flag, int& value, const char* description) {
     command.add_option(flag, value, description)
         ->transform(whole_number(1, 1 << 24))
-        ->option_text("N")
-        ->group(group);
+        ->option_text("N");
   };
   size("--context", model.context, "Tokens of a sample");
   size("--hidden", model.hidden, "Width, a multiple of 16");
@@ -152,15 +144,14 @@ void add_model_options(CLI::App& command, TrainOptions& options) {
   size("--heads", model.heads, "Attention heads");
   size("--kv-heads", model.kv_heads, "Heads of keys and values, which divide the heads");
   size("--intermediate", model.intermediate, "Width of the feed-forward layers");
-  command
-      .add_flag("--tie-embeddings", model.tie_embeddings, "One matrix for embedding and lm_head")
-      ->group(group);
+  command.add_flag("--tie-embeddings", model.tie_embeddings,
+                   "One matrix for embedding and lm_head");
 }
 
 void add_training_options(CLI::App& command, TrainOptions& options) {
-  const char* group = "Training";
+  command.option_defaults()->group("Training");
   const auto add = [&](const char* flag, auto& value, const char* text, const char* description) {
-    return command.add_option(flag, value, description)->option_text(text)->group(group);
+    return command.add_option(flag, value, description)->option_text(text);
   };
   add("--steps", options.steps, "N [10 tokens per parameter, at most 40 passes]",
       "How many steps to train")
@@ -177,8 +168,7 @@ void add_training_options(CLI::App& command, TrainOptions& options) {
       "Steps until the learning rate is at its highest")
       ->transform(whole_number(0, std::int64_t{1} << 50));
   add_named(command, "--schedule", options.decay, parse_decay, {"cosine", "linear", "constant"},
-            "NAME [cosine]", "How the learning rate falls after that: cosine, linear or constant")
-      ->group(group);
+            "NAME [cosine]", "How the learning rate falls after that: cosine, linear or constant");
   add("--weight-decay", options.weight_decay, "X [0.1]",
       "Weight decay (decoupled); norm weights are not decayed")
       ->transform(real_number(0));
@@ -193,7 +183,7 @@ void add_training_options(CLI::App& command, TrainOptions& options) {
 }
 
 void add_checkpoint_options(CLI::App& command, TrainFlags& given) {
-  const char* group = "Checkpoints (in --out)";
+  command.option_defaults()->group("Checkpoints (in --out)");
   TrainOptions& options = given.run;
   command
       .add_option_function<std::string>(
@@ -205,32 +195,26 @@ void add_checkpoint_options(CLI::App& command, TrainFlags& given) {
         return parse_save_every(text) ? ""
                                       : text + " is neither steps (500) nor time (30s, 10m, 2h)";
       })
-      ->option_text("N [10m]")
-      ->group(group);
+      ->option_text("N [10m]");
   command
       .add_option("--keep-last", options.keep_last,
                   "Checkpoints to keep, beside that of the best validation; 0: all")
       ->transform(whole_number(0, std::int64_t{1} << 50))
-      ->option_text("N [3]")
-      ->group(group);
-  command
-      .add_flag(
-          "--save-wait", options.save_wait,
-          "If a checkpoint is due while the previous one is still being written, wait; without "
-          "this option the new one is skipped")
-      ->group(group);
+      ->option_text("N [3]");
+  command.add_flag(
+      "--save-wait", options.save_wait,
+      "If a checkpoint is due while the previous one is still being written, wait; without "
+      "this option the new one is skipped");
   command
       .add_option("--resume", given.resume,
                   "Go on from the newest intact checkpoint in DIR (or --out), with the options and "
                   "the data of that run; an --out without one begins anew")
       ->expected(0, 1)
-      ->option_text("[DIR]")
-      ->group(group);
-  command
-      .add_flag("--overwrite", given.overwrite,
-                "Begin a new run in an --out that is not empty. Removes all that the earlier run "
-                "wrote (model, tokenizer, checkpoints, metrics, flight); keeps other files")
-      ->group(group);
+      ->option_text("[DIR]");
+  command.add_flag(
+      "--overwrite", given.overwrite,
+      "Begin a new run in an --out that is not empty. Removes all that the earlier run "
+      "wrote (model, tokenizer, checkpoints, metrics, flight); keeps other files");
 }
 
 // The options of a run in its folder, so that --resume needs no other. What belongs to one start of
@@ -371,219 +355,196 @@ void choose_folder(CLI::App& command, TrainFlags& options) {
 }
 
 void add_run_options(CLI::App& command, TrainOptions& options) {
-  const char* group = "Run";
+  command.option_defaults()->group("Run");
   command.add_option("--out", options.out, "Folder for the model, checkpoints and metrics")
-      ->option_text("DIR")
-      ->group(group);
-  command
-      .add_flag(
-          "--dry-run", options.dry_run,
-          "Print what the run would take (parameters, memory, steps, and the time, from three "
-          "steps that are discarded), and write nothing")
-      ->group(group);
+      ->option_text("DIR");
+  command.add_flag(
+      "--dry-run", options.dry_run,
+      "Print what the run would take (parameters, memory, steps, and the time, from three "
+      "steps that are discarded), and write nothing");
   command.add_option("--threads", options.threads, "Compute threads")
       ->transform(whole_number(1, 1024))
-      ->option_text("N [a worker's share of the cores]")
-      ->group(group);
+      ->option_text("N [a worker's share of the cores]");
   add_named(
       command, "--precision", options.precision,
       [](const std::string& name) -> std::optional<Precision> {
         return name == "bf16" ? Precision::kBf16 : Precision::kF32;
       },
       {"fp32", "bf16"}, "NAME [fp32]",
-      "Of matrix products: fp32, or bf16 on a GPU or a processor with AMX")
-      ->group(group);
-  add_device_option(command, options.device)->group(group);
-  command
-      .add_flag(
-          "--recompute", options.recompute,
-          "Compute activations once more instead of keeping them: less memory, about a third more "
-          "time, the same bits")
-      ->group(group);
+      "Of matrix products: fp32, or bf16 on a GPU or a processor with AMX");
+  add_device_option(command, options.device);
+  command.add_flag(
+      "--recompute", options.recompute,
+      "Compute activations once more instead of keeping them: less memory, about a third more "
+      "time, the same bits");
   command
       .add_option("--eval-every", options.eval_every, "Steps between validations; 0: only the last")
       ->transform(whole_number(0, std::int64_t{1} << 50))
-      ->option_text("N [a tenth]")
-      ->group(group);
+      ->option_text("N [a tenth]");
   command
       .add_option("--early-stop", options.early_stop,
                   "End after N validations in a row that were not the best; 0: never")
       ->transform(whole_number(0, std::int64_t{1} << 50))
-      ->option_text("N [0]")
-      ->group(group);
+      ->option_text("N [0]");
   command
       .add_option(
           "--sample-every", options.sample_every,
           "Every N steps, print a text that the model writes (training pauses for it); 0: never")
       ->transform(whole_number(0, std::int64_t{1} << 50))
-      ->option_text("N [0]")
-      ->group(group);
+      ->option_text("N [0]");
   command
       .add_option(
           "--page", options.page,
           "Show the run on a live page, with its data as JSON (/api/run) and for Prometheus "
           "(/metrics); on this host only, unless HOST says otherwise, which takes a secret "
           "(--token-file); port 0: any, which is printed")
-      ->option_text("[HOST:]PORT")
-      ->group(group);
-  command
-      .add_flag("--tensorboard", options.tensorboard,
-                "Write event files for TensorBoard to DIR/tensorboard")
-      ->group(group);
+      ->option_text("[HOST:]PORT");
+  command.add_flag("--tensorboard", options.tensorboard,
+                   "Write event files for TensorBoard to DIR/tensorboard");
   add_named(command, "--log", options.log, parse_log_style, {"bar", "plain", "json"}, "NAME",
-            "bar (on a terminal), plain lines, or json: one object per step")
-      ->group(group);
+            "bar (on a terminal), plain lines, or json: one object per step");
 }
 
-void add_worker_options(CLI::App& command, TrainFlags& given) {
-  const char* group = "Workers";
+// Which workers there are, and how their gradients meet.
+void add_exchange_options(CLI::App& command, TrainFlags& given) {
   TrainOptions& options = given.run;
   command.add_option("--workers", options.workers, "Workers to start on this machine")
       ->transform(whole_number(1, kMaxWorldSize))
-      ->option_text("N [1]")
-      ->group(group);
+      ->option_text("N [1]");
   add_choice(command, "--transport", options.job.transport,
              "local (threads), tcp, shm, mpi, server (a gradient server), or auto: shared memory "
              "where workers share a host",
              {TransportKind::kLocal, TransportKind::kTcp, TransportKind::kShm, TransportKind::kAuto,
               TransportKind::kMpi, TransportKind::kServer})
-      ->option_text("NAME [auto]")
-      ->group(group);
+      ->option_text("NAME [auto]");
   command
       .add_option("--coordinator", options.job.coordinator,
                   "The gradient server to join; means --transport server")
-      ->option_text("HOST:PORT")
-      ->group(group);
+      ->option_text("HOST:PORT");
   add_choice(command, "--protocol", options.protocol,
              "With --coordinator: lanes; or original (block by block) or original-vector, for a "
              "server or workers of the original protocol: each worker's mean gradient is averaged, "
              "so the bits depend on the number of workers, and a loss ends the run",
              {StarProtocol::kLanes, StarProtocol::kOriginal, StarProtocol::kOriginalVector})
-      ->option_text("NAME [lanes]")
-      ->group(group);
+      ->option_text("NAME [lanes]");
   add_choice(command, "--reduction", options.reducer.reduction,
              "tree: the same bits for any number of workers; ring, native (MPI's own), nccl "
              "(NCCL's own): order-free",
              {Reduction::kTree, Reduction::kRing, Reduction::kNative, Reduction::kNccl})
-      ->option_text("NAME [tree]")
-      ->group(group);
+      ->option_text("NAME [tree]");
   add_choice(command, "--exchange", options.exchange,
              "How the gradients of GPUs meet: nccl (from GPU to GPU), host (over --transport), or "
              "auto: nccl where every worker has a GPU of its own and nothing else needs the host",
              {ExchangeChoice::kAuto, ExchangeChoice::kHost, ExchangeChoice::kNccl})
-      ->option_text("NAME [auto]")
-      ->group(group);
+      ->option_text("NAME [auto]");
   add_choice(command, "--wire-dtype", options.reducer.wire,
              "f32, or bf16: half the bytes, with error feedback, order-free",
              {DataType::kF32, DataType::kBf16})
-      ->option_text("NAME [f32]")
-      ->group(group);
+      ->option_text("NAME [f32]");
   command
       .add_option("--bucket-mb", given.bucket_mb,
                   "Gradients travel in buckets of so many MiB, as they become final")
       ->transform(real_number(0.01, 4096.0))
-      ->option_text("X [4]")
-      ->group(group);
-  command
-      .add_flag_callback(
-          "--no-overlap", [&options] { options.reducer.overlap = false; },
-          "Buckets travel after the backward pass, not while it goes on")
-      ->group(group);
+      ->option_text("X [4]");
+  command.add_flag_callback(
+      "--no-overlap", [&options] { options.reducer.overlap = false; },
+      "Buckets travel after the backward pass, not while it goes on");
   command.add_flag_callback("--overlap", [&options] { options.reducer.overlap = true; })
       ->group("");  // as it is anyway
-  command
-      .add_flag("--shard-optimizer", options.reducer.shard,
-                "Every worker keeps the moments of its share of the parameters only (ZeRO-1)")
-      ->group(group);
-  command
-      .add_flag_callback(
-          "--no-balance", [&options] { options.balance = false; },
-          "Every worker keeps the lanes it began with. Otherwise workers that compute slowly get "
-          "fewer, with the same bits; never with --reduction or --wire-dtype bf16, whose bits "
-          "depend on who has which lanes")
-      ->group(group);
+  command.add_flag("--shard-optimizer", options.reducer.shard,
+                   "Every worker keeps the moments of its share of the parameters only (ZeRO-1)");
+  command.add_flag_callback(
+      "--no-balance", [&options] { options.balance = false; },
+      "Every worker keeps the lanes it began with. Otherwise workers that compute slowly get "
+      "fewer, with the same bits; never with --reduction or --wire-dtype bf16, whose bits "
+      "depend on who has which lanes");
   command.add_flag_callback("--balance", [&options] { options.balance = true; })
       ->group("");  // as it is anyway
   command
       .add_option("--verify-every", options.verify_every,
                   "Steps between comparisons of the workers' weights; 0: only at the end")
       ->transform(whole_number(0, std::int64_t{1} << 50))
-      ->option_text("N [100]")
-      ->group(group);
+      ->option_text("N [100]");
+}
+
+// When a worker is lost, and what becomes of the run then.
+void add_survival_options(CLI::App& command, TrainFlags& given) {
+  TrainOptions& options = given.run;
   command
       .add_option("--timeout", given.timeout,
                   "A worker that is silent for so long is dead; in seconds")
       ->transform(real_number(0.01, 1e7))
-      ->option_text("S [30]")
-      ->group(group);
-  command
-      .add_flag("--fail-fast", options.fail_fast,
-                "The first worker that is lost ends the run; nobody is started anew")
-      ->group(group);
+      ->option_text("S [30]");
+  command.add_flag("--fail-fast", options.fail_fast,
+                   "The first worker that is lost ends the run; nobody is started anew");
   command
       .add_option("--min-workers", options.min_workers,
                   "With fewer left the run saves, and waits for others (--wait-for-workers)")
       ->transform(whole_number(1, kMaxWorldSize))
-      ->option_text("N [1]")
-      ->group(group);
+      ->option_text("N [1]");
   command
       .add_option("--wait-for-workers", given.worker_patience,
                   "Fewer than --min-workers wait so long for others before the run ends, to be "
                   "resumed; in seconds")
       ->transform(real_number(0, 1e7))
-      ->option_text("S [600]")
-      ->group(group);
-  command
-      .add_flag_callback(
-          "--no-buddy", [&options] { options.reducer.buddy = false; },
-          "With --shard-optimizer: one worker alone keeps each share. Takes half the memory, "
-          "but the loss of a worker leads back to the newest checkpoint")
-      ->group(group);
+      ->option_text("S [600]");
+  command.add_flag_callback(
+      "--no-buddy", [&options] { options.reducer.buddy = false; },
+      "With --shard-optimizer: one worker alone keeps each share. Takes half the memory, "
+      "but the loss of a worker leads back to the newest checkpoint");
   command.add_flag_callback("--buddy", [&options] { options.reducer.buddy = true; })
       ->group("");  // as it is anyway
+}
+
+// Jobs that others join, and the connections to them.
+void add_joining_options(CLI::App& command, TrainFlags& given) {
+  TrainOptions& options = given.run;
   command
       .add_option("--listen", options.listen,
                   "Let others join this job here; over a network with a secret (--token-file)")
-      ->option_text("HOST:PORT")
-      ->group(group);
+      ->option_text("HOST:PORT");
   command
       .add_option(
           "--expect", options.expect,
           "With --listen: begin when so many workers are there, those of --workers included")
       ->transform(whole_number(1, kMaxWorldSize))
-      ->option_text("N [--workers]")
-      ->group(group);
+      ->option_text("N [--workers]");
   command
       .add_option("--join", options.join,
                   "Join the job that was started with --listen, at the address of any member. All "
                   "options come from that job except --data, --device, --threads, --workers, "
                   "--interface, --token-file, --plain-wire, --config and --log")
-      ->option_text("HOST:PORT")
-      ->group(group);
+      ->option_text("HOST:PORT");
   command.add_option("--token-file", given.token_file, "The job's secret, needed between hosts")
-      ->option_text("FILE")
-      ->group(group);
-  command
-      .add_flag(
-          "--plain-wire", options.job.plain_wire,
-          "Between hosts: checksums instead of encryption, for a network that is trusted; for "
-          "all workers or none. Connections of MPI and NCCL are never encrypted")
-      ->group(group);
+      ->option_text("FILE");
+  command.add_flag(
+      "--plain-wire", options.job.plain_wire,
+      "Between hosts: checksums instead of encryption, for a network that is trusted; for "
+      "all workers or none. Connections of MPI and NCCL are never encrypted");
   command.add_option("--interface", options.job.interface, "Network interface to use")
-      ->option_text("NAME")
-      ->group(group);
+      ->option_text("NAME");
+}
+
+// Lanes that halted a run.
+void add_halt_options(CLI::App& command, TrainOptions& options) {
   command
       .add_option("--replay", options.replay,
                   "Compute the lane that a halt.json names once more, with the weights of --init, "
                   "and say what is not finite")
-      ->option_text("FILE")
-      ->group(group);
+      ->option_text("FILE");
   command
       .add_option("--skip-lanes", options.skip_lanes,
                   "Leave lanes out: STEP:LANE, or a halt.json file; as if they had no tokens")
       ->delimiter(',')
-      ->option_text("LIST")
-      ->group(group);
+      ->option_text("LIST");
+}
+
+void add_worker_options(CLI::App& command, TrainFlags& options) {
+  command.option_defaults()->group("Workers");
+  add_exchange_options(command, options);
+  add_survival_options(command, options);
+  add_joining_options(command, options);
+  add_halt_options(command, options.run);
 }
 
 // A run that goes on looks where its data was.
@@ -640,7 +601,7 @@ CLI::App& add_train_options(CLI::App& app, TrainFlags& options) {
   add_model_options(command, options.run);
   add_training_options(command, options.run);
   add_run_options(command, options.run);
-  add_options_file(command, options.config)->group("Run");
+  add_options_file(command, options.config);  // among those of the run
   add_checkpoint_options(command, options);
   add_worker_options(command, options);
   return command;
