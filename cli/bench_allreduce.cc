@@ -245,13 +245,13 @@ void add_bench_allreduce(CLI::App& bench, const std::vector<std::string>& argume
       ->option_text("S [0.5]");
   command
       .add_option("--timeout", options->timeout,
-                  "A rank that is silent for so long is dead; in seconds")
+                  "A rank that is silent for S seconds counts as dead")
       ->transform(real_number(0.01, 1e7))
       ->option_text("S [30]");
   command.add_option("--token-file", options->token_file, "The job's secret, needed between hosts")
       ->option_text("FILE");
   command.add_flag("--plain-wire", options->job.plain_wire,
-                   "Between hosts: checksums instead of encryption; for all ranks or none");
+                   "Between hosts: checksums instead of encryption; all ranks must agree");
   command.add_option("--interface", options->job.interface, "Network interface to use")
       ->option_text("NAME");
   command.add_flag("--json", options->json, "One JSON object per line instead of a table");

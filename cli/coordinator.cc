@@ -477,14 +477,14 @@ void add_coordinator(CLI::App& app, Action& action) {
   command.add_option("--token-file", options->token_file, "The job's secret, needed between hosts")
       ->option_text("FILE");
   command.add_flag("--plain-wire", options->plain_wire,
-                   "Between hosts: checksums instead of encryption; for all workers or none");
+                   "Between hosts: checksums instead of encryption; all workers must agree");
   command.add_flag(
       "--insecure", options->insecure,
       "Accept workers that do not prove the token; a coordinator without a token then also "
       "accepts processes of other users");
   command
       .add_option("--timeout", options->timeout,
-                  "A worker that is silent for so long is dead; in seconds")
+                  "A worker that is silent for S seconds counts as dead")
       ->transform(real_number(0.01, 1e7))
       ->option_text("S [30]");
   command

@@ -247,10 +247,10 @@ void add_data(CLI::App& app, Action& action) {
                   "of shards without a header")
       ->transform(whole_number(1, 1 << 24))
       ->option_text("N [4096]");
-  command.add_option("--stories", options->stories, "Make so many stories of the built-in corpus")
+  command.add_option("--stories", options->stories, "Make N stories of the built-in corpus")
       ->transform(whole_number(0, std::int64_t{1} << 40))
       ->option_text("N");
-  command.add_option("--seed", options->seed, "Of the stories")
+  command.add_option("--seed", options->seed, "Seed of the stories")
       ->transform(any_seed())
       ->option_text("N [0]");
   command

@@ -347,7 +347,7 @@ void add_doctor(CLI::App& app, Action& action) {
       ->option_text("PATH [lockstep]");
   command.add_option("--address", flags->address, "Where the other hosts reach this one")
       ->option_text("HOST");
-  command.add_option("--workers", flags->host.workers, "How many a host would run")
+  command.add_option("--workers", flags->host.workers, "Workers that a host would run")
       ->check(CLI::PositiveNumber)
       ->option_text("N [1]");
   command.add_option("--out", flags->host.folder, "Where the run would write")->option_text("DIR");

@@ -78,7 +78,8 @@ void add_explain(CLI::App& app, Action& action) {
       ->option_text("DIR...");
   command
       .add_option("--generation", flags->generation,
-                  "Which one, if several left files; the newest if it is not given")
+                  "The generation to tell about, if several left files; without this "
+                  "option the newest")
       ->option_text("N");
   command.add_option("--to", flags->to, "Where pictures and trace go; DIR if it is not given")
       ->option_text("DIR");

@@ -101,11 +101,11 @@ void add_run(CLI::App& app, const std::vector<std::string>& program, Action& act
       ->option_text("N [1]");
   command
       .add_option("--timeout", options->timeout,
-                  "A worker that is silent for so long is dead; in seconds")
+                  "A worker that is silent for S seconds counts as dead")
       ->transform(real_number(0.01, 1e7))
       ->option_text("S [30]");
   command.add_flag("--fail-fast", options->fail_fast,
-                   "The first worker that is lost ends all; nobody is started anew");
+                   "The first worker that is lost ends all workers; none is restarted");
   command.callback([options, shown, &program, &action] {
     action = [options, shown, &program] { return run_program(*options, program); };
   });

@@ -102,8 +102,8 @@ void add_data_options(CLI::App& command, TrainFlags& options) {
       ->option_text("PATH ... [built-in stories]");
   command
       .add_option("--mix", options.mix,
-                  "How often each path of --data is drawn, as weights: 3,1 draws three samples of "
-                  "the first for one of the second")
+                  "Weights of the paths of --data: 3,1 draws three samples of the first "
+                  "path for each one of the second")
       ->option_text("W,W,... [by size]");
   command
       .add_option(
@@ -115,10 +115,10 @@ void add_data_options(CLI::App& command, TrainFlags& options) {
   command.add_flag("--force-tokenizer", options.force_tokenizer,
                    "Train the model of --init on the tokens of another tokenizer than its own");
   command
-      .add_option(
-          "--vocab", options.run.vocab,
-          "Tokens for sentencepiece or bpe; for shards without a header the number of tokens "
-          "there are; otherwise the model's vocabulary, at least the tokenizer's")
+      .add_option("--vocab", options.run.vocab,
+                  "Size of the vocabulary: that sentencepiece or bpe learns; that of "
+                  "shards without a header; otherwise the model's, at least as large as "
+                  "the tokenizer's")
       ->transform(whole_number(1, 1 << 24))
       ->option_text("N");
 }
@@ -127,10 +127,11 @@ void add_model_options(CLI::App& command, TrainOptions& options) {
   command.option_defaults()->group("Model (what is not given is chosen to fit the data)");
   ModelConfig& model = options.model;
   command
-      .add_option("--model", options.preset,
-                  fmt::format("Sizes by name, with tied embeddings: {}. The options below change "
-                              "single ones",
-                              fmt::join(model_names(), ", ")))
+      .add_option(
+          "--model", options.preset,
+          fmt::format("Sizes by name, with tied embeddings: {}. The options below change one "
+                      "size each",
+                      fmt::join(model_names(), ", ")))
       ->check(one_of(model_names()))
       ->option_text("NAME");
   const auto size = [&](const char* flag, int& value, const char* description) {
@@ -189,8 +190,9 @@ void add_checkpoint_options(CLI::App& command, TrainFlags& given) {
       .add_option_function<std::string>(
           "--save-every",
           [&](const std::string& text) { options.save_every = parse_save_every(text); },
-          "Between checkpoints: steps (500) or time (30s, 10m, 2h); also after the last step and "
-          "every best validation; 0: only when stopped")
+          "Save a checkpoint every so many steps (500) or after a time (30s, "
+          "10m, 2h); also after the last step and every best validation; 0: only "
+          "when stopped")
       ->check([](const std::string& text) {
         return parse_save_every(text) ? ""
                                       : text + " is neither steps (500) nor time (30s, 10m, 2h)";
@@ -207,8 +209,9 @@ void add_checkpoint_options(CLI::App& command, TrainFlags& given) {
       "this option the new one is skipped");
   command
       .add_option("--resume", given.resume,
-                  "Go on from the newest intact checkpoint in DIR (or --out), with the options and "
-                  "the data of that run; an --out without one begins anew")
+                  "Go on from the newest intact checkpoint in DIR (or --out), with the "
+                  "options and the data of that run; if there is no checkpoint, begin "
+                  "with step 1")
       ->expected(0, 1)
       ->option_text("[DIR]");
   command.add_flag(
@@ -371,12 +374,12 @@ void add_run_options(CLI::App& command, TrainOptions& options) {
         return name == "bf16" ? Precision::kBf16 : Precision::kF32;
       },
       {"fp32", "bf16"}, "NAME [fp32]",
-      "Of matrix products: fp32, or bf16 on a GPU or a processor with AMX");
+      "Precision of matrix products: fp32, or bf16 on a GPU or a processor "
+      "with AMX");
   add_device_option(command, options.device);
-  command.add_flag(
-      "--recompute", options.recompute,
-      "Compute activations once more instead of keeping them: less memory, about a third more "
-      "time, the same bits");
+  command.add_flag("--recompute", options.recompute,
+                   "Compute activations again instead of keeping them: less memory, about "
+                   "a third more time, the same bits");
   command
       .add_option("--eval-every", options.eval_every, "Steps between validations; 0: only the last")
       ->transform(whole_number(0, std::int64_t{1} << 50))
@@ -433,8 +436,9 @@ void add_exchange_options(CLI::App& command, TrainFlags& given) {
              {Reduction::kTree, Reduction::kRing, Reduction::kNative, Reduction::kNccl})
       ->option_text("NAME [tree]");
   add_choice(command, "--exchange", options.exchange,
-             "How the gradients of GPUs meet: nccl (from GPU to GPU), host (over --transport), or "
-             "auto: nccl where every worker has a GPU of its own and nothing else needs the host",
+             "How the gradients of GPUs are summed: nccl (from GPU to GPU), host "
+             "(over --transport), or auto: nccl where every worker has a GPU of its "
+             "own and no other option needs the host",
              {ExchangeChoice::kAuto, ExchangeChoice::kHost, ExchangeChoice::kNccl})
       ->option_text("NAME [auto]");
   add_choice(command, "--wire-dtype", options.reducer.wire,
@@ -450,16 +454,17 @@ void add_exchange_options(CLI::App& command, TrainFlags& given) {
       "--no-overlap", [&options] { options.reducer.overlap = false; },
       "Buckets travel after the backward pass, not while it goes on");
   command.add_flag_callback("--overlap", [&options] { options.reducer.overlap = true; })
-      ->group("");  // as it is anyway
+      ->group("");  // the default
   command.add_flag("--shard-optimizer", options.reducer.shard,
                    "Every worker keeps the moments of its share of the parameters only (ZeRO-1)");
   command.add_flag_callback(
       "--no-balance", [&options] { options.balance = false; },
-      "Every worker keeps the lanes it began with. Otherwise workers that compute slowly get "
-      "fewer, with the same bits; never with --reduction or --wire-dtype bf16, whose bits "
-      "depend on who has which lanes");
+      "Every worker keeps the lanes it began with. Without this option slow "
+      "workers get fewer lanes, with the same bits; but not with --reduction "
+      "or --wire-dtype bf16, whose bits depend on which worker has which "
+      "lanes");
   command.add_flag_callback("--balance", [&options] { options.balance = true; })
-      ->group("");  // as it is anyway
+      ->group("");  // the default
   command
       .add_option("--verify-every", options.verify_every,
                   "Steps between comparisons of the workers' weights; 0: only at the end")
@@ -472,28 +477,30 @@ void add_survival_options(CLI::App& command, TrainFlags& given) {
   TrainOptions& options = given.run;
   command
       .add_option("--timeout", given.timeout,
-                  "A worker that is silent for so long is dead; in seconds")
+                  "A worker that is silent for S seconds counts as dead")
       ->transform(real_number(0.01, 1e7))
       ->option_text("S [30]");
   command.add_flag("--fail-fast", options.fail_fast,
-                   "The first worker that is lost ends the run; nobody is started anew");
+                   "The first worker that is lost ends the run; no worker is restarted");
   command
       .add_option("--min-workers", options.min_workers,
-                  "With fewer left the run saves, and waits for others (--wait-for-workers)")
+                  "If fewer than N workers are left, save and wait for others "
+                  "(--wait-for-workers)")
       ->transform(whole_number(1, kMaxWorldSize))
       ->option_text("N [1]");
   command
       .add_option("--wait-for-workers", given.worker_patience,
-                  "Fewer than --min-workers wait so long for others before the run ends, to be "
-                  "resumed; in seconds")
+                  "How many seconds to wait when fewer than --min-workers are left; then "
+                  "the run ends, and --resume can go on")
       ->transform(real_number(0, 1e7))
       ->option_text("S [600]");
   command.add_flag_callback(
       "--no-buddy", [&options] { options.reducer.buddy = false; },
-      "With --shard-optimizer: one worker alone keeps each share. Takes half the memory, "
-      "but the loss of a worker leads back to the newest checkpoint");
+      "With --shard-optimizer: one worker alone keeps each share. This takes "
+      "half the memory, but after the loss of a worker the run goes back to "
+      "the newest checkpoint");
   command.add_flag_callback("--buddy", [&options] { options.reducer.buddy = true; })
-      ->group("");  // as it is anyway
+      ->group("");  // the default
 }
 
 // Jobs that others join, and the connections to them.
@@ -501,12 +508,13 @@ void add_joining_options(CLI::App& command, TrainFlags& given) {
   TrainOptions& options = given.run;
   command
       .add_option("--listen", options.listen,
-                  "Let others join this job here; over a network with a secret (--token-file)")
+                  "Let other workers join this job at this address; over a network this "
+                  "needs a secret (--token-file)")
       ->option_text("HOST:PORT");
   command
-      .add_option(
-          "--expect", options.expect,
-          "With --listen: begin when so many workers are there, those of --workers included")
+      .add_option("--expect", options.expect,
+                  "With --listen: begin when N workers have come, those of --workers "
+                  "included")
       ->transform(whole_number(1, kMaxWorldSize))
       ->option_text("N [--workers]");
   command
@@ -517,10 +525,10 @@ void add_joining_options(CLI::App& command, TrainFlags& given) {
       ->option_text("HOST:PORT");
   command.add_option("--token-file", given.token_file, "The job's secret, needed between hosts")
       ->option_text("FILE");
-  command.add_flag(
-      "--plain-wire", options.job.plain_wire,
-      "Between hosts: checksums instead of encryption, for a network that is trusted; for "
-      "all workers or none. Connections of MPI and NCCL are never encrypted");
+  command.add_flag("--plain-wire", options.job.plain_wire,
+                   "Between hosts: checksums instead of encryption, for a network that is "
+                   "trusted; all workers must agree. Connections of MPI and NCCL are "
+                   "never encrypted");
   command.add_option("--interface", options.job.interface, "Network interface to use")
       ->option_text("NAME");
 }
@@ -529,12 +537,13 @@ void add_joining_options(CLI::App& command, TrainFlags& given) {
 void add_halt_options(CLI::App& command, TrainOptions& options) {
   command
       .add_option("--replay", options.replay,
-                  "Compute the lane that a halt.json names once more, with the weights of --init, "
-                  "and say what is not finite")
+                  "Compute again the lanes that a halt.json names, with the weights of "
+                  "--init, and say what is not finite")
       ->option_text("FILE");
   command
       .add_option("--skip-lanes", options.skip_lanes,
-                  "Leave lanes out: STEP:LANE, or a halt.json file; as if they had no tokens")
+                  "Lanes to leave out, as if they had no tokens: STEP:LANE, or a "
+                  "halt.json file")
       ->delimiter(',')
       ->option_text("LIST");
 }
