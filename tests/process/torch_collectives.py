@@ -278,6 +278,39 @@ def objects_groups_and_works():
     dist.destroy_process_group()
 
 
+def ended_works_keep_no_tensor():
+    """A tensor is its caller's alone once its collective has been waited for, also beside a message that is still expected."""
+    import weakref
+
+    import torch
+    import torch.distributed as dist
+
+    dist.init_process_group("lockstep")
+    expected = torch.zeros(1)
+    message = dist.irecv(expected, (dist.get_rank() - 1) % dist.get_world_size())
+    seen = []
+    for asynchronous in (False, True):
+        data = torch.ones(10)
+        seen.append(weakref.ref(data))
+        work = dist.all_reduce(data, async_op=asynchronous)
+        assert not asynchronous or work.wait()
+        parts = [torch.ones(10) for _ in range(dist.get_world_size())]
+        seen += [weakref.ref(part) for part in parts]
+        work = dist.all_gather(parts, data, async_op=asynchronous)
+        assert not asynchronous or work.wait()
+        del data, parts, work
+    assert [tensor() for tensor in seen] == [None] * len(seen), seen
+    # What nobody waits for stays until it has ended.
+    for _ in range(200):
+        dist.all_reduce(torch.ones(10), async_op=True)
+    dist.barrier()
+    dist.all_reduce(torch.ones(1))
+    assert len(dist.distributed_c10d._get_default_group()._works) < 80
+    dist.send(torch.ones(1), (dist.get_rank() + 1) % dist.get_world_size())
+    assert message.wait() and expected.item() == 1
+    dist.destroy_process_group()
+
+
 def sparse():
     import torch
     import torch.distributed as dist
@@ -307,7 +340,7 @@ def main():
     need_torch()
     memory_is_not_copied()
     for workers in (2, 3):
-        for each in (reductions, bits, exchanges, objects_groups_and_works, sparse, the_timeout_of_the_call_holds):
+        for each in (reductions, bits, exchanges, objects_groups_and_works, ended_works_keep_no_tensor, sparse, the_timeout_of_the_call_holds):
             run_all(workers, each)
 
 

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-import collections
 import functools
 from datetime import timedelta
+from typing import Dict
 
 import torch
 import torch.distributed as dist
@@ -22,7 +22,7 @@ from torch._C._distributed_c10d import (
     ScatterOptions,
 )
 
-from ..communicator import Op
+from ..communicator import FORGOTTEN, Op
 from .memory import Memory
 from .work import Completer, Then, Work
 
@@ -79,7 +79,7 @@ class ProcessGroup(dist.ProcessGroup):
         self._size = size
         self._timeout = timeout
         self._completer = Completer()
-        self._works: "collections.deque" = collections.deque()
+        self._works: Dict[Work, None] = {}  # in the order of their calls
         self._coalesced = None  # the works since _start_coalescing()
 
     def getBackendName(self):
@@ -150,10 +150,12 @@ class ProcessGroup(dist.ProcessGroup):
 
     def _keep(self, work):
         """Memory stays where it is until its collective has ended, whether or not the caller keeps the work. Callers
-        in C++ of older PyTorch keep no reference to a work made in Python either; so the last ones stay in any case."""
-        while len(self._works) > 64 and self._works[0].is_completed():
-            self._works.popleft()
-        self._works.append(work)
+        in C++ of older PyTorch keep no reference to a work made in Python either, and wait for it later; so the last
+        ones that nobody has waited for stay in any case."""
+        for forgotten in list(self._works)[:-FORGOTTEN]:
+            if forgotten.is_completed():
+                self._works.pop(forgotten, None)
+        work.stay_in(self._works)
         if self._coalesced is not None:
             self._coalesced.append(work)
         return work

@@ -24,9 +24,15 @@ class Work(TorchWork):
         self._result = result
         self._completer = completer  # None: its future has a thread of its own
         self._source = source  # of a message that is received
+        self._kept_in = {}
         self._lock = threading.Lock()
         self._future = None
         self._error = None
+
+    def stay_in(self, works):
+        """Stays alive in these works of its group until somebody has waited for it. Its result is the caller's memory."""
+        works[self] = None
+        self._kept_in = works
 
     def wait(self, timeout=timedelta(0)):
         seconds = timeout.total_seconds()
@@ -43,6 +49,7 @@ class Work(TorchWork):
                     return False
             except lockstep.Error as error:
                 self._error = error
+        self._kept_in.pop(self, None)
         if self._error is not None:
             raise self._error
         self._finish()
