@@ -321,7 +321,10 @@ class Communicator:
         code = getattr(library, "lockstep_" + name)(self._open(), *arguments, _options(**options), byref(work))
         self._check(code)
         if len(self._pending) >= FORGOTTEN:
-            self._pending = {each for each in self._pending if not each.done()}
+            # Other threads add works and take them out meanwhile.
+            for each in list(self._pending):
+                if each.done():
+                    self._pending.discard(each)
         started = Work(work, self, views)
         if wait:
             started.wait()

@@ -175,6 +175,27 @@ def collectives_on_arrays():
         expect_raises(lockstep.Misuse, lambda: group.broadcast(own, root=9))
 
 
+def works_end_while_others_are_looked_at():
+    """Some thread waits for works while another one starts so many that it is looked which have ended."""
+    import lockstep
+    from lockstep.communicator import FORGOTTEN
+
+    with lockstep.join(timeout=TIMEOUT) as job:
+        works = [job.communicator.barrier(wait=False) for _ in range(FORGOTTEN)]
+        done = lockstep.Work.done
+
+        def done_while_others_end(work):
+            if works:
+                other = threading.Thread(target=works.pop().wait)
+                other.start()
+                other.join()
+            return done(work)
+
+        lockstep.Work.done = done_while_others_end
+        job.communicator.barrier()
+        lockstep.Work.done = done
+
+
 def lane_sum():
     import numpy
 
@@ -316,6 +337,7 @@ def main():
     checkpoints_hold_arrays()
     run_all(1, interruptible_join)
     run_all(2, collectives_on_arrays)
+    run_all(1, works_end_while_others_are_looked_at)
     sums = run_all(1, lane_sum) + run_all(3, lane_sum)
     assert len(set(sums)) == 1, sums
     run_all(2, the_gil_is_free, with_pipe=True)
