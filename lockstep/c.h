@@ -6,7 +6,7 @@
  *
  * Every function that can fail returns LOCKSTEP_OK (0), LOCKSTEP_NOT_YET, or the code of an error.
  * lockstep_last_error() then tells of it: code, rank at fault, text. No function hangs: a
- * collective ends by its deadline, which is ten times the job's timeout where none is given.
+ * collective ends by its deadline, which is the job's call_timeout_ms where none is given.
  *
  * Structures begin with `size`: set it to sizeof the structure, and everything that is not used to
  * zero (= {.size = sizeof(x)} does both). Later versions only add fields at the end; a library that
@@ -32,7 +32,7 @@ extern "C" {
 
 /* ------------------------------------------------------------------ versions and errors */
 
-#define LOCKSTEP_ABI_VERSION 2
+#define LOCKSTEP_ABI_VERSION 3
 
 /* That of the library which is loaded: it can serve programs that were compiled with the same
  * number or a lower one. */
@@ -121,6 +121,7 @@ typedef struct lockstep_join_options {
   int survive;                /* nonzero: the job goes on without workers that are lost */
   int min_workers;            /* with fewer it waits for others */
   int64_t patience_ms;        /* for so long; ten timeouts */
+  int64_t call_timeout_ms;    /* of a collective without a timeout of its own; ten timeouts */
 } lockstep_join_options;
 
 /* Returns when all workers are there. `options` may be null. */
@@ -273,7 +274,7 @@ typedef enum lockstep_op {
 
 typedef struct lockstep_call_options {
   size_t size;
-  int64_t timeout_ms; /* for this call; 0: ten times the job's */
+  int64_t timeout_ms; /* for this call; 0: the job's call_timeout_ms */
   int check_finite;   /* nonzero: look for NaN and infinity in the result; see lockstep_outcome */
   uint32_t step;      /* both are named in errors, and compared between ranks */
   uint32_t bucket;

@@ -66,6 +66,9 @@ struct JoinOptions {
   std::string interface = {};  // network interface to use; empty: the one that leads there
   // A worker that is silent for so long is dead. Joining takes at most as long.
   std::chrono::nanoseconds timeout = std::chrono::seconds(30);
+  // A collective without a deadline of its own ends by then, and names who has not come; zero: ten
+  // timeouts.
+  std::chrono::nanoseconds call_timeout{};
   bool mpi_collectives = false;  // with kMpi: MPI's own, whose sums are order-free
 
   // The job goes on without workers that are lost, if all workers say so (see Job); not with kMpi.

@@ -32,13 +32,15 @@ JoinOptions join_options_of(const lockstep_join_options& given) {
   options.token = or_empty(given.token);
   options.plain_wire = given.plain_wire != 0;
   options.interface = or_empty(given.interface_name);
-  if (given.timeout_ms < 0 || given.patience_ms < 0 || given.min_workers < 0) {
+  if (given.timeout_ms < 0 || given.patience_ms < 0 || given.call_timeout_ms < 0 ||
+      given.min_workers < 0) {
     refuse("lockstep_join: a negative time or number");
   }
   if (given.timeout_ms > 0) options.timeout = std::chrono::milliseconds(given.timeout_ms);
   options.survive = given.survive != 0;
   if (given.min_workers > 0) options.min_workers = given.min_workers;
   options.patience = std::chrono::milliseconds(given.patience_ms);
+  options.call_timeout = std::chrono::milliseconds(given.call_timeout_ms);
   if (given.no_environment == 0) {
     options = JoinOptions::from_environment(options);
     if (given.attempt != nullptr && options.attempt.empty()) options.attempt = given.attempt;

@@ -24,7 +24,7 @@ class RoughDeadline {
   }
 
  private:
-  const std::chrono::nanoseconds patience_;
+  std::chrono::nanoseconds patience_;
   std::uint64_t made_ = 0;
   Deadline deadline_ = Deadline::at({});
 };

@@ -42,6 +42,7 @@ class Communicator::State final : public AnyReceiver::Senders {
         timeout_(timeout),
         group_(group),
         patience_(10 * timeout),
+        rough_deadline_(patience_),
         track_(flight_->take_track(group)) {
     if (track_ == nullptr) {
       own_track_ = std::make_unique<FlightTrack>();
@@ -58,6 +59,11 @@ class Communicator::State final : public AnyReceiver::Senders {
   Engine& engine() { return *engine_; }
   Supervisor& supervisor() { return engine_->supervisor(); }
   std::chrono::nanoseconds timeout() const { return timeout_; }
+  std::chrono::nanoseconds patience() const { return patience_; }
+  void set_patience(std::chrono::nanoseconds patience) {
+    patience_ = patience;
+    rough_deadline_ = RoughDeadline(patience);
+  }
   std::uint32_t group() const { return group_; }
   const std::shared_ptr<FlightRecorder>& flight() const { return flight_; }
   // How many groups have been split from this one, with the one that is being split now.
@@ -72,7 +78,7 @@ class Communicator::State final : public AnyReceiver::Senders {
   Work start(Call call);
   std::vector<Progress> progress() const;
   Deadline deadline_of(const CallOptions& options) const {
-    return options.deadline ? *options.deadline : Deadline::roughly_after(10 * timeout_);
+    return options.deadline ? *options.deadline : Deadline::roughly_after(patience_);
   }
 
  private:
@@ -109,7 +115,8 @@ class Communicator::State final : public AnyReceiver::Senders {
 
   std::mutex running_;          // held by the thread that runs a collective
   std::uint64_t sequence_ = 0;  // guarded by running_
-  RoughDeadline patience_;      // guarded by running_
+  std::chrono::nanoseconds patience_;
+  RoughDeadline rough_deadline_;  // guarded by running_
 
   // The collectives entered last; written by the thread that holds running_.
   std::unique_ptr<FlightTrack> own_track_;  // where the recorder had none left
@@ -185,6 +192,7 @@ Communicator::State& Communicator::State::pair_of(std::pair<int, int> ends) {
     const std::uint32_t number = pair_number(ends);
     pair = std::make_unique<State>(engine_->split({ends.first, ends.second}, number), timeout_,
                                    number, flight_);
+    pair->set_patience(patience_);
   }
   return *pair;
 }
@@ -356,7 +364,7 @@ Outcome Communicator::State::execute(const Call& call) {
   stamp.group = group_;
   stamp.sequence = ++sequence_;
   if (engine_->world_size() > 1) stamp.algorithm = static_cast<std::uint8_t>(engine_->choose(call));
-  CollectiveStay stay(*flight_, *track_, stamp, patience_, call.options.deadline);
+  CollectiveStay stay(*flight_, *track_, stamp, rough_deadline_, call.options.deadline);
   const Outcome outcome = engine_->run(call, stamp, stay);
   stay.succeeded();
   return outcome;
@@ -391,7 +399,11 @@ std::string Communicator::name_of(int rank) const { return state_->engine().name
 
 bool Communicator::finite_only() const { return state_->engine().finite_only(); }
 
-std::chrono::nanoseconds Communicator::patience() const { return 10 * state_->timeout(); }
+std::chrono::nanoseconds Communicator::patience() const { return state_->patience(); }
+
+void Communicator::set_patience(std::chrono::nanoseconds patience) {
+  state_->set_patience(patience);
+}
 
 Algorithm Communicator::algorithm_for(Call call) const {
   state_->complete(call);
@@ -424,8 +436,7 @@ std::unique_ptr<Communicator> Communicator::split(int color, int key) {
     return all[2 * index_of(a) + 1] < all[2 * index_of(b) + 1];
   });
   const std::uint32_t group = group_number(state_->group(), child, members[0]);
-  return std::make_unique<Communicator>(state_->engine().split(members, group), state_->timeout(),
-                                        group, state_->flight());
+  return part_of(members, group);
 }
 
 std::unique_ptr<Communicator> Communicator::subgroup(const std::vector<int>& members,
@@ -446,8 +457,15 @@ std::unique_ptr<Communicator> Communicator::subgroup(const std::vector<int>& mem
   std::uint32_t name = kSubgroups;
   for (const char letter : label) name = (name ^ static_cast<unsigned char>(letter)) * 0x01000193U;
   const std::uint32_t group = group_number(state_->group(), name | kSubgroups, members[0]);
-  return std::make_unique<Communicator>(state_->engine().split(members, group), state_->timeout(),
-                                        group, state_->flight());
+  return part_of(members, group);
+}
+
+std::unique_ptr<Communicator> Communicator::part_of(const std::vector<int>& members,
+                                                    std::uint32_t group) {
+  auto part = std::make_unique<Communicator>(state_->engine().split(members, group),
+                                             state_->timeout(), group, state_->flight());
+  part->set_patience(patience());
+  return part;
 }
 
 void Communicator::abort(const std::string& reason) { state_->supervisor().abort(reason); }

@@ -28,7 +28,8 @@ struct Progress;
 // comes later throws the same first cause. Calls from several threads are taken one after another.
 class Communicator {
  public:
-  // `timeout` is the job's one knob: a call without a deadline of its own has ten times that.
+  // `timeout` is the job's one knob: a call without a deadline of its own has ten times that, or
+  // what set_patience() says.
   // `group` is the group's number, the same on all its ranks. Without a `flight` recorder of the
   // rank the communicator makes one of its own.
   Communicator(std::unique_ptr<Engine> engine, std::chrono::nanoseconds timeout,
@@ -46,6 +47,8 @@ class Communicator {
   bool finite_only() const;
   // The longest that a call without a deadline of its own takes.
   std::chrono::nanoseconds patience() const;
+  // Before the first call; groups that are split off inherit it.
+  void set_patience(std::chrono::nanoseconds patience);
   // The algorithm that this call will use: its own choice, or the engine's.
   Algorithm algorithm_for(Call call) const;
 
@@ -136,6 +139,8 @@ class Communicator {
   FlightRecorder& flight() const;
 
  private:
+  std::unique_ptr<Communicator> part_of(const std::vector<int>& members, std::uint32_t group);
+
   class State;  // the engine, the queue of asynchronous work and the communication thread
   const std::unique_ptr<State> state_;
 };

@@ -29,10 +29,11 @@ namespace lockstep {
 namespace {
 
 // A job that ends when one of its workers does.
-Job job_over(std::unique_ptr<Engine> engine, std::chrono::nanoseconds timeout) {
+Job job_over(std::unique_ptr<Engine> engine, const JoinOptions& options) {
   auto state = std::make_unique<Job::State>();
   state->communicator =
-      std::make_unique<Communicator>(std::move(engine), timeout, 0, state->flight);
+      std::make_unique<Communicator>(std::move(engine), options.timeout, 0, state->flight);
+  if (options.call_timeout.count() > 0) state->communicator->set_patience(options.call_timeout);
   // All say the same; what it is does not matter.
   auto tag = static_cast<std::int32_t>(::getpid());
   Communicator& all = *state->communicator;
@@ -57,7 +58,10 @@ struct MemberState : Job::State {
       const JoinedJob& job, TransportKind transport, const std::shared_ptr<FlightRecorder>&)>;
 
   MemberState(const JoinOptions& options, JoinedJob joined, Connect how)
-      : job(std::move(joined)), transport(options.transport), connect(std::move(how)) {
+      : job(std::move(joined)),
+        transport(options.transport),
+        call_timeout(options.call_timeout),
+        connect(std::move(how)) {
     if (options.flight) flight = std::make_shared<FlightRecorder>(Descriptor(*options.flight));
     newcomer = job.roster.empty();
     fault = planned_fault(newcomer ? -1 : job.rank(), nullptr);
@@ -131,6 +135,7 @@ struct MemberState : Job::State {
                       tag != 0 ? tag : static_cast<std::uint32_t>(::getpid()));
     try {
       communicator = connect(job, transport, flight);
+      if (call_timeout.count() > 0) communicator->set_patience(call_timeout);
     } catch (const Error& error) {
       job.control->fail(error);
     }
@@ -161,6 +166,7 @@ struct MemberState : Job::State {
 
   JoinedJob job;
   TransportKind transport;
+  std::chrono::nanoseconds call_timeout;
   Connect connect;
   std::function<void(std::string_view, std::int64_t)> fault;  // may be null
 };
@@ -218,7 +224,7 @@ Job join_mpi(const JoinOptions& options) {
   auto engine = options.mpi_collectives
                     ? make_mpi_engine(mpi)
                     : std::unique_ptr<Engine>(new PlanEngine(make_mpi_transport(mpi)));
-  return job_over(std::move(engine), options.timeout);
+  return job_over(std::move(engine), options);
 }
 
 // A server that hangs up on the first bytes may speak the original protocol.

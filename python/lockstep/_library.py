@@ -11,7 +11,7 @@ from typing import Any, Dict, List, Optional, Tuple, Type, TypeVar
 
 from . import errors
 
-ABI_VERSION = 2
+ABI_VERSION = 3
 NOT_YET = 100
 
 AnyStructure = TypeVar("AnyStructure", bound=Structure)
@@ -23,6 +23,7 @@ class JoinOptions(Structure):
         ("master_host", c_char_p), ("master_port", c_uint16), ("has_listener", c_int), ("listener", c_int),
         ("coordinator", c_char_p), ("name", c_char_p), ("attempt", c_char_p), ("token", c_char_p), ("plain_wire", c_int),
         ("interface_name", c_char_p), ("timeout_ms", c_int64), ("survive", c_int), ("min_workers", c_int), ("patience_ms", c_int64),
+        ("call_timeout_ms", c_int64),
     ]
 
 

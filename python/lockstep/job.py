@@ -193,7 +193,8 @@ def join(*, transport: str = "auto", rank: Optional[int] = None, world_size: Opt
          master_host: Optional[str] = None, master_port: int = 0, listener: Optional[int] = None,
          coordinator: Optional[str] = None, name: Optional[str] = None, attempt: Optional[str] = None,
          token: Optional[str] = None, plain_wire: bool = False, interface: Optional[str] = None, timeout: float = 30.0,
-         survive: bool = False, min_workers: int = 1, patience: Optional[float] = None) -> Job:
+         call_timeout: Optional[float] = None, survive: bool = False, min_workers: int = 1,
+         patience: Optional[float] = None) -> Job:
     """Makes this process a worker of a job. Returns when all workers are there, or raises an Error that names who is
     missing or wrong.
 
@@ -210,6 +211,8 @@ def join(*, transport: str = "auto", rank: Optional[int] = None, world_size: Opt
     plain_wire   bytes between hosts are checked, but not encrypted
     interface    the network interface to use
     timeout      a worker that is silent for so many seconds is dead
+    call_timeout seconds for a collective that is given none of its own, so also for a step's sum and for the end; without
+                 it ten times `timeout`
     survive      the job goes on without workers that are lost, if all workers say so; with fewer than min_workers it
                  waits for others, for `patience` seconds
     """
@@ -219,13 +222,16 @@ def join(*, transport: str = "auto", rank: Optional[int] = None, world_size: Opt
     def text(value: Optional[str]) -> Optional[bytes]:
         return None if value is None else value.encode()
 
+    def milliseconds(value: Optional[float]) -> int:
+        return 0 if value is None else max(1, int(value * 1000))
+
     options = _library.sized(
         _library.JoinOptions, transport=_TRANSPORTS[transport], no_environment=rank is not None,
         rank=rank or 0, world_size=(world_size or 1) if rank is not None else 0, master_host=text(master_host),
         master_port=master_port, has_listener=listener is not None, listener=listener or 0, coordinator=text(coordinator),
         name=text(name), attempt=text(attempt), token=text(token), plain_wire=plain_wire, interface_name=text(interface),
-        timeout_ms=max(1, int(timeout * 1000)), survive=survive, min_workers=min_workers,
-        patience_ms=0 if patience is None else max(1, int(patience * 1000)))
+        timeout_ms=milliseconds(timeout), call_timeout_ms=milliseconds(call_timeout), survive=survive,
+        min_workers=min_workers, patience_ms=milliseconds(patience))
     handle = c_void_p()
     _library.interruptible(library.lockstep_join, byref(options), byref(handle))
     return Job(handle)

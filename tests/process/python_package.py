@@ -280,6 +280,22 @@ def a_worker_is_late(pipe):
     os.write(pipe[1], b"x")
 
 
+def a_job_has_a_timeout_for_calls(pipe):
+    """Of calls that have none of their own, in groups, too, and of sums over lanes. The heartbeat's is another one."""
+    import lockstep
+
+    job = lockstep.join(timeout=TIMEOUT, call_timeout=0.3)
+    part = job.communicator.split(color=0)
+    sums = lockstep.LaneSum(job, lanes=2, elements=1)
+    if job.rank == 1:
+        os.read(pipe[0], 1)
+        return os._exit(0)
+    error = expect_raises(TimeoutError, {"barrier": job.communicator.barrier, "part": part.barrier, "sum": lambda: sums.sum(1, lambda *_: None),
+                                         "leave": job.leave}[os.environ["CALL"]], "rank 1")
+    assert error.code == lockstep.Code.TIMEOUT and error.rank == 1
+    os.write(pipe[1], b"x")
+
+
 def run_all(workers, function, with_pipe=False):
     pipe = os.pipe() if with_pipe else None
     ended = run(workers, functools.partial(function, pipe) if pipe else function)
@@ -345,6 +361,9 @@ def main():
     run_all(3, a_worker_dies)
     run_all(2, calls_differ)
     run_all(2, a_worker_is_late, with_pipe=True)
+    for call in ("barrier", "part", "sum", "leave"):
+        os.environ["CALL"] = call
+        run_all(2, a_job_has_a_timeout_for_calls, with_pipe=True)
     the_wheel_is_complete()
 
 

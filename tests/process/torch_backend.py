@@ -65,6 +65,21 @@ def all_who_are_missing_are_named():
     expect_raises(RuntimeError, lambda: group.monitored_barrier(timedelta(seconds=0.5), wait_all_ranks=True), "rank 1", "rank 3")
 
 
+def the_timeout_of_the_group_holds_for_all():
+    """Also for what takes no timeout of its own. A process that is silent is found out sooner."""
+    from datetime import timedelta
+    from unittest import mock
+
+    import torch.distributed as dist
+
+    import lockstep.torch
+
+    with mock.patch("lockstep.join", wraps=lockstep.join) as joined:
+        dist.init_process_group("lockstep", timeout=timedelta(seconds=90))
+    assert joined.call_args.kwargs["call_timeout"] == 90 and joined.call_args.kwargs["timeout"] == 30
+    dist.destroy_process_group()
+
+
 def messages_from_any_source():
     import torch
     import torch.distributed as dist
@@ -402,6 +417,7 @@ def main():
     need_torch()
     run_all(2, ddp_is_that_of_gloo)
     run_all(4, all_who_are_missing_are_named)
+    run_all(2, the_timeout_of_the_group_holds_for_all)
     run_all(3, messages_from_any_source)
     run_all(3, messages_from_any_source, "tcp")
     run_all(3, no_message_from_any_source)

@@ -18,6 +18,7 @@ from ..job import Regroup
 from .determinism import first_difference, lane_generator, lane_seed, warn_unless_deterministic
 from .state import DTYPES, flatten, unflatten
 
+SAVING = 3600.0  # seconds that the others wait for the disk of rank 0
 FLAGS = 52  # truth values that one f64 number of the tail holds: lanes whose gradient is not finite
 
 
@@ -234,10 +235,10 @@ class ExactDataParallel:
         raise lockstep.Error(f"the weights of rank {wrong} differ from those of the others, in {name} first",
                              lockstep.Code.REPLICA_MISMATCH, wrong)
 
-    def _gather(self, value: bytes) -> List[bytes]:
+    def _gather(self, value: bytes, timeout: Optional[float] = None) -> List[bytes]:
         """What every rank gives, all of the same length."""
         everybody = bytearray(len(value) * self.job.world_size)
-        self.job.communicator.all_gather(bytearray(value), everybody)
+        self.job.communicator.all_gather(bytearray(value), everybody, timeout=timeout)
         return [bytes(everybody[i:i + len(value)]) for i in range(0, len(everybody), len(value))]
 
     # Checkpoints.
@@ -275,7 +276,7 @@ class ExactDataParallel:
                     lockstep.save(path, tensors, rest.encode(), step)
             except Exception as error:  # whatever it is, the others wait to hear of it
                 failed, cause = b"\1", error
-        if self._gather(failed)[0] != b"\0":
+        if self._gather(failed, timeout=SAVING)[0] != b"\0":
             raise cause if self.job.rank == 0 else lockstep.Error(f"rank 0 could not write checkpoint-{step}; it says why",
                                                                    lockstep.Code.IO, 0)
 

@@ -18,7 +18,8 @@ import lockstep
 
 from .process_group import ProcessGroup
 
-HEARTBEAT = 30.0  # seconds; a process that is silent for so long is dead, if the group's own timeout is not shorter
+# Seconds; a process that is silent for so long is dead, if the group's own timeout is not shorter. That one is for waits.
+HEARTBEAT = 30.0
 
 _groups: "weakref.WeakSet[ProcessGroup]" = weakref.WeakSet()
 
@@ -106,7 +107,7 @@ def _meet(store, rank: int, size: int, timeout: timedelta):
     place = json.loads(store.get("place"))
     return lockstep.join(rank=rank, world_size=size, master_host=place["host"], master_port=place["port"],
                          listener=listener.detach() if listener else None, name="torch", attempt=place["attempt"],
-                         token=place["secret"], timeout=seconds, transport=transport)
+                         token=place["secret"], timeout=seconds, call_timeout=timeout.total_seconds(), transport=transport)
 
 
 def _wait_for_all(store, size, timeout):
