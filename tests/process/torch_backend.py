@@ -347,7 +347,9 @@ def resumed_by_others():
     whole = weights_of(run_program(1, GPT, ("--steps", 30, *SMALL)))
     folder = tempfile.mkdtemp()  # a TemporaryDirectory would go with the first forked worker
     try:
-        run_program(2, GPT, ("--steps", 21, "--out", folder, *SMALL))  # saves at step 20
+        run_program(2, GPT, ("--steps", 21, "--out", folder, *SMALL))
+        assert sorted(os.listdir(folder)) == ["checkpoint-20", "checkpoint-21"], os.listdir(folder)  # every 20 steps and at the end
+        shutil.rmtree(os.path.join(folder, "checkpoint-21"))
         output = run_program(3, GPT, ("--steps", 30, "--out", folder, *SMALL))
     finally:
         shutil.rmtree(folder)

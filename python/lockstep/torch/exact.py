@@ -311,7 +311,7 @@ class ExactDataParallel:
 
         `step` changes weights only after its last collective. Under torchrun a loss ends everybody; under
         `python -m lockstep run` the workers that are left repeat the step without the lost one. With `out`, every
-        `save_every` steps a checkpoint is written to that folder."""
+        `save_every` steps and at the end a checkpoint is written to that folder; none is ever deleted."""
         if save_every < 1:
             raise ValueError(f"save_every is {save_every}; it counts steps")
         self.job.describe(b"lockstep.torch", self.lanes)
@@ -321,7 +321,7 @@ class ExactDataParallel:
         while done < steps or due:
             versions = None
             try:
-                if due and out is not None and done > 0 and done % save_every == 0:
+                if due and out is not None and done > 0 and (done % save_every == 0 or done >= steps):
                     self.save(out, done)
                 due = False
                 if done >= steps:
