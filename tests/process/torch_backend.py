@@ -308,6 +308,43 @@ def what_cannot_be_summed_is_named():
     expect_raises(ValueError, lambda: exact.sum(1, lambda lane: (model(torch.ones(1, 2)).sum(), 0)), "step 1", "counted 0")
 
 
+def state_that_depends_on_the_order_of_lanes_is_named():
+    import torch
+    from torch import nn
+
+    import lockstep.torch
+
+    job = lockstep.torch.join()
+
+    def exact(module):
+        return lockstep.torch.ExactDataParallel(module, lanes=1, job=job)
+
+    for norm in (nn.BatchNorm1d(2), nn.InstanceNorm1d(2, track_running_stats=True)):
+        expect_raises(ValueError, lambda: exact(nn.Sequential(nn.Linear(2, 2), norm)), "1 (", type(norm).__name__, "running averages")
+    exact(nn.Sequential(nn.Conv1d(2, 2, 1), nn.InstanceNorm1d(2)))
+
+    class Counts(nn.Module):
+        def __init__(self, persistent, replaces):
+            super().__init__()
+            self.layer, self.replaces = nn.Linear(2, 1), replaces
+            self.register_buffer("calls", torch.zeros(1), persistent=persistent)
+
+        def forward(self, x):
+            if self.replaces:
+                self.calls = self.calls + 1
+            else:
+                self.calls += 1
+            return self.layer(x).sum()
+
+    def lane_of(module):
+        return lambda: exact(module).sum(1, lambda lane: module(torch.ones(1, 2)).sum())
+
+    for replaces in (False, True):
+        expect_raises(ValueError, lane_of(Counts(True, replaces)), "lane 0", "calls", "persistent=False")
+        lane_of(Counts(False, replaces))()  # a cache
+    expect_raises(ValueError, lane_of(nn.Sequential(nn.utils.spectral_norm(nn.Linear(2, 1)))), "lane 0", "0.weight_u")
+
+
 def what_else_changes_is_saved():
     import warnings
 
@@ -432,6 +469,7 @@ def main():
     run_all(2, buffers_of_all_types)
     run_all(2, gradients_of_any_layout)
     run_all(1, what_cannot_be_summed_is_named)
+    run_all(1, state_that_depends_on_the_order_of_lanes_is_named)
     run_all(2, what_else_changes_is_saved)
     resumed_by_others()
     whole = weights_of(run_program(1, GPT, ("--steps", 40, *SMALL)))

@@ -59,6 +59,7 @@ class ExactDataParallel:
         self.verify_every = verify_every
         self.job = job if job is not None else join()
         self._refuse_running_averages()
+        self._with_buffers = [(name, child) for name, child in module.named_modules() if child._buffers]
         # Backward finishes the last layers first; what is final first travels first.
         named = [(name, p) for name, p in module.named_parameters() if p.requires_grad][::-1]
         if not named:
@@ -113,6 +114,7 @@ class ExactDataParallel:
     def _compute(self, step, index, lane, compute):
         torch.manual_seed(lane_seed(self.seed, step, lane))
         memory, numbers = self._sum.gradient(index), self._sum.numbers(index)
+        buffers = self._buffers()
         self._lane = _Lane(index, ctypes.addressof(memory), self._views_of(memory), [False] * len(self._parameters))
         try:
             given = compute(lane)
@@ -123,6 +125,7 @@ class ExactDataParallel:
             for parameter in self._parameters:
                 parameter.grad = None
             loss.backward()
+            self._refuse_changes(buffers, lane)
             for i, done in enumerate(self._lane.done):
                 if not done:  # the lane does not use this parameter
                     self._lane.views[i].zero_()
@@ -192,9 +195,22 @@ class ExactDataParallel:
 
     def _refuse_running_averages(self):
         for name, child in self.module.named_modules():
-            if isinstance(child, torch.nn.modules.batchnorm._BatchNorm) and child.track_running_stats:
+            if isinstance(child, torch.nn.modules.batchnorm._NormBase) and child.track_running_stats:
                 raise ValueError(f"{name} ({type(child).__name__}) keeps running averages, which depend on the order of "
                                  "lanes and so on the workers: use GroupNorm, or track_running_stats=False")
+
+    def _buffers(self):
+        """Buffers that checkpoints hold, each with the count of its changes. Others may be caches."""
+        return {f"{name}.{key}" if name else key: (buffer, buffer._version) for name, child in self._with_buffers
+                for key, buffer in child._buffers.items() if buffer is not None and key not in child._non_persistent_buffers_set}
+
+    def _refuse_changes(self, before, lane):
+        after = self._buffers()
+        for name, (buffer, version) in before.items():
+            now, changes = after.get(name, (None, 0))
+            if now is not buffer or changes != version:
+                raise ValueError(f"lane {lane} changed the buffer {name}, which then depends on the order of lanes and so on the "
+                                 "workers: change it after sum(), or register it with persistent=False if it is only a cache")
 
     # Random numbers, determinism.
 
