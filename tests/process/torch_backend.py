@@ -376,6 +376,24 @@ def what_else_changes_is_saved():
     expect_raises(ValueError, lambda: second.load_state(first.state(3)), "average")
 
 
+def a_state_comes_from_another_gpu():
+    """What the donor has on its GPU may be on one that the others do not have."""
+    from unittest import mock
+
+    import torch
+
+    import lockstep.torch
+
+    torch.manual_seed(1)
+    exact = lockstep.torch.ExactDataParallel(torch.nn.Linear(2, 2), lanes=2)
+    with torch.no_grad():
+        exact.module.bias.fill_(exact.job.rank)
+    with mock.patch("torch.serialization.location_tag", lambda storage: "cuda:77"):
+        assert exact._level(7 if exact.job.rank == 1 else 0) == 7
+    assert exact.module.bias[0] == 1
+    exact.verify()
+
+
 def weights_of(output):
     return re.search(r"^weights (blake3:[0-9a-f]{64})$", output, re.MULTILINE)[1]
 
@@ -471,6 +489,7 @@ def main():
     run_all(1, what_cannot_be_summed_is_named)
     run_all(1, state_that_depends_on_the_order_of_lanes_is_named)
     run_all(2, what_else_changes_is_saved)
+    run_all(2, a_state_comes_from_another_gpu)
     resumed_by_others()
     whole = weights_of(run_program(1, GPT, ("--steps", 40, *SMALL)))
     for place, victim in (("step", 0), ("save", 1), ("saved", 0)):

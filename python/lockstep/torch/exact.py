@@ -388,7 +388,7 @@ class ExactDataParallel:
         data = bytearray(file.getvalue()) if self.job.rank == donor else bytearray(size)
         self.job.communicator.broadcast(data, donor)
         if done < most:
-            self.load_state(torch.load(io.BytesIO(data)))
+            self.load_state(torch.load(io.BytesIO(data), map_location="cpu"))  # the donor's GPU is not ours
         return most
 
 
