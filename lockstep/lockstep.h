@@ -245,8 +245,9 @@ class LaneSum {
 // A training loop that survives. Calls `step` for the steps from 1 to `steps`, on all workers, and
 // goes on with those that are left when one is lost. `state` is all that a step changes, and `step`
 // changes it only when it can no longer fail: after its last collective. A worker that is behind,
-// or has come later (Job::newcomer), is given the state of one that is ahead. The workers make all
-// steps together or, where the job does not survive a loss, throw its cause.
+// or has come later (Job::newcomer), is given the state of one that is ahead. With fewer than
+// min_workers it waits for others. The workers make all steps together or, where the job does not
+// survive a loss, throw its cause.
 void run_steps(Job& job, std::int64_t steps, const std::vector<std::span<float>>& state,
                const std::function<void(std::int64_t step)>& step);
 

@@ -52,6 +52,7 @@ void run_steps(Job& job, std::int64_t steps, const std::vector<std::span<float>>
         next = Regroup::kAfterLoss;  // until all stand at the same step
         done = level(job.communicator(), done, state);
         next.reset();
+        if (job.too_few()) next = Regroup::kTooFew;  // waits for others
         continue;
       }
       step(done + 1);

@@ -253,7 +253,7 @@ def run_steps(job: Job, steps: int, state: Sequence[Any], step: Callable[[int], 
                 job.regroup(max(done, 0), regroup)
                 regroup = Regroup.AFTER_LOSS  # until all stand at the same step
                 done = _level(job.communicator, done, state)
-                regroup = None
+                regroup = Regroup.TOO_FEW if job.too_few else None  # waits for others
                 continue
             step(done + 1)
             done += 1

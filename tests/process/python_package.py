@@ -306,6 +306,39 @@ def run_all(workers, function, with_pipe=False):
     return [each.output for each in ended]
 
 
+LOOP = """
+import os, numpy, lockstep
+job = lockstep.join(timeout=20, survive=True, min_workers=3)
+victim = not job.newcomer and job.rank == 1
+weights = numpy.zeros(5, "float32")
+
+def step(number):
+    if job.generation > 1:
+        print("here", job.world_size, [(gone.rank, gone.kind) for gone in job.departed], job.newcomers, flush=True)
+    assert job.world_size == 3, f"step {number} with {job.world_size} workers"
+    if victim and number == 3:
+        os.kill(os.getpid(), 9)
+    change = numpy.full(5, number, "float32")
+    job.communicator.all_reduce(change, lockstep.Op.MAX)
+    weights[:] += change
+
+lockstep.run_steps(job, 6, [weights], step)
+assert (weights == 21).all(), weights
+job.leave()
+"""
+
+
+def a_loop_waits_for_its_workers():
+    """One is lost; with fewer than min_workers no step is made until somebody has come in its place."""
+    with tempfile.TemporaryDirectory() as folder:
+        program = os.path.join(folder, "loop.py")
+        pathlib.Path(program).write_text(LOOP)
+        done = subprocess.run([sys.executable, "-m", "lockstep", "run", "--workers", "3", program], stdout=subprocess.PIPE, stderr=subprocess.STDOUT,
+                              text=True, timeout=60)
+    assert done.returncode == 0 and "killed by signal 9" in done.stdout and "here 3" in done.stdout, done.stdout
+    print("a_loop_waits_for_its_workers", flush=True)
+
+
 # The wheel.
 
 
@@ -364,6 +397,7 @@ def main():
     for call in ("barrier", "part", "sum", "leave"):
         os.environ["CALL"] = call
         run_all(2, a_job_has_a_timeout_for_calls, with_pipe=True)
+    a_loop_waits_for_its_workers()
     the_wheel_is_complete()
 
 

@@ -1,6 +1,7 @@
 #!/usr/bin/env python3
 """PyTorch over the backend lockstep: DistributedDataParallel gives the parameters that it gives over Gloo; who is missing, dead or
-different is named; checkpoints are resumed by other numbers of workers; a killed worker is survived under our launcher."""
+different is named; checkpoints are resumed by other numbers of workers; a killed worker is survived, or waited for, under our
+launcher."""
 # ctest: TIMEOUT 400
 # builds: release
 
@@ -470,6 +471,46 @@ def survived_under_our_launcher(whole, place, victim):
     print(f"survived_under_our_launcher: {place}, rank {victim}", flush=True)
 
 
+WAITING = """
+import os, pathlib, sys, time, torch, lockstep.torch
+folder = pathlib.Path(sys.argv[1])
+deadline = time.monotonic() + 60
+while (folder / "lost").exists() and not (folder / "out" / "checkpoint-2").exists():  # in the place of the one that was lost
+    assert time.monotonic() < deadline, "the others have not saved"
+    time.sleep(0.01)
+lockstep.torch.deterministic()
+job = lockstep.torch.join(min_workers=3, timeout=20)
+victim = not job.newcomer and job.rank == 1
+torch.manual_seed(1)
+model = torch.nn.Linear(2, 1)
+exact = lockstep.torch.ExactDataParallel(model, torch.optim.SGD(model.parameters(), lr=0.1), lanes=3, job=job)
+
+def step(number):
+    assert job.world_size == 3, f"step {number} with {job.world_size} workers"
+    if victim and number == 3:
+        (folder / "lost").touch()
+        os.kill(os.getpid(), 9)
+    exact.sum(number, lambda lane: model(torch.ones(1, 2)).sum())
+    exact.optimizer.step()
+
+exact.run(5, step, out=folder / "out")
+"""
+
+
+def too_few_workers_save_and_wait():
+    """With fewer than min_workers no step is made until somebody has come in the place of the lost one."""
+    with tempfile.TemporaryDirectory() as folder:
+        program = os.path.join(folder, "waiting.py")
+        with open(program, "w") as file:
+            file.write(WAITING)
+        done = subprocess.run([sys.executable, "-m", "lockstep", "run", "--workers", "3", program, folder], stdout=subprocess.PIPE,
+                              stderr=subprocess.STDOUT, text=True, timeout=100)
+        assert done.returncode == 0 and "killed by signal 9" in done.stdout, done.stdout
+        checkpoints = sorted(os.listdir(os.path.join(folder, "out")))
+    assert checkpoints == ["checkpoint-2", "checkpoint-5"], checkpoints
+    print("too_few_workers_save_and_wait", flush=True)
+
+
 def main():
     need_torch()
     run_all(2, ddp_is_that_of_gloo)
@@ -494,6 +535,7 @@ def main():
     whole = weights_of(run_program(1, GPT, ("--steps", 40, *SMALL)))
     for place, victim in (("step", 0), ("save", 1), ("saved", 0)):
         survived_under_our_launcher(whole, place, victim)
+    too_few_workers_save_and_wait()
     for rank in (0, 2):  # rank 0 is where the others meet
         killed_under_torchrun(rank)
 

@@ -1,12 +1,20 @@
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
+#include <chrono>
+#include <cstdint>
 #include <cstdlib>
 #include <functional>
+#include <memory>
 #include <stdexcept>
 #include <thread>
+#include <utility>
+#include <vector>
 
+#include "lockstep/comm/collectives/plan_engine.h"
+#include "lockstep/comm/transport/local_group.h"
 #include "lockstep/lockstep.h"
+#include "lockstep/run/job_state.h"
 
 namespace lockstep::job_test {
 namespace {
@@ -211,6 +219,34 @@ TEST(Job, ALoopSurvivesAWorkerThatThrows) {
       }
     }
   }
+}
+
+// A worker whose only companion is lost, and comes back once the job has waited for it.
+struct LonelyState : Job::State {
+  explicit LonelyState(std::vector<Regroup>& regroups) : ways(regroups) {
+    communicator = std::make_unique<Communicator>(
+        std::make_unique<PlanEngine>(std::move(make_local_group(1)[0])), std::chrono::seconds(30));
+  }
+  bool survives(const Error&) const override { return true; }
+  void regroup(std::int64_t, Regroup how) override {
+    ways.push_back(how);
+    too_few = how == Regroup::kAfterLoss;
+  }
+
+  std::vector<Regroup>& ways;
+};
+
+TEST(Job, ALoopWaitsWhileThereAreTooFewWorkers) {
+  std::vector<Regroup> ways;
+  std::vector<std::int64_t> steps;
+  Job job(std::make_unique<LonelyState>(ways));
+  run_steps(job, 2, {}, [&](std::int64_t step) {
+    if (ways.empty()) throw Error(ErrorCode::kPeerLost, "asked for");
+    EXPECT_FALSE(job.too_few());
+    steps.push_back(step);
+  });
+  EXPECT_EQ(ways, (std::vector{Regroup::kAfterLoss, Regroup::kTooFew}));
+  EXPECT_EQ(steps, (std::vector<std::int64_t>{1, 2}));
 }
 
 }  // namespace

@@ -326,7 +326,8 @@ class ExactDataParallel:
         """Calls `step` for the steps from `done` + 1 to `steps`, and goes on when workers are lost or come.
 
         `step` changes weights only after its last collective. Under torchrun a loss ends everybody; under
-        `python -m lockstep run` the workers that are left repeat the step without the lost one. With `out`, every
+        `python -m lockstep run` the workers that are left repeat the step without the lost one; fewer than `min_workers`
+        of join() save and wait for others. With `out`, every
         `save_every` steps and at the end a checkpoint is written to that folder; none is ever deleted."""
         if save_every < 1:
             raise ValueError(f"save_every is {save_every}; it counts steps")
@@ -337,12 +338,15 @@ class ExactDataParallel:
         while done < steps or due:
             versions = None
             try:
-                if due and out is not None and done > 0 and (done % save_every == 0 or done >= steps):
+                too_few = self.job.too_few
+                if due and out is not None and done > 0 and (done % save_every == 0 or done >= steps or too_few):
                     self.save(out, done)
                 due = False
                 if done >= steps:
                     return
-                if self._wants_regroup:
+                if too_few:
+                    done = self._regroup(done, Regroup.TOO_FEW)  # waits for others
+                elif self._wants_regroup:
                     done = self._regroup(done, Regroup.IN_ORDER)
                 else:
                     versions = self._versions()
