@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 import atexit
+import fcntl
+import ipaddress
 import json
 import os
 import secrets
 import socket
+import struct
 import sys
 import weakref
 from datetime import timedelta
-from typing import Any
+from typing import Any, Optional
 
 import torch.distributed as dist
 
@@ -20,6 +23,8 @@ from .process_group import ProcessGroup
 
 # Seconds; a process that is silent for so long is dead, if the group's own timeout is not shorter. That one is for waits.
 HEARTBEAT = 30.0
+ELSEWHERE = ("192.0.2.1", "2001:db8::1")  # no hosts, but addresses for examples: the default route leads there
+SIOCGIFADDR = 0x8915
 
 _groups: "weakref.WeakSet[ProcessGroup]" = weakref.WeakSet()
 
@@ -90,24 +95,30 @@ atexit.register(_close_all)
 
 def _meet(store, rank: int, size: int, timeout: timedelta):
     """Joins a job whose place and secret rank 0 puts into the store of torch.distributed."""
-    transport = os.environ.get("LOCKSTEP_TRANSPORT", "auto")
+    transport, interface = os.environ.get("LOCKSTEP_TRANSPORT", "auto"), os.environ.get("LOCKSTEP_INTERFACE")
     seconds = min(HEARTBEAT, timeout.total_seconds())
     if size == 1:
         return lockstep.join(rank=0, world_size=1, timeout=seconds)
+    store.set(f"rank {rank}", _host())
+    _wait_for_all(store, size, timeout)
     listener = None
     if rank == 0:
-        listener = socket.socket()
-        listener.bind((_own_address(), 0))
-        listener.listen(size)
-        host, port = listener.getsockname()
+        hosts = {store.get(f"rank {each}") for each in range(size)}
+        try:
+            listener = _listen("127.0.0.1" if len(hosts) == 1 else _own_address(interface))
+        except Exception as error:
+            store.set("place", json.dumps({"error": f"rank 0: {error}"}))
+            raise
+        host, port = listener.getsockname()[:2]
         store.set("place", json.dumps({"host": host, "port": port, "secret": secrets.token_hex(16),
                                        "attempt": secrets.token_hex(8)}))
-    store.set(f"rank {rank}", "here")
-    _wait_for_all(store, size, timeout)
     place = json.loads(store.get("place"))
+    if "error" in place:
+        raise RuntimeError(place["error"])
     return lockstep.join(rank=rank, world_size=size, master_host=place["host"], master_port=place["port"],
                          listener=listener.detach() if listener else None, name="torch", attempt=place["attempt"],
-                         token=place["secret"], timeout=seconds, call_timeout=timeout.total_seconds(), transport=transport)
+                         token=place["secret"], timeout=seconds, call_timeout=timeout.total_seconds(), transport=transport,
+                         interface=interface)
 
 
 def _wait_for_all(store, size, timeout):
@@ -120,11 +131,48 @@ def _wait_for_all(store, size, timeout):
                            f"{timeout.total_seconds():g} s") from error
 
 
-def _own_address() -> str:
-    """The address of this host as the host of MASTER_ADDR sees it. Nothing is sent."""
-    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
-        try:
-            probe.connect((os.environ.get("MASTER_ADDR", "127.0.0.1"), 9))
-        except OSError:
-            return "127.0.0.1"
-        return probe.getsockname()[0]
+def _host() -> str:
+    """The same for processes that reach each other over loopback, as `this_host` of the library has it."""
+    with open("/proc/sys/kernel/random/boot_id") as file:
+        return f"{file.read().strip()} {os.stat('/proc/self/ns/net').st_ino}"
+
+
+def _listen(address: str) -> socket.socket:
+    return socket.create_server((address, 0), family=socket.AF_INET6 if ":" in address else socket.AF_INET)
+
+
+def _own_address(interface: Optional[str]) -> str:
+    """An address by which other hosts reach this one: that of the interface, or what the routing table says."""
+    if interface:
+        return _address_of(interface)
+    for target in (os.environ.get("MASTER_ADDR"), *ELSEWHERE):
+        address = _address_toward(target) if target else None
+        if address and not ipaddress.ip_address(address).is_loopback:
+            return address
+    raise RuntimeError("the processes are on several hosts, and this one finds no address by which the others reach it: set "
+                       "LOCKSTEP_INTERFACE to the name of the network interface to use, such as eth0")
+
+
+def _address_toward(host: str) -> Optional[str]:
+    """This host's address on the way to another one. Nothing is sent."""
+    try:
+        family, kind, _, _, place = socket.getaddrinfo(host, 9, type=socket.SOCK_DGRAM)[0]
+        with socket.socket(family, kind) as probe:
+            probe.connect(place)
+            return probe.getsockname()[0]
+    except OSError:
+        return None
+
+
+def _address_of(interface: str) -> str:
+    try:
+        with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
+            answer = fcntl.ioctl(probe, SIOCGIFADDR, struct.pack("256s", interface.encode()))
+        return socket.inet_ntoa(answer[20:24])
+    except OSError:
+        pass  # it has no address of IPv4
+    with open("/proc/net/if_inet6") as file:
+        for address, _, _, scope, _, name in map(str.split, file):
+            if name == interface and scope == "00":  # global
+                return socket.inet_ntop(socket.AF_INET6, bytes.fromhex(address))
+    raise ValueError(f"LOCKSTEP_INTERFACE: there is no interface {interface} with an address")
