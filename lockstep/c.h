@@ -8,10 +8,10 @@
  * lockstep_last_error() then tells of it: code, rank at fault, text. No function hangs: a
  * collective ends by its deadline, which is the job's call_timeout_ms where none is given.
  *
- * Structures begin with `size`: set it to sizeof the structure, and everything that is not used to
- * zero (= {.size = sizeof(x)} does both). Later versions only add fields at the end; a library that
- * does not know a field refuses the call unless it is zero. Functions are added, never changed; a
- * program may ask for LOCKSTEP_ABI_VERSION.
+ * Structures that may grow begin with `size`: set it to sizeof the structure, and everything that
+ * is not used to zero (= {.size = sizeof(x)} does both). Later versions only add fields at the end;
+ * a library that does not know a field refuses the call unless it is zero. Other structures and
+ * functions never change, new ones are added; a program may ask for LOCKSTEP_ABI_VERSION.
  *
  * A handle is used by one thread at a time, unless its comment says more. Strings are UTF-8 and end
  * with a zero byte. Memory that is handed to a collective must stay where it is until the

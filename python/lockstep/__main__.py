@@ -11,7 +11,10 @@ def main() -> None:
     """Never returns."""
     binary = os.environ.get("LOCKSTEP_BIN") or str(pathlib.Path(__file__).with_name("bin") / "lockstep")
     os.environ["LOCKSTEP_PYTHON"] = sys.executable  # what `run` starts a program of Python with
-    os.execv(binary, ["lockstep", *sys.argv[1:]])
+    try:
+        os.execv(binary, ["lockstep", *sys.argv[1:]])
+    except OSError as error:
+        sys.exit(f"{binary}: {error.strerror}; an installed package has the command there, in a source tree LOCKSTEP_BIN names it")
 
 
 if __name__ == "__main__":

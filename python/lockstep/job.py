@@ -172,12 +172,27 @@ class Job:
         return self
 
     def __exit__(self, kind: Any, error: Any, trace: Any) -> None:
-        if kind is None:
+        self._end(error)
+
+    def _end(self, error: Optional[BaseException]) -> None:
+        """leave(), or with an error by which this worker ends: the others are told, unless they know."""
+        if not self._handle:
+            return
+        if error is None or (isinstance(error, SystemExit) and not error.code):
             self.leave()
             return
-        if self._handle and not isinstance(error, Error):  # those know it already
-            self.give_up(f"{kind.__name__}: {error}" if str(error) else kind.__name__)
+        if not self._has_failed():
+            self.give_up(f"{type(error).__name__}: {error}" if str(error) else type(error).__name__)
         self.close()
+
+    def _has_failed(self) -> bool:
+        """The generation has, for all workers."""
+        try:
+            if not self.newcomer:
+                self.communicator.check()
+            return False
+        except Error:
+            return True
 
     def __del__(self) -> None:
         if getattr(self, "_handle", None):

@@ -247,6 +247,28 @@ def ctrl_c(pipe):
         assert error.rank == 0 and "rank 0" in error.culprit
 
 
+def a_block_may_leave_before_its_end():
+    import lockstep
+
+    with lockstep.join(timeout=TIMEOUT) as job:
+        job.leave()
+
+
+def what_fails_in_one_worker_is_told():
+    import lockstep
+
+    def fails():
+        with lockstep.join(timeout=TIMEOUT) as job:
+            if job.rank == 1:
+                lockstep.Checkpoint("/nowhere/checkpoint-1")
+            job.communicator.recv(bytearray(1), 1)
+
+    if os.environ["RANK"] == "1":
+        expect_raises(lockstep.Damaged, fails)
+    else:
+        expect_raises(lockstep.Aborted, fails, "rank 1", "Damaged", "checkpoint-1")
+
+
 def a_worker_dies():
     import lockstep
 
@@ -339,6 +361,12 @@ def a_loop_waits_for_its_workers():
     print("a_loop_waits_for_its_workers", flush=True)
 
 
+def a_command_that_is_missing_is_named():
+    environment = {name: value for name, value in os.environ.items() if name != "LOCKSTEP_BIN"}
+    told = subprocess.run([sys.executable, "-m", "lockstep", "--version"], env=environment, capture_output=True, text=True, timeout=60)
+    assert told.returncode == 1 and "LOCKSTEP_BIN" in told.stderr and "Traceback" not in told.stderr, told
+
+
 # The wheel.
 
 
@@ -391,6 +419,8 @@ def main():
     assert len(set(sums)) == 1, sums
     run_all(2, the_gil_is_free, with_pipe=True)
     run_all(2, ctrl_c, with_pipe=True)
+    run_all(2, a_block_may_leave_before_its_end)
+    run_all(2, what_fails_in_one_worker_is_told)
     run_all(3, a_worker_dies)
     run_all(2, calls_differ)
     run_all(2, a_worker_is_late, with_pipe=True)
@@ -398,6 +428,7 @@ def main():
         os.environ["CALL"] = call
         run_all(2, a_job_has_a_timeout_for_calls, with_pipe=True)
     a_loop_waits_for_its_workers()
+    a_command_that_is_missing_is_named()
     the_wheel_is_complete()
 
 

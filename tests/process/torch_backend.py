@@ -81,6 +81,25 @@ def the_timeout_of_the_group_holds_for_all():
     dist.destroy_process_group()
 
 
+def an_error_is_told_when_the_group_is_destroyed():
+    import torch
+    import torch.distributed as dist
+
+    import lockstep
+
+    dist.init_process_group("lockstep")
+
+    def fails():
+        try:
+            if dist.get_rank() == 1:
+                raise ValueError("because")
+            dist.recv(torch.zeros(1), 1)
+        finally:
+            dist.destroy_process_group()
+
+    expect_raises(*((ValueError, fails) if dist.get_rank() == 1 else (lockstep.Aborted, fails, "rank 1", "ValueError: because")))
+
+
 def messages_from_any_source():
     import torch
     import torch.distributed as dist
@@ -307,6 +326,9 @@ def what_cannot_be_summed_is_named():
     model = torch.nn.Linear(2, 1)
     exact = Exact(model, lanes=1, job=job)
     expect_raises(ValueError, lambda: exact.sum(1, lambda lane: (model(torch.ones(1, 2)).sum(), 0)), "step 1", "counted 0")
+    assert exact.sum(2, lambda lane: [model(torch.ones(1, 2)).sum(), 4]).count == 4
+    expect_raises(RuntimeError, lambda: exact.sum(3, lambda lane: model(torch.ones(1, 2)).sum().backward()), "backward() itself")
+    expect_raises(ValueError, lambda: lockstep.torch.join(survive=True, timeout=3), "survive, timeout")
 
 
 def state_that_depends_on_the_order_of_lanes_is_named():
@@ -348,9 +370,11 @@ def state_that_depends_on_the_order_of_lanes_is_named():
 
 def what_else_changes_is_saved():
     import warnings
+    from types import SimpleNamespace
 
     import torch
 
+    import lockstep
     import lockstep.torch
 
     def make(**options):
@@ -375,6 +399,19 @@ def what_else_changes_is_saved():
     assert second.extra["rate"].last_epoch == 3 and second.optimizer.param_groups[0]["lr"] == 0.5
     second.extra["average"] = second.module
     expect_raises(ValueError, lambda: second.load_state(first.state(3)), "average")
+    del second.extra["average"]
+    # A scheduler that keeps a function, as OneCycleLR does in PyTorch 1.13; names that mean two tensors; another program's checkpoint.
+    first.extra["cycle"] = torch.optim.lr_scheduler.OneCycleLR(first.optimizer, 1.0, 10)
+    first.save(folder, 4)
+    assert second.resume(folder) == 4
+    first.extra["twice"] = SimpleNamespace(state_dict=lambda: {0: torch.ones(1), "0": torch.ones(1)})
+    rank = first.job.rank
+    expect_raises(ValueError if rank == 0 else lockstep.Error, lambda: first.save(folder, 5), *(["extra.twice.0"] if rank == 0 else []))
+    if rank == 0:
+        other = os.path.join(folder, "other")
+        os.mkdir(other)
+        lockstep.save(os.path.join(other, "checkpoint-9"), {"w": torch.ones(2)}, b"of another program", 9)
+        expect_raises(lockstep.Damaged, lambda: first._load_newest(other), "checkpoint-9", "another program")
 
 
 def a_state_comes_from_another_gpu():
@@ -516,6 +553,7 @@ def main():
     run_all(2, ddp_is_that_of_gloo)
     run_all(4, all_who_are_missing_are_named)
     run_all(2, the_timeout_of_the_group_holds_for_all)
+    run_all(2, an_error_is_told_when_the_group_is_destroyed)
     run_all(3, messages_from_any_source)
     run_all(3, messages_from_any_source, "tcp")
     run_all(3, no_message_from_any_source)

@@ -118,7 +118,9 @@ class ExactDataParallel:
         self._lane = _Lane(index, ctypes.addressof(memory), self._views_of(memory), [False] * len(self._parameters))
         try:
             given = compute(lane)
-            loss, *more = given if isinstance(given, tuple) else (given,)
+            loss, *more = given if isinstance(given, (tuple, list)) else (given,)
+            if any(self._lane.done):
+                raise RuntimeError("compute() called backward() itself; it returns the loss, and sum() calls backward()")
             count, *more = more or (1,)
             if len(more) != self._numbers:
                 raise ValueError(f"lane {lane} gave {len(more)} further numbers instead of {self._numbers}")
@@ -224,7 +226,7 @@ class ExactDataParallel:
         def once():
             torch.manual_seed(lane_seed(self.seed, step, lane))
             given = compute(lane)
-            return given[0] if isinstance(given, tuple) else given
+            return given[0] if isinstance(given, (tuple, list)) else given
 
         return first_difference(self.module, once)
 
@@ -311,8 +313,7 @@ class ExactDataParallel:
         cause = None
         for step in steps:
             try:
-                tensors, rest = _read(os.path.join(folder, f"checkpoint-{step}"))
-                return self.load_state(unflatten(rest, tensors))
+                return self.load_state(_read(os.path.join(folder, f"checkpoint-{step}"))[1])
             except lockstep.Error as error:
                 cause = error
         if cause is not None:
@@ -397,11 +398,15 @@ class ExactDataParallel:
 
 
 def _read(path):
-    """The tensors of a checkpoint and all the rest."""
+    """The tensors of a checkpoint, and the state that they are part of."""
     checkpoint = lockstep.Checkpoint(path)
-    tensors = {name: torch.empty(found.shape, dtype=DTYPES[found.type]) for name, found in checkpoint.tensors.items()}
+    tensors = {name: torch.empty(found.shape, dtype=DTYPES[found.type]) for name, found in checkpoint.tensors.items()
+               if found.type in DTYPES}
     checkpoint.read(tensors)
-    return tensors, checkpoint.metadata.decode()
+    try:
+        return tensors, unflatten(checkpoint.metadata.decode(), tensors)
+    except (AttributeError, KeyError, TypeError, ValueError) as error:
+        raise lockstep.Damaged(f"{path} is no checkpoint of exact training: its folder is another program's", lockstep.Code.IO) from error
 
 
 def _holds(path, tensors):

@@ -13,7 +13,7 @@ import struct
 import sys
 import weakref
 from datetime import timedelta
-from typing import Any, Optional
+from typing import Any, Dict, Optional
 
 import torch.distributed as dist
 
@@ -46,18 +46,19 @@ def create(options: Any, _: Any) -> ProcessGroup:
 def join(**options) -> "lockstep.Job":
     """This process's place in the job: that of the default process group; under torchrun one is made if there is
     none. Under `python -m lockstep run`, or alone, it is lockstep.join(**options)."""
+    by_torch = "TORCHELASTIC_RUN_ID" in os.environ or ("MASTER_PORT" in os.environ and "LOCKSTEP_LAUNCHED_RANK" not in os.environ)
+    if options and (dist.is_initialized() or by_torch):
+        raise ValueError(f"{', '.join(options)}: the job is that of the process group, which takes no options of lockstep.join()")
     if dist.is_initialized():
         group = _default_group()
         if group is None:
             raise ValueError(f"the default process group has the backend {dist.get_backend()!r}; "
                              'call init_process_group("lockstep")')
         return group.job.job
-    if "TORCHELASTIC_RUN_ID" in os.environ or ("MASTER_PORT" in os.environ and "LOCKSTEP_LAUNCHED_RANK" not in os.environ):
+    if by_torch:
         dist.init_process_group("lockstep")
         return _default_group().job.job
-    options.setdefault("survive", True)
-    job = lockstep.join(**options)
-    return job
+    return lockstep.join(**{"survive": True, **_network(), **options})
 
 
 def _default_group():
@@ -73,13 +74,9 @@ class _Job:
 
     def close(self):
         job, self.job = self.job, None
-        if job is None:
-            return
-        # A process that ends because of an error does not wait for the others: they are to hear of it at once.
-        if hasattr(sys, "last_value"):
-            job.close()
-        else:
-            job.leave()
+        if job is not None:
+            # An error that ends this process, in `finally` or after all: the others are to hear of it at once.
+            job._end(sys.exc_info()[1] or getattr(sys, "last_value", None))
 
 
 def _close_all():
@@ -95,7 +92,7 @@ atexit.register(_close_all)
 
 def _meet(store, rank: int, size: int, timeout: timedelta):
     """Joins a job whose place and secret rank 0 puts into the store of torch.distributed."""
-    transport, interface = os.environ.get("LOCKSTEP_TRANSPORT", "auto"), os.environ.get("LOCKSTEP_INTERFACE")
+    network = _network()
     seconds = min(HEARTBEAT, timeout.total_seconds())
     if size == 1:
         return lockstep.join(rank=0, world_size=1, timeout=seconds)
@@ -105,7 +102,7 @@ def _meet(store, rank: int, size: int, timeout: timedelta):
     if rank == 0:
         hosts = {store.get(f"rank {each}") for each in range(size)}
         try:
-            listener = _listen("127.0.0.1" if len(hosts) == 1 else _own_address(interface))
+            listener = _listen("127.0.0.1" if len(hosts) == 1 else _own_address(network["interface"]))
         except Exception as error:
             store.set("place", json.dumps({"error": f"rank 0: {error}"}))
             raise
@@ -117,8 +114,12 @@ def _meet(store, rank: int, size: int, timeout: timedelta):
         raise RuntimeError(place["error"])
     return lockstep.join(rank=rank, world_size=size, master_host=place["host"], master_port=place["port"],
                          listener=listener.detach() if listener else None, name="torch", attempt=place["attempt"],
-                         token=place["secret"], timeout=seconds, call_timeout=timeout.total_seconds(), transport=transport,
-                         interface=interface)
+                         token=place["secret"], timeout=seconds, call_timeout=timeout.total_seconds(), **network)
+
+
+def _network() -> Dict[str, Any]:
+    """What the environment says of how bytes travel."""
+    return {"transport": os.environ.get("LOCKSTEP_TRANSPORT", "auto"), "interface": os.environ.get("LOCKSTEP_INTERFACE")}
 
 
 def _wait_for_all(store, size, timeout):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import types
 from typing import Any, Dict, Tuple
 
 import torch
@@ -13,6 +14,7 @@ NAMES = {
     torch.int32: "I32", torch.int16: "I16", torch.int8: "I8", torch.uint8: "U8", torch.bool: "BOOL",
     torch.complex64: "C64",
 }
+FUNCTIONS = (types.FunctionType, types.MethodType, types.BuiltinFunctionType)
 DTYPES = {name: dtype for dtype, name in NAMES.items()}
 
 
@@ -24,10 +26,14 @@ def flatten(state: Any) -> Tuple[str, Dict[str, torch.Tensor]]:
         if isinstance(value, torch.Tensor):
             if value.dtype not in NAMES:
                 raise ValueError(f"{path}: a checkpoint cannot hold tensors of type {value.dtype}")
+            if path in tensors:
+                raise ValueError(f"two tensors of the state are called {path}")
             tensors[path] = value.detach().cpu().contiguous()
             return {"tensor": path}
         if isinstance(value, dict):
-            return {"dict": [[key, visit(item, f"{path}.{key}" if path else str(key))] for key, item in value.items()]}
+            # Some schedulers keep functions there; whoever loads the state has its own.
+            return {"dict": [[key, visit(item, f"{path}.{key}" if path else str(key))] for key, item in value.items()
+                             if not isinstance(item, FUNCTIONS)]}
         if isinstance(value, (list, tuple)):
             kind = "list" if isinstance(value, list) else "tuple"
             return {kind: [visit(item, f"{path}.{i}") for i, item in enumerate(value)]}
