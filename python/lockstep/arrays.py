@@ -59,6 +59,15 @@ class _DlpackTensor(ctypes.Structure):
                 ("byte_offset", ctypes.c_uint64)]
 
 
+class _DlpackVersioned(ctypes.Structure):
+    _fields_ = [("major", ctypes.c_uint32), ("minor", ctypes.c_uint32), ("context", ctypes.c_void_p), ("deleter", ctypes.c_void_p),
+                ("flags", ctypes.c_uint64), ("tensor", _DlpackTensor)]
+
+
+_DLPACK_VERSION = (1, 0)  # that we ask for
+_DLPACK_READ_ONLY = 1
+
+
 _capsule_pointer = ctypes.pythonapi.PyCapsule_GetPointer
 _capsule_pointer.restype = ctypes.c_void_p
 _capsule_pointer.argtypes = [ctypes.py_object, ctypes.c_char_p]
@@ -117,16 +126,34 @@ def _from_numpy(array: Any) -> Optional[View]:
     return View(address or 0, count, kind, array, not read_only)
 
 
+def _exported(tensor: Any) -> Any:
+    """Its capsule, of the version that says whether the memory may be written if it has that."""
+    source = tensor.detach() if hasattr(tensor, "detach") else tensor  # a tensor that is trained exports nothing
+    try:
+        return source.__dlpack__(max_version=_DLPACK_VERSION)
+    except TypeError:
+        return source.__dlpack__()
+
+
+def _is_of_torch(tensor: Any) -> bool:
+    return any(kind.__module__.split(".")[0] == "torch" for kind in type(tensor).__mro__)
+
+
 def _from_dlpack(tensor: Any) -> Optional[View]:
     if not hasattr(tensor, "__dlpack__"):
         return None
-    exported = tensor.detach() if hasattr(tensor, "detach") else tensor  # a tensor that is trained exports nothing
-    capsule = exported.__dlpack__()
+    capsule = _exported(tensor)
     try:
-        pointer = _capsule_pointer(capsule, b"dltensor")
+        pointer = _capsule_pointer(capsule, b"dltensor_versioned")
+        versioned = ctypes.cast(pointer, ctypes.POINTER(_DlpackVersioned)).contents
+        found, writable = versioned.tensor, not versioned.flags & _DLPACK_READ_ONLY
     except ValueError:
-        return None
-    found = ctypes.cast(pointer, ctypes.POINTER(_DlpackTensor)).contents
+        try:
+            pointer = _capsule_pointer(capsule, b"dltensor")
+        except ValueError:
+            return None
+        # Others may export what they take for constant.
+        found, writable = ctypes.cast(pointer, ctypes.POINTER(_DlpackTensor)).contents, _is_of_torch(tensor)
     if found.device.kind not in _DLPACK_CPU:
         raise TypeError("the tensor is not in this machine's memory: collectives work on CPU memory")
     kind = _DLPACK.get((found.type.code, found.type.bits)) if found.type.lanes == 1 else None
@@ -140,7 +167,7 @@ def _from_dlpack(tensor: Any) -> Optional[View]:
     for size in shape:
         count *= size
     # The capsule is the owner: when it goes, the exporter's count goes down.
-    return View((found.data or 0) + found.byte_offset, count, kind, (tensor, capsule))
+    return View((found.data or 0) + found.byte_offset, count, kind, (tensor, capsule), writable)
 
 
 def _from_buffer(source: Any) -> View:

@@ -68,10 +68,45 @@ def arrays_are_seen_where_they_lie():
     expect_raises(ValueError, lambda: view(torch.zeros(4, 4)[:, 1]), "not contiguous")
     expect_raises(TypeError, lambda: view(numpy.zeros(3, "complex128")), "complex128")
     expect_raises(TypeError, lambda: view([1.0, 2.0]), "list")
+    constants_are_not_overwritten(torch.zeros(5))
     released = weakref.ref(tensor)
     kept = view(tensor)
     del tensor
     assert released() is not None and kept.count == 5  # a view keeps its owner
+
+
+class Exporter:
+    """An array of another library: `flags` of its capsule, or None for one that knows none."""
+
+    def __init__(self, tensor, flags):
+        self.tensor, self.flags = tensor, flags
+
+    def __dlpack__(self, **asked):
+        from lockstep import arrays
+
+        if self.flags is None:
+            if asked:
+                raise TypeError("an argument that this version does not know")
+            return self.tensor.__dlpack__()
+        assert asked == {"max_version": (1, 0)}
+        self.capsule = self.tensor.__dlpack__()
+        pointer = arrays._capsule_pointer(self.capsule, b"dltensor")
+        self.memory = arrays._DlpackVersioned(1, 0, None, None, self.flags, ctypes.cast(pointer, ctypes.POINTER(arrays._DlpackTensor)).contents)
+        new = ctypes.pythonapi.PyCapsule_New
+        new.restype, new.argtypes = ctypes.py_object, [ctypes.c_void_p, ctypes.c_char_p, ctypes.c_void_p]
+        return new(ctypes.addressof(self.memory), b"dltensor_versioned", None)
+
+
+def constants_are_not_overwritten(tensor):
+    from lockstep.arrays import view
+
+    for flags, writable in ((0, True), (1, False), (None, False)):
+        own = Exporter(tensor, flags)
+        assert view(own)[:2] == (tensor.data_ptr(), 5)
+        if writable:
+            assert view(own, writable=True).writable
+        else:
+            expect_raises(ValueError, lambda: view(own, writable=True), "only be read")
 
 
 def checkpoints_hold_arrays():
