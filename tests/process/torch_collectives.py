@@ -112,6 +112,14 @@ def bits():
             data = own[0].clone()
             dist.reduce(data, 1, op)
             same(data, expected[0] if rank == 1 else own[0])
+            # Rank r gets part r of everybody.
+            parts = [[make((r + part) % 7, part) for part in range(n)] for r in range(n)]
+            mine = functools.reduce(function, [each[rank] for each in parts])
+            out = make(0, 0)
+            dist.reduce_scatter(out, parts[rank], op)
+            same(out, mine)
+            dist.reduce_scatter_tensor(out.zero_(), torch.cat(parts[rank]), op)
+            same(out, mine)
             options = AllreduceCoalescedOptions()
             options.reduceOp = op
             data = [each.clone() for each in own]
@@ -122,6 +130,10 @@ def bits():
     same(data, torch.full((5, 4), n % 2, dtype=torch.int32))
     expect_raises(ValueError, lambda: dist.all_reduce(torch.ones(1), dist.ReduceOp.BAND), "float32")
     expect_raises(ValueError, lambda: dist.reduce(torch.ones(1), 0, dist.ReduceOp.BOR), "float32")
+    expect_raises(ValueError, lambda: dist.reduce_scatter(torch.ones(1), [torch.ones(1)] * n, dist.ReduceOp.BOR), "float32")
+    out = torch.zeros(rank + 1, dtype=torch.int64)
+    dist.reduce_scatter(out, [torch.full((r + 1,), 1 << rank) for r in range(n)], dist.ReduceOp.BOR)
+    same(out, torch.full((rank + 1,), (1 << n) - 1))
     # The call returns before the others have come.
     token, data = torch.zeros(1), torch.tensor([1 << rank])
     if rank == 0:

@@ -270,11 +270,26 @@ class ProcessGroup(dist.ProcessGroup):
         return self._reduce_scatter(output, [tensor], opts)
 
     def _reduce_scatter(self, output, inputs, opts):
+        function = _bitwise(opts.reduceOp, output.dtype)
+        if function is not None:
+            return self._reduce_scatter_bits(output, inputs, function, opts)
         op = _op_of(opts.reduceOp, output.dtype)
         everybody, data = Memory(inputs, reduces=True), Memory([output], reduces=True, fill=False)
         counts = (everybody.counts()) if len(inputs) > 1 else None
         return self._start(self.communicator.reduce_scatter, everybody.view, data.view, op, counts, result=[output],
                            opts=opts, inputs=(everybody,), outputs=(data,))
+
+    def _reduce_scatter_bits(self, output, inputs, function, opts):
+        """Everybody gets everybody's bits of its own part, and combines them when they have come."""
+        data, parts = Memory(inputs), torch.empty((self._size, output.numel()), dtype=output.dtype)
+        received = Memory([parts])
+
+        def combine():
+            output.detach().copy_(functools.reduce(function, parts).view(output.shape))
+
+        counts = data.counts() if len(inputs) > 1 else None
+        return self._start(self.communicator.all_to_all, data.view, received.view, counts, [received.view.count // self._size] * self._size,
+                           result=[output], opts=opts, inputs=(data,), outputs=(Then(combine),))
 
     def reduce_scatter_tensor_coalesced(self, outputs, inputs, opts=ReduceScatterOptions()):
         return self._together([self._reduce_scatter_base(*pair, opts) for pair in zip(outputs, inputs)], outputs)
