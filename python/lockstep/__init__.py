@@ -11,7 +11,7 @@ join() makes this process a worker of a job, LaneSum adds up what the workers co
 from ._library import library as _c
 from .arrays import Type
 from .checkpoint import Checkpoint, save
-from .communicator import Buffer, Communicator, Op, Outcome, Work
+from .communicator import Buffer, CallOptions, Communicator, Op, Outcome, Work
 from .errors import Aborted, Code, Damaged, Error, Mismatch, Misuse, PeerLost, TimeoutReached
 from .hashes import blake3, blake3_many
 from .job import Departure, Job, Regroup, Wishes, join, run_steps
@@ -19,7 +19,7 @@ from .lanes import LaneSum, Sum, accumulate, first_non_finite, lanes_of, partial
 
 __version__: str = _c.lockstep_version().decode()
 __all__ = [
-    "Aborted", "Buffer", "Checkpoint", "Code", "Communicator", "Damaged", "Departure", "Error", "Job", "LaneSum", "Mismatch",
-    "Misuse", "Op", "Outcome", "PeerLost", "Regroup", "Sum", "TimeoutReached", "Type", "Wishes", "Work", "accumulate", "blake3",
-    "blake3_many", "first_non_finite", "join", "lanes_of", "partials_of", "run_steps", "save", "schedule",
+    "Aborted", "Buffer", "CallOptions", "Checkpoint", "Code", "Communicator", "Damaged", "Departure", "Error", "Job", "LaneSum",
+    "Mismatch", "Misuse", "Op", "Outcome", "PeerLost", "Regroup", "Sum", "TimeoutReached", "Type", "Wishes", "Work", "accumulate",
+    "blake3", "blake3_many", "first_non_finite", "join", "lanes_of", "partials_of", "run_steps", "save", "schedule",
 ]

@@ -6,7 +6,7 @@ import ctypes
 import enum
 import threading
 from ctypes import byref, c_int, c_size_t, c_void_p
-from typing import Any, Dict, List, NamedTuple, Optional, Sequence, Set
+from typing import TYPE_CHECKING, Any, List, NamedTuple, Optional, Sequence, Set, TypedDict
 
 from . import _library
 from ._library import SLICE_MS, library, on_main_thread
@@ -14,7 +14,19 @@ from .arrays import SIZES, Type, View, view
 from .errors import Error
 
 
+if TYPE_CHECKING:
+    from typing_extensions import Unpack
+
 FORGOTTEN = 64  # works that nobody has waited for: with so many it is looked which of them have ended
+
+
+class CallOptions(TypedDict, total=False):
+    """What every collective takes by name."""
+
+    timeout: Optional[float]  # seconds; without one it is the job's call_timeout
+    check_finite: bool  # look for NaN and infinity in the result: Outcome.first_non_finite
+    step: int  # both are named in errors, and compared between workers
+    bucket: int
 
 
 class Op(enum.IntEnum):
@@ -145,7 +157,8 @@ class Communicator:
     All of them call the same collectives in the same order; one that does not is found out and named. Each method takes
     arrays (NumPy, DLPack, the buffer protocol; contiguous, in the memory of this machine) and copies nothing. With
     wait=False it returns a Work at once; otherwise it returns when the collective has ended, and Ctrl-C ends the job's
-    wait. After an error the communicator is dead, and every later call raises the same first cause."""
+    wait. All take timeout, check_finite, step and bucket, as CallOptions says. After an error the communicator is dead, and
+    every later call raises the same first cause."""
 
     def __init__(self, handle: Any, owned: bool):
         self._handle = handle
@@ -168,32 +181,32 @@ class Communicator:
         _library.check(library.lockstep_communicator_name_of(self._open(), rank, name, len(name)))
         return name.value.decode("utf-8", "replace")
 
-    def all_reduce(self, data: Any, op: Op = Op.SUM, *, wait: bool = True, **options: Any) -> Work:
+    def all_reduce(self, data: Any, op: Op = Op.SUM, *, wait: bool = True, **options: Unpack[CallOptions]) -> Work:
         """data = the reduction of everybody's data. The sum has the same bits over any transport."""
         own = view(data, writable=True)
         return self._call("all_reduce", [own], (own.address, own.count, own.type, op), wait, options)
 
     def reduce_scatter(self, data: Any, out: Any, op: Op = Op.SUM, counts: Optional[Sequence[int]] = None, *,
-                       wait: bool = True, **options: Any) -> Work:
+                       wait: bool = True, **options: Unpack[CallOptions]) -> Work:
         """out = this worker's part of the reduction of everybody's data; parts by `counts`, or even."""
         source, target = view(data), view(out, writable=True)
         return self._call("reduce_scatter", [source, target],
                           (source.address, source.count, target.address, target.count, _type(source, target), op,
                            self._counts(counts)), wait, options)
 
-    def all_gather(self, data: Any, out: Any, counts: Optional[Sequence[int]] = None, *, wait: bool = True, **options: Any) -> Work:
+    def all_gather(self, data: Any, out: Any, counts: Optional[Sequence[int]] = None, *, wait: bool = True, **options: Unpack[CallOptions]) -> Work:
         """out = everybody's data in rank order. `data` may be its own place in `out`."""
         source, target = view(data), view(out, writable=True)
         return self._call("all_gather", [source, target],
                           (source.address, source.count, target.address, target.count, _type(source, target),
                            self._counts(counts)), wait, options)
 
-    def broadcast(self, data: Any, root: int = 0, *, wait: bool = True, **options: Any) -> Work:
+    def broadcast(self, data: Any, root: int = 0, *, wait: bool = True, **options: Unpack[CallOptions]) -> Work:
         """data = the root's data."""
         own = view(data, writable=self.rank != root)
         return self._call("broadcast", [own], (own.address, own.count, own.type, root), wait, options)
 
-    def reduce(self, data: Any, out: Any = None, op: Op = Op.SUM, root: int = 0, *, wait: bool = True, **options: Any) -> Work:
+    def reduce(self, data: Any, out: Any = None, op: Op = Op.SUM, root: int = 0, *, wait: bool = True, **options: Unpack[CallOptions]) -> Work:
         """As all_reduce, to the root alone: `out` is used there only, and may be `data`."""
         source = view(data)
         target = view(out, writable=True) if self.rank == root else View(0, source.count, source.type, None)
@@ -203,7 +216,7 @@ class Communicator:
                           (source.address, target.address, source.count, _type(source, target), op, root), wait, options)
 
     def gather(self, data: Any, out: Any = None, root: int = 0, counts: Optional[Sequence[int]] = None, *,
-               wait: bool = True, **options: Any) -> Work:
+               wait: bool = True, **options: Unpack[CallOptions]) -> Work:
         """As all_gather, to the root alone: `out` is used there only."""
         source = view(data)
         target = view(out, writable=True) if self.rank == root else View(0, 0, source.type, None)
@@ -212,7 +225,7 @@ class Communicator:
                            self._counts(counts)), wait, options)
 
     def scatter(self, data: Any, out: Any, root: int = 0, counts: Optional[Sequence[int]] = None, *,
-                wait: bool = True, **options: Any) -> Work:
+                wait: bool = True, **options: Unpack[CallOptions]) -> Work:
         """The reverse of gather: `data` is used on the root alone."""
         target = view(out, writable=True)
         source = view(data) if self.rank == root else View(0, 0, target.type, None)
@@ -221,36 +234,36 @@ class Communicator:
                            self._counts(counts)), wait, options)
 
     def all_to_all(self, data: Any, out: Any, send_counts: Optional[Sequence[int]] = None,
-                   recv_counts: Optional[Sequence[int]] = None, *, wait: bool = True, **options: Any) -> Work:
+                   recv_counts: Optional[Sequence[int]] = None, *, wait: bool = True, **options: Unpack[CallOptions]) -> Work:
         """`data` holds a part for every worker, `out` receives one from every worker, both in rank order."""
         source, target = view(data), view(out, writable=True)
         return self._call("all_to_all", [source, target],
                           (source.address, source.count, target.address, target.count, _type(source, target),
                            self._counts(send_counts), self._counts(recv_counts)), wait, options)
 
-    def barrier(self, *, wait: bool = True, **options: Any) -> Work:
+    def barrier(self, *, wait: bool = True, **options: Unpack[CallOptions]) -> Work:
         """Ends when every worker has called it."""
         return self._call("barrier", [], (), wait, options)
 
-    def send(self, data: Any, to: int, tag: int = 0, *, wait: bool = True, **options: Any) -> Work:
+    def send(self, data: Any, to: int, tag: int = 0, *, wait: bool = True, **options: Unpack[CallOptions]) -> Work:
         """A message to another worker. Type, count and tag must be what its receiver expects; messages from one worker
         to another arrive in order. A large message waits for its receiver."""
         own = view(data)
         return self._call("send", [own], (own.address, own.count, own.type, to, tag), wait, options)
 
-    def recv(self, data: Any, source: int, tag: int = 0, *, wait: bool = True, **options: Any) -> Work:
+    def recv(self, data: Any, source: int, tag: int = 0, *, wait: bool = True, **options: Unpack[CallOptions]) -> Work:
         """Receives such a message into `data`."""
         own = view(data, writable=True)
         return self._call("recv", [own], (own.address, own.count, own.type, source, tag), wait, options)
 
-    def recv_any(self, data: Any, tag: int = 0, *, wait: bool = True, **options: Any) -> Work:
+    def recv_any(self, data: Any, tag: int = 0, *, wait: bool = True, **options: Unpack[CallOptions]) -> Work:
         """Receives the next message of any worker that has this tag; `outcome.source` is who sent it. Of several receives
         that a message fits, the one that was called first gets it; one from a named worker fits all messages of that
         worker."""
         own = view(data, writable=True)
         return self._call("recv_any", [own], (own.address, own.count, own.type, tag), wait, options)
 
-    def reduce_nodes(self, partials: Sequence[Any], lanes: int, out: Any, *, wait: bool = True, **options: Any) -> Work:
+    def reduce_nodes(self, partials: Sequence[Any], lanes: int, out: Any, *, wait: bool = True, **options: Unpack[CallOptions]) -> Work:
         """out = the sum over all lanes of a step. `partials` are this worker's sums over lanes.partials_of(), in that
         order, each as long as `out`, which may be the first of them. The same bits for any number of workers."""
         target = view(out, writable=True)
@@ -316,7 +329,7 @@ class Communicator:
             raise ValueError(f"{len(counts)} counts for {self.world_size} ranks")
         return (c_size_t * len(counts))(*counts)
 
-    def _call(self, name: str, views: List[View], arguments: Sequence[Any], wait: bool, options: Dict[str, Any]) -> Work:
+    def _call(self, name: str, views: List[View], arguments: Sequence[Any], wait: bool, options: CallOptions) -> Work:
         work = c_void_p()
         code = getattr(library, "lockstep_" + name)(self._open(), *arguments, _options(**options), byref(work))
         self._check(code)
@@ -354,8 +367,7 @@ def _type(source: View, target: View) -> Type:
 
 
 def _options(timeout: Optional[float] = None, check_finite: bool = False, step: int = 0, bucket: int = 0) -> Any:
-    """Every collective takes these: `timeout` in seconds, check_finite, and step and bucket, which are named in errors
-    and compared between workers."""
+    """Those of CallOptions."""
     if timeout is None and not check_finite and step == 0 and bucket == 0:
         return None
     milliseconds = 0 if timeout is None else max(1, int(timeout * 1000))

@@ -328,8 +328,8 @@ class ExactDataParallel:
 
         `step` changes weights only after its last collective. Under torchrun a loss ends everybody; under
         `python -m lockstep run` the workers that are left repeat the step without the lost one; fewer than `min_workers`
-        of join() save and wait for others. With `out`, every
-        `save_every` steps and at the end a checkpoint is written to that folder; none is ever deleted."""
+        of join() save and wait for others. With `out`, every `save_every` steps and at the end a checkpoint is written to
+        that folder; none is ever deleted."""
         if save_every < 1:
             raise ValueError(f"save_every is {save_every}; it counts steps")
         self.job.describe(b"lockstep.torch", self.lanes)
