@@ -1,6 +1,7 @@
 #!/usr/bin/env python3
 """PyTorch's own tests of its process groups, with the backend lockstep: the class DistributedTest that the installed
-package ships. Prints a table of passed, skipped and failed tests; fails if one of them fails.
+package ships. Prints a table of passed, skipped and failed tests, and writes which they are, and why, to build/test-torch; fails
+if one of them fails.
 
 Many of these tests run only for backends that they know by name. So those that are skipped for "lockstep" are tried
 under the names "gloo" and "mpi"; the backend that is tested is ours in any case.
@@ -12,6 +13,7 @@ import collections
 import importlib.util
 import json
 import os
+import pathlib
 import subprocess
 import sys
 import tempfile
@@ -19,6 +21,7 @@ import time
 import types
 import unittest
 
+ROOT = pathlib.Path(__file__).resolve().parents[2]
 PRETENDED = sys.argv[sys.argv.index("--name") + 1] if "--name" in sys.argv else "lockstep"
 os.environ["BACKEND"] = PRETENDED  # read when the tests are imported
 os.environ.setdefault("WORLD_SIZE", "4")
@@ -59,7 +62,17 @@ def ours(make):
     return make_ours
 
 
-torch.distributed.init_process_group = ours(torch.distributed.init_process_group)
+def checked(init):
+    """The group that is tested must be ours."""
+
+    def init_and_check(*arguments, **options):
+        init(*arguments, **options)
+        assert torch.distributed.get_backend() == "lockstep", torch.distributed.get_backend()
+
+    return init_and_check
+
+
+torch.distributed.init_process_group = checked(ours(torch.distributed.init_process_group))
 torch.distributed.new_group = ours(torch.distributed.new_group)
 
 
@@ -151,6 +164,14 @@ def run_under_all_names(names, workers):
     sys.exit(any(verdict == "FAILED" for _, verdict, _ in rows.values()))
 
 
+def write_names(rows, workers):
+    """Every test with its verdict and the reason, to compare versions by."""
+    path = ROOT / "build" / "test-torch" / f"own_tests-{torch.__version__}-{workers}.txt"
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text("".join(f"{verdict:8}{name}{why and '  ' + why}\n" for name, verdict, why in sorted(rows)))
+    print(f"{path.relative_to(ROOT)} has all names")
+
+
 def tell(rows, workers):
     verdicts = collections.Counter(verdict for _, verdict, _ in rows)
     print(f"\nPyTorch {torch.__version__}, {workers} workers: " +
@@ -160,6 +181,7 @@ def tell(rows, workers):
     for name, verdict, why in rows:
         if verdict == "FAILED":
             print(f"      FAILED: {name}: {why}")
+    write_names(rows, workers)
 
 
 def main():
