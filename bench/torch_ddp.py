@@ -1,6 +1,6 @@
 #!/usr/bin/env python3
 """PyTorch's DistributedDataParallel over the backend lockstep beside DistributedDataParallel over Gloo, and
-ExactDataParallel with one lane per worker beside both. The three take turns in the same processes, a few steps each.
+ExactDataParallel with one lane per worker, deterministic() and verified weights beside both. The three take turns in the same processes, a few steps each.
 Prints milliseconds per step, and the median of the ratios of neighbouring turns with the quarters around it.
 
 usage: torch_ddp.py [--workers 2,4] [--models wide,mlp,gpt,small] [--transport auto] [--python PYTHON] [--rounds 15] [--json]
@@ -95,7 +95,8 @@ def serve(options):
     workers = dist.get_world_size()
     ddp = {"gloo": DistributedDataParallel(models["gloo"], process_group=gloo),
            "lockstep": DistributedDataParallel(models["lockstep"])}
-    exact = lockstep.torch.ExactDataParallel(models["exact"], optimizers["exact"], lanes=workers, verify_every=0)
+    lockstep.torch.deterministic()
+    exact = lockstep.torch.ExactDataParallel(models["exact"], optimizers["exact"], lanes=workers)
     exact_steps = itertools.count(1)
 
     def step(way):
@@ -104,21 +105,24 @@ def serve(options):
         exact.sum(next(exact_steps), lambda lane: models["exact"](batch).square().mean())
         optimizers["exact"].step()
 
-    steps_of = {way: functools.partial(step, way) for way in WAYS}
+    def turn_of(way, steps):
+        torch.use_deterministic_algorithms(way == "exact")  # as somebody who trains in this way has it
+        return turn(functools.partial(step, way), steps)
+
     for way in WAYS:
-        turn(steps_of[way], WARMUP)
+        turn_of(way, WARMUP)
     model_of = dict(models["gloo"].named_parameters())
     apart = {way: max(((p - model_of[name]).abs().max() / model_of[name].abs().max()).item()
                       for name, p in models[way].named_parameters()) for way in ("lockstep", "exact")}
     if max(apart.values()) > 1e-5:
         sys.exit(f"the parameters are apart from those over Gloo: {apart}")
-    seconds = torch.tensor([min(turn(steps_of[way], 1) for way in WAYS)])
+    seconds = torch.tensor([min(turn_of(way, 1) for way in WAYS)])
     dist.all_reduce(seconds, dist.ReduceOp.MAX)
     steps = max(2, min(200, int(options.seconds / seconds.item())))
     times = {way: [] for way in WAYS}
     for number in range(options.rounds):
         for way in WAYS if number % 2 == 0 else WAYS[::-1]:
-            times[way].append(turn(steps_of[way], steps) / steps)
+            times[way].append(turn_of(way, steps) / steps)
     if dist.get_rank() == 0:
         print(json.dumps({"model": options.serve, "parameters": sum(p.numel() for p in models["gloo"].parameters()), "workers": workers,
                           "cores": len(os.sched_getaffinity(0)), "torch": torch.__version__, "transport": options.transport,

@@ -368,6 +368,20 @@ def state_that_depends_on_the_order_of_lanes_is_named():
     expect_raises(ValueError, lane_of(nn.Sequential(nn.utils.spectral_norm(nn.Linear(2, 1)))), "lane 0", "0.weight_u")
 
 
+def determinism_fills_no_memory():
+    """PyTorch 2 fills new memory with NaN where deterministic algorithms are on."""
+    from types import SimpleNamespace
+    from unittest import mock
+
+    import torch
+
+    import lockstep.torch
+
+    with mock.patch.object(torch.utils, "deterministic", SimpleNamespace(fill_uninitialized_memory=True), create=True):
+        lockstep.torch.deterministic()
+        assert torch.are_deterministic_algorithms_enabled() and not torch.utils.deterministic.fill_uninitialized_memory
+
+
 def what_else_changes_is_saved():
     import warnings
     from types import SimpleNamespace
@@ -566,6 +580,7 @@ def main():
     run_all(2, buffers_of_all_types)
     run_all(2, gradients_of_any_layout)
     run_all(1, what_cannot_be_summed_is_named)
+    run_all(1, determinism_fills_no_memory)
     run_all(1, state_that_depends_on_the_order_of_lanes_is_named)
     run_all(2, what_else_changes_is_saved)
     run_all(2, a_state_comes_from_another_gpu)

@@ -25,6 +25,8 @@ def deterministic(threads: int = 1) -> None:
     _threads = threads
     os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
     torch.use_deterministic_algorithms(True)
+    if hasattr(torch.utils, "deterministic"):  # newer PyTorch would fill all new memory, which no valid program reads
+        torch.utils.deterministic.fill_uninitialized_memory = False
     torch.backends.cudnn.benchmark = False
     torch.set_num_threads(threads)
 
