@@ -50,6 +50,42 @@ def train(bucket_bytes):
     assert len(parts) == 3 * own * (2 if bucket_bytes else 1), parts  # small buckets go while backward goes on
 
 
+def train_on_a_dataset(loads):
+    """Prints the weights, after epochs whose ends fall between two lanes. With `loads` another process reads what a lane trains on."""
+    import torch
+    from torch.utils.data import DataLoader, TensorDataset, default_collate
+
+    import lockstep.torch
+
+    lockstep.torch.deterministic()
+    torch.manual_seed(1)
+    data = TensorDataset(torch.randn(23, 4, generator=torch.Generator().manual_seed(2)))
+    model = torch.nn.Linear(4, 1)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    exact = lockstep.torch.ExactDataParallel(model, optimizer, lanes=LANES)
+    sampler, steps = lockstep.torch.LaneSampler(len(data), batch=3, lanes=LANES), range(1, 8)
+    batches = [[sampler(step, lane) for lane in range(LANES)] for step in steps]
+    first = [index for lane in sum(batches, [])[:7] for index in lane]  # an epoch has 7 batches
+    assert len(set(first)) == 21 and sampler(2, 2) != sampler(1, 0) and sampler(1, 0) == batches[0][0]
+    loader = iter(DataLoader(data, batch_sampler=[sampler(step, lane) for step in steps for lane in exact.own_lanes()], num_workers=1)) if loads else None
+    for step in steps:
+        exact.sum(step, lambda lane: model((next(loader) if loads else default_collate([data[i] for i in sampler(step, lane)]))[0]).square().sum())
+        optimizer.step()
+    print(exact.hash())
+
+
+def datasets():
+    seen = set()
+    for workers, loads in ((1, False), (1, True), (2, True), (3, False)):
+        for rank, each in enumerate(run(workers, functools.partial(train_on_a_dataset, loads))):
+            if each.code != 0:
+                sys.exit(f"datasets, {workers} workers: rank {rank} ended with {each.code}\n{each.output}")
+            seen.add(each.output)
+    if len(seen) != 1:
+        sys.exit(f"datasets: the weights depend on workers or on who reads: {seen}")
+    print("datasets: the same weights", flush=True)
+
+
 def buckets():
     seen = {}
     for workers in (1, 2, 3):
@@ -66,6 +102,7 @@ def buckets():
 def main():
     need_torch()
     buckets()
+    datasets()
     for name, arguments in EXAMPLES.items():
         seen = {}
         for workers, transport in PLACES:

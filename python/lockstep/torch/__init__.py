@@ -12,8 +12,9 @@ from .determinism import deterministic, first_difference, lane_generator, lane_s
 from .exact import ExactDataParallel, Sum
 from .join import create, join
 from .process_group import ProcessGroup
+from .sampler import LaneSampler
 
-__all__ = ["ExactDataParallel", "ProcessGroup", "Sum", "deterministic", "first_difference", "join", "lane_generator", "lane_seed"]
+__all__ = ["ExactDataParallel", "LaneSampler", "ProcessGroup", "Sum", "deterministic", "first_difference", "join", "lane_generator", "lane_seed"]
 
 
 def _register():

@@ -89,6 +89,10 @@ class ExactDataParallel:
 
     # The sum of a step.
 
+    def own_lanes(self) -> List[int]:
+        """The lanes of this worker, in the order in which sum() asks for them. Other ones in another generation of the job."""
+        return self._sum.own_lanes()
+
     def sum(self, step: int, compute: Callable[[int], object]) -> Sum:
         """Computes this worker's lanes and adds up those of all workers. Collective.
 

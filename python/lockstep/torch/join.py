@@ -45,7 +45,8 @@ def create(options: Any, _: Any) -> ProcessGroup:
 
 def join(**options) -> "lockstep.Job":
     """This process's place in the job: that of the default process group; under torchrun one is made if there is
-    none. Under `python -m lockstep run`, or alone, it is lockstep.join(**options)."""
+    none. Under `python -m lockstep run`, or alone, it is lockstep.join(**options), whose job survives losses and whose
+    calls have PyTorch's default timeout."""
     by_torch = "TORCHELASTIC_RUN_ID" in os.environ or ("MASTER_PORT" in os.environ and "LOCKSTEP_LAUNCHED_RANK" not in os.environ)
     if options and (dist.is_initialized() or by_torch):
         raise ValueError(f"{', '.join(options)}: the job is that of the process group, which takes no options of lockstep.join()")
@@ -58,7 +59,7 @@ def join(**options) -> "lockstep.Job":
     if by_torch:
         dist.init_process_group("lockstep")
         return _default_group().job.job
-    return lockstep.join(**{"survive": True, **_network(), **options})
+    return lockstep.join(**{"survive": True, "call_timeout": dist.default_pg_timeout.total_seconds(), **_network(), **options})
 
 
 def _default_group():
