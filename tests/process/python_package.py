@@ -247,6 +247,40 @@ def lane_sum():
         sums.close()
 
 
+def lanes_by_hand():
+    """What LaneSum does, of its parts; and what a job tells beside it."""
+    import numpy
+
+    import lockstep
+
+    lanes = 5
+
+    def gradient(lane):
+        return numpy.linspace(0.1, 1.7 ** lane, 100, dtype="float32")
+
+    def add_gradient(lane, place, _):
+        place += gradient(lane)
+
+    with lockstep.join(timeout=TIMEOUT) as job:
+        own = (lanes, job.world_size, job.rank)
+        plan = lockstep.schedule(*own)
+        assert [step.lane for step in plan.steps] == list(lockstep.lanes_of(*own))
+        sums = [numpy.zeros(100, "float32") for _ in range(plan.accumulators)]
+        for step in plan.steps:
+            sums[step.accumulator][:] = gradient(step.lane)
+            for into, source in step.merges:
+                lockstep.accumulate(sums[into], sums[source])
+        total = numpy.zeros(100, "float32")
+        job.communicator.reduce_nodes(sums[:len(lockstep.partials_of(*own))], lanes, total)
+        assert (total == lockstep.LaneSum(job, lanes, 100).sum(1, add_gradient).gradient).all()
+        print(lockstep.blake3(total).hex())
+        assert job.wishes == lockstep.Wishes(0, False, False) and job.departed == []
+        with tempfile.TemporaryDirectory() as folder:
+            job.write_flight(folder, "because")
+            (flight,) = pathlib.Path(folder).rglob("rank-*.json")
+            assert "because" in flight.read_text()
+
+
 def the_gil_is_free(pipe):
     """A thread waits for a message that the main thread of the same process sets off."""
     import lockstep
@@ -451,6 +485,8 @@ def main():
     run_all(2, collectives_on_arrays)
     run_all(1, works_end_while_others_are_looked_at)
     sums = run_all(1, lane_sum) + run_all(3, lane_sum)
+    assert len(set(sums)) == 1, sums
+    sums = run_all(1, lanes_by_hand) + run_all(2, lanes_by_hand) + run_all(3, lanes_by_hand)
     assert len(set(sums)) == 1, sums
     run_all(2, the_gil_is_free, with_pipe=True)
     run_all(2, ctrl_c, with_pipe=True)
