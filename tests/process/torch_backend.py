@@ -81,6 +81,18 @@ def the_timeout_of_the_group_holds_for_all():
     dist.destroy_process_group()
 
 
+def a_job_of_our_launcher_asks_the_environment():
+    from unittest import mock
+
+    import lockstep.torch
+
+    del os.environ["MASTER_PORT"]
+    os.environ.update(LOCKSTEP_TRANSPORT="tcp", LOCKSTEP_INTERFACE="lo")
+    with mock.patch("lockstep.join") as joined:
+        lockstep.torch.join(min_workers=2, interface="eth0")
+    joined.assert_called_once_with(survive=True, call_timeout=1800, transport="tcp", interface="eth0", min_workers=2)
+
+
 def an_error_is_told_when_the_group_is_destroyed():
     import torch
     import torch.distributed as dist
@@ -567,6 +579,7 @@ def main():
     run_all(2, ddp_is_that_of_gloo)
     run_all(4, all_who_are_missing_are_named)
     run_all(2, the_timeout_of_the_group_holds_for_all)
+    run_all(1, a_job_of_our_launcher_asks_the_environment)
     run_all(2, an_error_is_told_when_the_group_is_destroyed)
     run_all(3, messages_from_any_source)
     run_all(3, messages_from_any_source, "tcp")
