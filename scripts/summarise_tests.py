@@ -1,6 +1,7 @@
 #!/usr/bin/env python3
 """Sums up the JUnit files of several ctest runs: failed tests with the end of what they printed, skipped tests with
-reasons, totals. A GoogleTest program counts as the cases that it ran.
+reasons, totals. A GoogleTest program counts as the cases that it ran. RUN.again.xml has the tests of RUN.xml that were run
+once more, which count as they ended then.
 
 The last line is "N passed, N failed, N skipped"; the exit code is 1 when anything failed.
 """
@@ -47,9 +48,14 @@ def gtest_cases(output):
         yield start[1], OUTCOMES[ends[0][1].strip()] if ends else "failed", printed[: ends[0].end()] if ends else printed
 
 
-def read_run(path):
-    """(name, outcome, reason or last words) of every test in one JUnit file."""
-    for test in ElementTree.parse(path).iter("testcase"):
+def tests_of(path):
+    """Elements of a JUnit file, by name."""
+    return {test.get("name"): test for test in ElementTree.parse(path).iter("testcase")}
+
+
+def read_run(path, again):
+    """(name, outcome, reason or last words) of every test in one JUnit file; those `again` ran once more."""
+    for test in {**tests_of(path), **again}.values():
         output = test.findtext("system-out") or ""
         note = test.find("skipped")
         if test.get("status") == "run":
@@ -77,7 +83,15 @@ def main():
     parser.add_argument("--failed-step", action="append", default=[], help="a build or run that failed as a whole")
     arguments = parser.parse_args()
 
-    tests = [test for path in sorted(arguments.results.glob("*.xml")) for test in read_run(path)]
+    tests = []
+    for path in sorted(arguments.results.glob("*.xml")):
+        if path.stem.endswith(".again"):
+            continue
+        second = path.with_suffix(".again.xml")
+        again = tests_of(second) if second.exists() else {}
+        for name in again:
+            print(f"again    {path.stem}: {name}, because the machine had stood still")
+        tests += read_run(path, again)
     tests += [(step, "failed", "") for step in arguments.failed_step]
     count = {outcome: sum(test[1] == outcome for test in tests) for outcome in ("passed", "failed", "skipped")}
 

@@ -30,6 +30,9 @@ import time
 import typing
 from concurrent.futures import ThreadPoolExecutor
 
+sys.path.insert(0, str(pathlib.Path(__file__).resolve().parent.parent / "tests/process/support"))
+from standstills import Standstills  # noqa: E402
+
 WORKERS = 4
 STEPS = 12
 STEP = 4  # at which it happens: one that is validated, verified and saved
@@ -60,28 +63,6 @@ class Missed(Wrong):
 class Failed(Wrong):
     """A process ended with an error. That is no fault of the product while the machine itself stands still for the timeout: all are
     lost to all then, those that never were stopped, too."""
-
-
-class Standstills:
-    """When the machine itself stood still, as a thread sees that looks every twentieth of a second."""
-
-    def __init__(self, least):
-        self.least = least  # seconds that count
-        self.ends = []
-        threading.Thread(target=self.watch, daemon=True).start()
-
-    def watch(self):
-        last = time.monotonic()
-        while True:
-            time.sleep(0.05)
-            now = time.monotonic()
-            if now - last > self.least:
-                self.ends.append(now)
-            last = now
-
-    def since(self, begin):
-        time.sleep(0.1)  # for a look after the last one
-        return any(end > begin for end in self.ends)
 
 
 def die_with_parent():

@@ -46,9 +46,27 @@ build_all() {
 
 note_time() { times+=("$(awk -v what="$1" '{printf "%-20s %5.0f s, processors %5.0f s", what, $1, $2 + $3}' <<<"$2")"); }
 
+run_ctest() {
+  $(prefix_for "$1") ctest --preset "$1" -j "$test_jobs" --output-junit "$PWD/$results/$2.xml" \
+    --test-output-size-passed 4194304 --test-output-size-failed 4194304 "${@:3}" </dev/null
+}
+
+# Tests wait for each other's processes with deadlines of seconds. If the machine itself stood still meanwhile, those that
+# failed run once more; the summary names them.
 test_preset() {
-  $(prefix_for "$1") ctest --preset "$1" -j "$test_jobs" --output-junit "$PWD/$results/$1.xml" \
-    --test-output-size-passed 4194304 --test-output-size-failed 4194304 </dev/null
+  local code standstills="$results/$1.standstills"
+  python3 tests/process/support/standstills.py 1 >"$standstills" &
+  local watching=$!
+  run_ctest "$1" "$1"
+  code=$?
+  kill "$watching"
+  if [ "$code" = 8 ] && [ -s "$standstills" ]; then
+    cat "$standstills"
+    echo "=== $1: what failed, once more"
+    run_ctest "$1" "$1.again" --rerun-failed
+    code=$?
+  fi
+  return "$code"
 }
 
 echo "=== building, one preset after the other (what is said: $results/PRESET.build.log)"

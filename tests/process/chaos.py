@@ -19,6 +19,7 @@ from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).parent / "support"))
 from ranks import Failure, children_of, die_with_parent, gone, reserved_port, state_of  # noqa: E402
+from standstills import Standstills  # noqa: E402
 
 LOCKSTEP = os.environ["LOCKSTEP_BIN"]
 SECONDS = float(os.environ.get("LOCKSTEP_CHAOS_SECONDS", "60"))
@@ -27,8 +28,7 @@ TIMEOUT = 2.0  # of silence; who is stopped for longer is lost
 JOIN_TIMEOUT = 30.0  # who comes after the end looks for the job for so long
 LIMIT = 90.0  # for a run, and more than it takes
 CALM = 40.0  # after which nothing more happens to a run: a slow machine is no hang
-# Between two looks of this script, which come every twentieth of a second: the machine itself may have stood still for the timeout.
-STANDSTILL = 0.8 * TIMEOUT
+STANDSTILL = 0.8 * TIMEOUT  # of the machine itself: all may be lost to all
 STEPS = 120
 # A lane takes a while, so that a run takes some seconds and its workers are mostly asleep.
 PACE = "rank={} step=1 at=lane do=slow ms=3"
@@ -80,8 +80,9 @@ class Process:
 class Run:
     """One run and those who come to it."""
 
-    def __init__(self, number, rng, folder, text, transport, sharded):
+    def __init__(self, number, rng, folder, text, transport, sharded, standstills):
         self.rng = rng
+        self.standstills = standstills
         self.folder = folder
         self.text = text
         self.story = [f"run {number}: {transport}{', sharded' if sharded else ''}"]
@@ -93,7 +94,6 @@ class Run:
         self.first = None  # the workers that began the run
         self.joins_due = {}  # pid: how often it has joined when it is a member again after a pause
         self.early = {}  # pid: (when, descriptors, threads)
-        self.machine_woke = None  # when it last had stood still itself
         self.port_holder = reserved_port()
         self.port = self.port_holder.__enter__()
         self.began = time.monotonic()
@@ -190,16 +190,8 @@ class Run:
 
     def run(self):
         next_event = self.began + self.rng.uniform(0.3, 1.5)
-        last_look = time.monotonic()
-        while True:
-            running = self.launcher.running()
-            now = time.monotonic()  # asked later: a standstill that has ended the run is seen, too
-            if now - last_look > STANDSTILL:
-                self.machine_woke = now
-                self.note(f"the machine stood still for {now - last_look:.2f} s")
-            last_look = now
-            if not running:
-                break
+        while self.launcher.running():
+            now = time.monotonic()
             if now > self.began + LIMIT:
                 self.fail(f"no end within {LIMIT:g} s")
             self.look()
@@ -222,7 +214,10 @@ class Run:
                 self.fail("somebody who joined does not end")
             time.sleep(0.02)
         hashes = [found for each in (self.launcher, *self.joined) for found in WEIGHTS.findall(each.text())]
-        if self.launcher.popen.returncode == 1 and self.machine_woke and self.ended - self.machine_woke < 4 * TIMEOUT:
+        standstill = self.standstills.since(self.began)
+        if standstill:
+            self.note(f"the machine stood still for {standstill[1]:.2f} s, until {self.ended - standstill[0]:.2f} s before the end")
+        if self.launcher.popen.returncode == 1 and standstill and self.ended - standstill[0] < 4 * TIMEOUT:
             hashes.append(self.resumed())
         elif self.launcher.popen.returncode != 0 or not hashes:
             self.fail(f"the launcher ended with {self.launcher.popen.returncode}")
@@ -288,11 +283,12 @@ def main():
                                env=ENVIRONMENT, check=True, timeout=LIMIT)
         alone = WEIGHTS.search(alone.stdout)[1]
         began, number, events = time.monotonic(), 0, 0
+        standstills = Standstills(STANDSTILL)
         while number == 0 or time.monotonic() - began < SECONDS:
             rng = random.Random(f"{SEED} {number}")
             folder = temporary / str(number)
             folder.mkdir()
-            run = Run(number, rng, folder, text, rng.choice(("tcp", "shm", "auto")), rng.random() < 0.5)
+            run = Run(number, rng, folder, text, rng.choice(("tcp", "shm", "auto")), rng.random() < 0.5, standstills)
             try:
                 run.run()
                 run.check(alone)
