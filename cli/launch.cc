@@ -113,10 +113,9 @@ void add_launch(CLI::App& app, const std::vector<std::string>& behind, Action& a
       ->expected(1)
       ->multi_option_policy(CLI::MultiOptionPolicy::TakeAll);
   command
-      .add_option(
-          "--timeout", flags->timeout,
-          "A host that is silent for so long is lost, and hosts that hear nothing from this "
-          "process for so long stop; in seconds")
+      .add_option("--timeout", flags->timeout,
+                  "A host that is silent for S seconds counts as lost, and a host that "
+                  "hears nothing from this process for S seconds stops")
       ->transform(real_number(0.1, 1e6))
       ->option_text("S [30]");
   command.callback([flags, &behind, &action] {

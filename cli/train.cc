@@ -335,7 +335,9 @@ void choose_folder(CLI::App& command, TrainFlags& options) {
   TrainOptions& run = options.run;
   const bool resumes = command.count("--resume") > 0;
   if (resumes && options.overwrite) {
-    throw CLI::ValidationError("--resume goes on where --overwrite begins anew: give one of them");
+    throw CLI::ValidationError(
+        "--resume goes on with the earlier run, --overwrite removes it: give "
+        "one of them");
   }
   if (options.overwrite) run.folder = FolderUse::kOverwrite;
   if (!resumes) return;

@@ -292,7 +292,8 @@ class HostChecks {
                                            port_range()));
     } catch (const Error& error) {
       add("port", Verdict::kBad, std::string(error.message()),
-          fmt::format("take another port, or end who has it (ss -ltnp 'sport = :{}')",
+          fmt::format("take another port, or end the process that has it (ss -ltnp 'sport = "
+                      ":{}')",
                       options_.port));
     }
   }

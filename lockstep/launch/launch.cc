@@ -331,8 +331,8 @@ class Launcher {
     if (centre->gave_role_up() && !std::exchange(stood_still_, true)) {
       restart_.stop();  // nobody could join through us
       log(LogLevel::kWarning,
-          "the launcher stood still for longer than the timeout: the workers go on without it, and "
-          "lost ones are not started anew");
+          "the launcher stood still for longer than the timeout: the workers go "
+          "on without it, and it restarts no lost worker");
     }
     start_again();
   }

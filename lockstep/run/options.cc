@@ -33,7 +33,7 @@ void check_membership(const TrainOptions& options) {
   if (!options.listen.empty()) require_host_port("--listen", options.listen);
   if (!options.join.empty()) require_host_port("--join", options.join);
   require_option(options.listen.empty() || options.join.empty(),
-                 "--listen is for the job that is started, --join for those who come to it");
+                 "--listen starts a job, --join joins one: give one of them");
   require_option(options.listen.empty() || !fixed,
                  fmt::format("--listen is for --transport tcp, shm or auto, not for {}",
                              to_string(transport)));

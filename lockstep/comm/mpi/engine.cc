@@ -128,11 +128,11 @@ void MpiEngine::explain_difference(const Running& running) {
   if (other == all.end()) {
     supervisor().fail(Error(
         ErrorCode::kCollectiveMismatch,
-        fmt::format("{}: a rank compared another call than it told", describe(running.stamp))));
+        fmt::format("{}: a rank compared another call than it reported", describe(running.stamp))));
   }
   const auto says = [&](int rank) {
     const std::optional<MeshFrame> stamp = decode_mesh_frame(std::span(all[index_of(rank)]));
-    if (!stamp) return fmt::format("{} tells no call at all", name_of(rank));
+    if (!stamp) return fmt::format("{} reports no call", name_of(rank));
     return fmt::format("{} is in collective {}: {}", name_of(rank), stamp->sequence,
                        describe(*stamp));
   };

@@ -155,8 +155,8 @@ void NcclTransport::settle(const char* operation, int result) {
     if (deadline.expired()) {
       fail(Error(ErrorCode::kTimeout,
                  fmt::format("NCCL: {}: rank {} of {} ranks has waited {:.1f} s; another rank did "
-                             "not come to the same call, or NCCL cannot reach it "
-                             "(NCCL_DEBUG=INFO tells its way, NCCL_SOCKET_IFNAME chooses it)",
+                             "not come to the same call, or NCCL cannot reach it (NCCL_DEBUG=INFO "
+                             "shows the network that it uses, NCCL_SOCKET_IFNAME chooses it)",
                              operation, options_.rank, options_.world_size,
                              std::chrono::duration<double>(options_.patience).count())));
     }
