@@ -468,6 +468,33 @@ TEST(StorageFolders, ThoseAboveAreSynced) {
 
 // The records in a file for TensorBoard; bytes that are none are a failure.
 std::size_t records_in(std::string_view bytes) {
+// The first sync that fails makes the save write all again; after the second one it is not told.
+TEST(StorageFolders, ASaveIsToldWhenItsNameIsSynced) {
+  FaultyStorage storage;
+  make_folder(kOut, storage);
+  int failures = 0;
+  storage.fault = [&](Call call, const std::string& path) {
+    return call == Call::kSync && path == kOut && failures-- > 0 ? EIO : 0;
+  };
+  TrainingState state = first_state();
+  const auto is_there_after_a_crash = [&] {
+    FaultyStorage crashed(storage);
+    crashed.restart(Names::kLost, Bytes::kLost);
+    return crashed.find_folder(checkpoint_path(kOut, state.run.step)) != nullptr;
+  };
+  step(state);
+  failures = 1;
+  save_checkpoint(kOut, state, {}, storage);
+  EXPECT_TRUE(is_there_after_a_crash());
+  step(state);
+  failures = 2;
+  EXPECT_THROW(save_checkpoint(kOut, state, {}, storage), Error);
+  EXPECT_FALSE(is_there_after_a_crash());
+  failures = 0;
+  save_checkpoint(kOut, state, {}, storage);  // finds what the one before has left
+  EXPECT_TRUE(is_there_after_a_crash());
+}
+
   std::size_t records = 0;
   while (!bytes.empty()) {
     std::uint64_t size = 0;

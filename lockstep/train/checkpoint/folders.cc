@@ -86,13 +86,18 @@ std::uint64_t save_checkpoint(const std::string& out, const TrainingState& state
     AtomicFolder folder(path, guard, storage);
     try {
       const std::uint64_t bytes = write_training_state(state, folder);
-      const auto is_done = [&] { return same_and_intact(path, folder.temporary(), storage); };
-      if (is_done()) return bytes;
+      // Whoever saved it may have ended, or failed, before its name was on disk.
+      const auto is_on_disk = [&] {
+        if (!same_and_intact(path, folder.temporary(), storage)) return false;
+        storage.open_folder(out)->sync();
+        return true;
+      };
+      if (is_on_disk()) return bytes;
       guard.require(path);  // may wait for another one that saves the same, or tidies up
       if (!folder.temporary_is_there()) {
         throw Error(ErrorCode::kIo, folder.temporary() + " was removed while it was written");
       }
-      if (is_done()) return bytes;
+      if (is_on_disk()) return bytes;
       move_aside(*storage.open_folder(out), checkpoint_name(state.run.step), guard);
       folder.commit();
       return bytes;
