@@ -112,7 +112,7 @@ RunState run_state_of(const Trainer& trainer) {
                                    : std::string(to_string(options.reducer.reduction)),
                   .wire_dtype = std::string(to_string(options.reducer.wire))};
   run.data = {trainer.training().size(), to_hex(trainer.training().fingerprint()),
-              trainer.lanes().mix};
+              to_hex(trainer.validation_samples().fingerprint()), trainer.lanes().mix};
   run.skipped_lanes = options.skip_lanes;
   run.versions = {std::string(version()), ::gnu_get_libc_version(), std::string(processor_level()),
                   options.gpu};

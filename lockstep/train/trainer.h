@@ -169,6 +169,7 @@ class Trainer {
   const TrainerOptions& options() const { return options_; }
   const LanePlan& lanes() const { return lanes_; }
   const Samples& training() const { return training_; }
+  const Samples& validation_samples() const { return validation_; }
   std::int64_t steps_done() const { return standing_.step; }
   const ValidationRecord& validation() const { return standing_.validation; }
   // No step follows: all are done, or --early-stop has ended them.

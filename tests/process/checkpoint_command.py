@@ -239,6 +239,19 @@ class Checkpoints(TrainingCase):
             file.write(b"\2")
         self.assertIn("the data are not the same", self.fails(2, *run, "--steps", 2, "--resume"))
 
+    def test_one_changed_token_is_other_validation_data(self):
+        """The best loss so far, which is restored, would be compared with losses over other data."""
+        data = self.folder / "shards"
+        data.mkdir()
+        (data / "train.bin").write_bytes(bytes([1, 0]) * 20000)
+        (data / "val.bin").write_bytes(bytes([1, 0]) * 2000)
+        run = self.command("--data", data, "--vocab", 256, "--out", self.out)
+        self.weights_of(lockstep(*run, "--steps", 1))
+        (data / "val.bin").write_bytes(bytes([1, 0]) * 1000 + bytes([2, 0]) + bytes([1, 0]) * 999)
+        self.assertIn(": the validation data are not the same;", self.fails(2, *run, "--steps", 2, "--resume"))
+        (data / "val.bin").write_bytes(bytes([1, 0]) * 2000)
+        self.weights_of(lockstep(*run, "--steps", 2, "--resume"))
+
     def test_two_runs_do_not_share_a_folder(self):
         arguments = ["--steps", 4, "--save-every", 2]
         first = subprocess.Popen([LOCKSTEP, *map(str, self.command(*arguments, "--out", self.out))], text=True,

@@ -142,7 +142,7 @@ RunState some_run() {
   state.settings.schedule = {Decay::kLinear, 0.1 / 3, 1e-300, 5, 1000};
   state.settings.clip = 0.7;
   state.settings.seed = UINT64_MAX;
-  state.data = {12345, std::string(64, 'e'), {{12000, 7000}, {345, 3000}}};
+  state.data = {12345, std::string(64, 'e'), std::string(64, 'd'), {{12000, 7000}, {345, 3000}}};
   state.validation = {30, 0.1 / 7, 2};
   state.skipped_lanes = {{3, 1}, {17, 0}};
   state.versions = {"0.1.0", "2.36", "x"};
@@ -209,6 +209,9 @@ TEST(CheckpointFormat, AnotherRunIsToldFromAChange) {
   now = saved;
   now.data.fingerprint = std::string(64, 'f');
   EXPECT_THAT(compare(saved, now).forbidden, ElementsAre("the data are not the same"));
+  now = saved;
+  now.data.validation = std::string(64, 'f');
+  EXPECT_THAT(compare(saved, now).forbidden, ElementsAre("the validation data are not the same"));
   now = saved;
   now.data.mix[0].share = 5000;
   now.data.mix[1].share = 5000;

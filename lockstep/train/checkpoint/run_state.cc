@@ -59,6 +59,7 @@ Json json_of(const RunState& state) {
   for (const SkippedLane& lane : state.skipped_lanes) skipped.push_back({lane.step, lane.lane});
   Json data = {{"samples", state.data.samples},
                {"fingerprint", state.data.fingerprint},
+               {"validation", state.data.validation},
                {"position", static_cast<std::uint64_t>(state.step) * settings.global_batch}};
   for (const MixPart& part : state.data.mix) data["mix"].push_back({part.samples, part.share});
   return {
@@ -208,6 +209,7 @@ std::variant<RunState, FormatProblem> parse_run_state(std::string_view text) {
   read_object(reader, "data", [&](JsonReader& inner) {
     state.data = {inner.whole("samples"), inner.text("fingerprint")};
     if (version == kVersionWithoutFingerprint) state.data.fingerprint.clear();
+    if (json["data"].contains("validation")) state.data.validation = inner.text("validation");
     if (json["data"].contains("mix")) read_mix(inner, state.data.mix);
     const auto position = static_cast<std::uint64_t>(state.step) * state.settings.global_batch;
     if (inner.whole("position") != position) inner.fail("'position' is not step x global_batch");
@@ -238,6 +240,9 @@ Differences compare(const RunState& saved, const RunState& now) {
   if (recorded && saved.data.samples == now.data.samples &&
       saved.data.fingerprint != now.data.fingerprint) {
     no.emplace_back("the data are not the same");
+  }
+  if (!saved.data.validation.empty() && saved.data.validation != now.data.validation) {
+    no.emplace_back("the validation data are not the same");
   }
 
   if (now.settings.schedule.steps < saved.step) {

@@ -32,9 +32,11 @@ struct RunSettings {
   std::string wire_dtype = "f32";
 };
 
+// Fingerprints are as Samples has them, in hexadecimal digits; empty: not recorded.
 struct DataIdentity {
   std::uint64_t samples = 0;
-  std::string fingerprint = {};   // as Samples has it, in hexadecimal digits; empty: not recorded
+  std::string fingerprint = {};
+  std::string validation = {};    // the fingerprint of the samples for validation
   std::vector<MixPart> mix = {};  // empty: one source
   bool operator==(const DataIdentity&) const = default;
 };
