@@ -12,6 +12,7 @@
 #include "lockstep/base/log.h"
 #include "lockstep/net/socket/unix_socket.h"
 #include "lockstep/wire/gradient_messages.h"
+#include "lockstep/wire/message.h"
 #include "lockstep/wire/wire_error.h"
 #include "tests/support/other_user.h"
 #include "tests/support/ranks.h"
@@ -293,6 +294,10 @@ TEST(Door, ManyVisitorsThatTrickleAreCheap) {
   EXPECT_LT((seconds(after) - seconds(before)) / (kRounds * 400), 500e-6);
 }
 
+// Too short to keep others out, and long enough.
+constexpr const char* kGuessable = "fifteen letters";
+constexpr const char* kSecret = "sixteen letters!";
+
 // Where there is no token, users tell each other apart; --insecure lets all in.
 TEST(Door, WithoutATokenOtherUsersOfTheHostStayOut) {
   if (::geteuid() != 0) GTEST_SKIP() << "only root can run a process as another user";
@@ -322,22 +327,46 @@ TEST(Door, WithoutATokenOtherUsersOfTheHostStayOut) {
   }
 }
 
-// Whoever was first on the port is not the centre for that.
-TEST(Handshake, WithoutATokenACentreOfAnotherUserIsNotTrusted) {
+// A token that can be guessed is no better than none.
+TEST(Door, AGuessableTokenKeepsOtherUsersOutAsNoneDoes) {
   if (::geteuid() != 0) GTEST_SKIP() << "only root can run a process as another user";
-  const Socket listener = listen_tcp(SocketAddress::loopback_v4());
-  Socket own = connect_tcp(listener.local_address(), soon());
-  Socket accepted;
-  const OtherUser other([&] {
-    accepted = accept(listener, soon());
-    accepted.send_all(
-        Handshake(Handshake::Role::kClient, identity_of(""), Purpose::kRendezvous).opening(),
-        soon());
-  });
-  const Error error =
-      error_of([&] { client_handshake(own, identity_of(""), Purpose::kRendezvous, 0, soon()); });
-  EXPECT_EQ(error.code(), ErrorCode::kAuthentication);
-  EXPECT_THAT(error.what(), HasSubstr("runs as user 65534"));
+  for (const char* token : {kGuessable, kSecret}) {
+    testing::internal::CaptureStderr();
+    OpenDoor at({Purpose::kServer}, /*original=*/false, token);
+    Socket socket;
+    const OtherUser other([&] {
+      socket = at.visit();
+      socket.send_all(
+          Handshake(Handshake::Role::kClient, identity_of(token), Purpose::kServer).opening(),
+          soon());
+    });
+    at.serve();
+    EXPECT_EQ(
+        testing::internal::GetCapturedStderr().find("runs as user 65534") != std::string::npos,
+        token == kGuessable);
+  }
+}
+
+// Whoever was first on the port is not the centre for that.
+TEST(Handshake, ACentreOfAnotherUserIsNotTrustedUnlessItHasASecret) {
+  if (::geteuid() != 0) GTEST_SKIP() << "only root can run a process as another user";
+  for (const std::string token : {"", kGuessable, kSecret}) {
+    const Socket listener = listen_tcp(SocketAddress::loopback_v4());
+    Socket own = connect_tcp(listener.local_address(), soon());
+    Socket accepted;
+    const OtherUser other([&] {
+      accepted = accept(listener, soon());
+      accepted.send_all(
+          Handshake(Handshake::Role::kClient, identity_of(token), Purpose::kRendezvous).opening(),
+          soon());
+      if (token != kSecret) return;
+      accepted.send_all(frame(MessageKind::kProof, std::vector<std::byte>(32)), soon());
+    });
+    const Error error = error_of(
+        [&] { client_handshake(own, identity_of(token), Purpose::kRendezvous, 0, soon()); });
+    EXPECT_EQ(error.code(), ErrorCode::kAuthentication);
+    EXPECT_THAT(error.what(), HasSubstr(token == kSecret ? "wrong token" : "runs as user 65534"));
+  }
 }
 
 }  // namespace

@@ -7,6 +7,7 @@
 #include <utility>
 
 #include "lockstep/base/log.h"
+#include "lockstep/net/socket/interface.h"
 #include "lockstep/net/socket/peer_user.h"
 #include "lockstep/wire/bytes.h"
 #include "lockstep/wire/gradient_messages.h"
@@ -240,7 +241,7 @@ bool Door::is_original(const Visitor& visitor) const {
 void Door::require_own_user(const Visitor& visitor) const {
   const Socket& socket = visitor.link.socket();
   const bool tcp = socket.peer_address().family() != AF_UNIX;  // others were looked at
-  if (tcp && identity_.token.empty() && !entrances_[visitor.entrance].insecure) {
+  if (tcp && identity_.token.size() < kLeastToken && !entrances_[visitor.entrance].insecure) {
     require_trusted_peer(socket);
   }
 }

@@ -9,6 +9,7 @@
 
 #include "lockstep/base/check.h"
 #include "lockstep/base/utf8.h"
+#include "lockstep/net/socket/interface.h"
 #include "lockstep/net/socket/peer_user.h"
 #include "lockstep/wire/bytes.h"
 #include "lockstep/wire/wire_error.h"
@@ -279,10 +280,10 @@ Message receive_message(const Socket& socket, Deadline deadline, const FailureLa
   return message;
 }
 
-// `nothing_proven`: there is no token, so that who answers is known by its user alone.
-PeerIdentity run(Handshake handshake, Socket& socket, bool nothing_proven, Deadline deadline,
+// Without a token, or with one that can be guessed, who answers is known by its user alone.
+PeerIdentity run(Handshake handshake, Socket& socket, const std::string& token, Deadline deadline,
                  const FailureLatch* latch) {
-  const bool by_user = nothing_proven && socket.peer_address().is_loopback();
+  const bool by_user = token.size() < kLeastToken && socket.peer_address().is_loopback();
   socket.send_all(handshake.opening(), deadline, latch);
   while (!handshake.done()) {
     Handshake::Step step;
@@ -316,14 +317,14 @@ PeerIdentity client_handshake(Socket& socket, const Identity& identity, Purpose 
                               std::uint32_t group, Deadline deadline, const FailureLatch* latch) {
   return run(Handshake(Handshake::Role::kClient, identity, purpose, group,
                        protection_for(socket, identity)),
-             socket, identity.token.empty(), deadline, latch);
+             socket, identity.token, deadline, latch);
 }
 
 PeerIdentity server_handshake(Socket& socket, const Identity& identity, Purpose purpose,
                               Deadline deadline, const FailureLatch* latch) {
   return run(
       Handshake(Handshake::Role::kServer, identity, purpose, 0, protection_for(socket, identity)),
-      socket, identity.token.empty(), deadline, latch);
+      socket, identity.token, deadline, latch);
 }
 
 }  // namespace lockstep

@@ -81,8 +81,6 @@ SocketAddress interface_address(const std::string& interface, int family) {
 
 void require_token_for(const SocketAddress& address, const std::string& token) {
   if (address.is_loopback()) return;
-  // Who has recorded a handshake can try out tokens as fast as its machine hashes.
-  constexpr std::size_t kLeastToken = 16;
   if (!token.empty() && token.size() < kLeastToken) {
     throw Error(ErrorCode::kAuthentication,
                 fmt::format("the job's token has {} bytes: between hosts it needs {} or more, at "

@@ -1,5 +1,6 @@
 #pragma once
 
+#include <cstddef>
 #include <string>
 
 #include "lockstep/net/socket/address.h"
@@ -14,7 +15,11 @@ SocketAddress local_address_toward(const SocketAddress& peer);
 // Error{kInvalidArgument} lists the interfaces there are.
 SocketAddress interface_address(const std::string& interface, int family);
 
-// Anything but loopback needs a token, of 16 bytes at least: without one anybody could join. Throws
+// A token with fewer bytes can be guessed: over loopback it keeps out no other user, and between
+// hosts whoever has recorded a handshake can try out tokens as fast as its machine hashes.
+inline constexpr std::size_t kLeastToken = 16;
+
+// Anything but loopback needs a token, of kLeastToken bytes: without one anybody could join. Throws
 // Error{kAuthentication} that says what to do.
 void require_token_for(const SocketAddress& address, const std::string& token);
 

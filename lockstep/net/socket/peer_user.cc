@@ -61,7 +61,8 @@ std::vector<std::string> spellings(const SocketAddress& address) {
   return all;
 }
 
-constexpr const char* kRemedy = "; a job of several users needs a token (--token-file)";
+constexpr const char* kRemedy =
+    "; a job of several users needs a token of 16 bytes or more (--token-file)";
 
 void require_same_user(uid_t user, const std::string& who, const char* remedy) {
   if (user == 0 || user == ::geteuid()) return;
