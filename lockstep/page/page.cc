@@ -15,6 +15,7 @@
 #include "lockstep/base/error.h"
 #include "lockstep/base/hash/blake3.h"
 #include "lockstep/base/host.h"
+#include "lockstep/net/socket/interface.h"
 #include "lockstep/page/document.h"
 
 namespace lockstep {
@@ -101,6 +102,11 @@ SocketAddress parse_page_address(std::string_view text, std::string_view token) 
                 fmt::format("--page {}: a page that others can reach needs the job's secret "
                             "(--token-file or LOCKSTEP_TOKEN), which its own is made from",
                             text));
+  }
+  try {
+    require_token_for(address, std::string(token));
+  } catch (const Error& error) {  // it can be guessed from the page's secret
+    throw Error(ErrorCode::kInvalidArgument, fmt::format("--page {}: {}", text, error.message()));
   }
   return address;
 }

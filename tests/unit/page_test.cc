@@ -46,12 +46,25 @@ Json body_of(const std::string& answer) {
 TEST(Page, AddressesAsUsersWriteThem) {
   EXPECT_EQ(to_string(parse_page_address("8080", "")), "127.0.0.1:8080");
   EXPECT_EQ(to_string(parse_page_address("0", "")), "127.0.0.1:0");
-  EXPECT_EQ(to_string(parse_page_address("0.0.0.0:1", "token")), "0.0.0.0:1");
+  EXPECT_EQ(to_string(parse_page_address("0.0.0.0:1", "sixteen letters!")), "0.0.0.0:1");
+  EXPECT_EQ(to_string(parse_page_address("8080", "short")), "127.0.0.1:8080");
   EXPECT_EQ(to_string(parse_page_address("[::1]:9", "")), "[::1]:9");
   for (const char* text : {"", "x", "65536", "-1", "1.2.3.4", ":", "no such host.invalid:1"}) {
-    EXPECT_THROW(parse_page_address(text, "token"), Error) << text;
+    EXPECT_THROW(parse_page_address(text, "sixteen letters!"), Error) << text;
   }
   EXPECT_THROW(parse_page_address("0.0.0.0:1", ""), Error);  // anybody could read it
+}
+
+// Its secret travels in the clear, and is a hash that is not stretched.
+TEST(Page, BeyondLoopbackATokenThatCanBeGuessedIsRefused) {
+  try {
+    parse_page_address("0.0.0.0:1", "fifteen letters");
+    FAIL() << "it was taken";
+  } catch (const Error& error) {
+    EXPECT_EQ(error.code(), ErrorCode::kInvalidArgument);
+    EXPECT_THAT(error.what(), HasSubstr("--page 0.0.0.0:1: "));
+    EXPECT_THAT(error.what(), HasSubstr("15 bytes"));
+  }
 }
 
 TEST(Page, ServesWhatItIsTold) {
