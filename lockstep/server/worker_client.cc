@@ -13,6 +13,7 @@
 #include "lockstep/base/text.h"
 #include "lockstep/comm/kernels/kernels.h"
 #include "lockstep/net/job/handshake.h"
+#include "lockstep/net/socket/address.h"
 #include "lockstep/net/socket/interface.h"
 #include "lockstep/server/membership.h"
 
@@ -28,7 +29,14 @@ Socket connect_to_coordinator(const WorkerOptions& options) {
   tune_tcp(socket, options.timeout);
   socket.set_peer(fmt::format("the coordinator ({})", socket.peer()), -1);
   if (options.original) return socket;
-  if (!options.token.empty()) require_token_for(socket.peer_address(), options.token);
+  if (!options.token.empty()) {
+    require_token_for(socket.peer_address(), options.token);
+  } else if (!socket.peer_address().is_loopback()) {  // as --insecure there allows
+    log(LogLevel::kWarning,
+        "without a token nobody proves to be the coordinator: gradients go to whoever answers at "
+        "{}; --token-file FILE has it prove that it has the job's",
+        to_string(socket.peer_address()));
+  }
   const Identity identity{
       .job = options.job, .id = random_member_id(), .token = options.token, .wire = options.wire};
   try {

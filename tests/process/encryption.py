@@ -65,6 +65,15 @@ class Started:
     def first_line(self):
         return self.popen.stdout.readline()
 
+    def lines_until(self, pattern):
+        """What it says up to a line with that pattern."""
+        lines = ""
+        while not re.search(pattern, lines):
+            line = self.first_line()
+            expect(line, f"it has ended without '{pattern}'", lines)
+            lines += line
+        return lines
+
     def end(self, patience=PATIENCE):
         limit = threading.Timer(patience, self.popen.kill)
         limit.start()
@@ -183,14 +192,25 @@ def tokens():
         shown.chmod(0o644)
         for flags, said in (([], ""), (["--insecure"], "no secret and no encryption")):
             coordinator = Started(hosts[0], LOCKSTEP, "coordinator", "--bind", address, "--token-file", shown, *flags)
-            lines = ""
-            while not re.search(r"listening on", lines):
-                line = coordinator.first_line()
-                expect(line, "the coordinator has ended", lines)
-                lines += line
-            lines += coordinator.stop()[1]
+            lines = coordinator.lines_until("listening on") + coordinator.stop()[1]
             expect("shown has mode 0644" in lines and said in lines, lines)
             expect(("--insecure" in lines) == bool(flags), lines)
+
+
+def worker_without_token():
+    """It works for whoever answers on another host, and says so; on its own host the kernel knows whose process answers."""
+    with Hosts(2) as hosts, tempfile.TemporaryDirectory() as folder:
+        token = Path(folder) / "token"
+        token.write_text("correct horse battery staple\n")
+        token.chmod(0o600)
+        coordinator = ["--mode", "vector", "--steps", 1, "--timeout", 5]
+        elsewhere = f"{hosts.network.address(0)}:{PORT}"
+        for where, host, options, warned in ((elsewhere, 1, ["--token-file", token, "--insecure"], True), (f"127.0.0.1:{PORT}", 0, [], False)):
+            server = Started(hosts[0], LOCKSTEP, "coordinator", "--bind", where, *coordinator, *options)
+            server.lines_until("listening on")
+            code, text = Started(hosts[host], LOCKSTEP, "worker", "--coordinator", where, "--elements", 10, "--timeout", 5).end()
+            expect(code == 0 and server.end()[0] == 0, text)
+            expect((f"warning: without a token nobody proves to be the coordinator: gradients go to whoever answers at {where}" in text) == warned, text)
 
 
 if __name__ == "__main__":
@@ -207,5 +227,6 @@ if __name__ == "__main__":
     cases.run("plain wire: what is damaged on the way is noticed", changed, True)
     cases.run("a hello that asks for less than was said", handshake_changed, 12 + 2)
     cases.run("a plain wire on one side only", one_plain_side)
+    cases.run("a worker without a token", worker_without_token)
     cases.run("tokens that are short, shown or not asked for", tokens)
     cases.finish()
