@@ -1,7 +1,9 @@
 #include "lockstep/comm/transport/mesh.h"
 
+#include <fcntl.h>
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
+#include <unistd.h>
 
 #include <algorithm>
 #include <array>
@@ -16,6 +18,10 @@
 #include "lockstep/base/index.h"
 #include "lockstep/comm/collectives/plan_engine.h"
 #include "lockstep/comm/communicator.h"
+#include "lockstep/comm/transport/arena.h"
+#include "lockstep/comm/transport/ring_stream.h"
+#include "lockstep/net/job/handshake.h"
+#include "lockstep/net/socket/unix_socket.h"
 #include "tests/support/ranks.h"
 
 namespace lockstep::mesh_test {
@@ -87,6 +93,42 @@ TEST(Mesh, TheRightRankOfAnotherMemberIsNotMeant) {
 TEST(Mesh, TheRightMemberWithAnotherRankIsNotMeant) {
   const auto swap_cards = [](Roster& roster) { std::swap(roster[0], roster[1]); };
   expect_another_answers(Medium::kTcp, swap_cards, "rank 1");
+}
+
+// Rank 1 connects to rank 0 and sends pipes for bells.
+TEST(Mesh, ARankThatSendsNoBellsIsNamed) {
+  LoopbackJob job(2, 20s);
+  std::promise<void> failed;
+  const std::shared_future<void> seen(failed.get_future());
+  const auto errors = run_ranks(2, [&](int rank) {
+    JoinedJob joined = job.join(rank);
+    if (rank == 0) {
+      const auto mesh = make_mesh(std::move(joined), Medium::kShared, 20s);
+      std::array<std::byte, 4> word{};
+      try {
+        mesh->recv(1, word, Deadline::after(5s));
+      } catch (const Error&) {
+        failed.set_value();
+        throw;
+      }
+      return;
+    }
+    Socket socket = connect_unix(joined.roster[0].unix_name, soon());
+    client_handshake(socket, joined.identity, Purpose::kShared, 0, soon());
+    const Descriptor rings = make_memfd("rings", sizeof(RingPair));
+    std::array<int, 2> ends{};
+    ASSERT_EQ(::pipe2(ends.data(), O_CLOEXEC | O_NONBLOCK), 0);
+    const Descriptor pipe(ends[0]);
+    const Descriptor other(ends[1]);
+    const std::array<int, 5> sent{rings.get(), ends[0], ends[0], ends[0], ends[0]};
+    send_descriptors(socket, sent, soon());
+    send_descriptors(socket, std::array<int, 2>{rings.get(), rings.get()}, soon());  // as it should
+    seen.wait_for(20s);
+  });
+  ASSERT_TRUE(errors[0]);
+  EXPECT_EQ(errors[0]->code(), ErrorCode::kUnexpectedMessage) << errors[0]->what();
+  EXPECT_EQ(errors[0]->rank(), 1);
+  EXPECT_THAT(errors[0]->what(), HasSubstr("where an eventfd that does not block belongs"));
 }
 
 // A host is a boot and a network namespace; a rank without a door for neighbours is alone.

@@ -1,9 +1,14 @@
 #include "lockstep/comm/transport/ring_stream.h"
 
+#include <fcntl.h>
 #include <gtest/gtest.h>
+#include <sys/eventfd.h>
+#include <unistd.h>
 
+#include <array>
 #include <random>
 #include <thread>
+#include <utility>
 
 #include "lockstep/base/error.h"
 
@@ -44,6 +49,21 @@ TEST_F(RingStreamTest, HeadComesBeforeBody) {
   head.insert(head.end(), body.begin(), body.begin() + 4);
   EXPECT_EQ(head, pattern(8));
   EXPECT_EQ(b_->read_some(head, body), 0U);
+}
+
+// Whoever waits reads a bell, whoever leaves writes one: neither may wait for the peer there.
+TEST(RingBells, FromAPeerAreEventfdsThatDoNotBlock) {
+  const auto eventfd_with = [](int flags) { return Descriptor(::eventfd(0, flags)); };
+  EXPECT_NO_THROW(received_ring_bells(eventfd_with(EFD_NONBLOCK), eventfd_with(EFD_NONBLOCK)));
+  EXPECT_THROW(received_ring_bells(eventfd_with(0), eventfd_with(EFD_NONBLOCK)), Error);
+  EXPECT_THROW(received_ring_bells(eventfd_with(EFD_NONBLOCK), eventfd_with(0)), Error);
+  for (const int flags : {0, O_NONBLOCK}) {
+    std::array<int, 2> ends{};
+    ASSERT_EQ(::pipe2(ends.data(), flags), 0);
+    Descriptor end(ends[0]);
+    const Descriptor other(ends[1]);
+    EXPECT_THROW(received_ring_bells(std::move(end), eventfd_with(EFD_NONBLOCK)), Error);
+  }
 }
 
 // A peer can write all of the memory.

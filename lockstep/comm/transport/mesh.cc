@@ -292,10 +292,13 @@ class MeshStreams final : public Streams {
     } else {
       std::vector<Descriptor> got = receive_descriptors(socket, 5, deadline, latch);
       file = std::move(got[0]);
-      const auto pair = [](Descriptor& data, Descriptor& room) {
-        return std::make_shared<const RingBells>(RingBells{std::move(data), std::move(room)});
-      };
-      bells = {pair(got[1], got[2]), pair(got[3], got[4])};
+      try {
+        bells = {received_ring_bells(std::move(got[1]), std::move(got[2])),
+                 received_ring_bells(std::move(got[3]), std::move(got[4]))};
+      } catch (const Error& error) {
+        throw Error(error.code(), fmt::format("{}: {}", name_of(peer), error.message()),
+                    job_rank(peer));
+      }
     }
     if (space_ != nullptr) exchange_files(peer, socket, deadline);
     const std::shared_ptr<Mapping> mapping = Mapping::of(file, sizeof(RingPair));

@@ -1,13 +1,20 @@
 #include "lockstep/comm/transport/ring_stream.h"
 
+#include <fcntl.h>
+#include <fmt/format.h>
 #include <sys/eventfd.h>
 
 #include <algorithm>
 #include <cerrno>
 #include <cstring>
+#include <filesystem>
+#include <string>
+#include <system_error>
 #include <tuple>
+#include <utility>
 
 #include "lockstep/base/error.h"
+#include "lockstep/base/text.h"
 
 namespace lockstep {
 namespace {
@@ -60,10 +67,30 @@ Descriptor make_bell() {
   return bell;
 }
 
+// Of a descriptor that came from a peer. Where there is no /proc nobody can tell what it is.
+void require_bell(const Descriptor& bell) {
+  std::error_code ignored;
+  const std::string what =
+      std::filesystem::read_symlink(fmt::format("/proc/self/fd/{}", bell.get()), ignored);
+  const int flags = ::fcntl(bell.get(), F_GETFL);
+  const bool blocks = flags < 0 || (flags & O_NONBLOCK) == 0;
+  if (!blocks && (what.empty() || what == "anon_inode:[eventfd]")) return;
+  throw Error(
+      ErrorCode::kUnexpectedMessage,
+      fmt::format("it sent {}{} where an eventfd that does not block belongs",
+                  what.empty() ? "a descriptor" : visible(what), blocks ? ", which blocks," : ""));
+}
+
 }  // namespace
 
 std::shared_ptr<const RingBells> make_ring_bells() {
   return std::make_shared<const RingBells>(RingBells{make_bell(), make_bell()});
+}
+
+std::shared_ptr<const RingBells> received_ring_bells(Descriptor data, Descriptor room) {
+  require_bell(data);
+  require_bell(room);
+  return std::make_shared<const RingBells>(RingBells{std::move(data), std::move(room)});
 }
 
 RingStream::RingStream(std::shared_ptr<RingPair> memory, int side,

@@ -36,6 +36,9 @@ struct RingBells {
 
 // Throws Error{kIo}.
 std::shared_ptr<const RingBells> make_ring_bells();
+// Those that a peer has sent. Throws Error{kUnexpectedMessage} unless they are eventfds that do not
+// block: anything else could hold up who rings them, or waits, beyond every deadline.
+std::shared_ptr<const RingBells> received_ring_bells(Descriptor data, Descriptor room);
 
 // One end of a RingPair: writes ring `side`, reads the other.
 class RingStream final : public Stream {
