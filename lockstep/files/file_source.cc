@@ -1,5 +1,7 @@
 #include "lockstep/files/file_source.h"
 
+#include <fmt/format.h>
+
 #include <cerrno>
 #include <utility>
 
@@ -14,15 +16,19 @@ std::uint64_t FileSource::size(const std::string& name) {
   return *size;
 }
 
-std::string FileSource::text(const std::string& name) {
-  std::string text(size(name), '\0');
+std::string FileSource::text(const std::string& name, std::uint64_t most) {
+  const std::uint64_t bytes = size(name);
+  if (bytes > most) {
+    throw_bad_file(path(name), fmt::format("has {} bytes, and {} at most are read", bytes, most));
+  }
+  std::string text(bytes, '\0');
   read(name, 0, std::as_writable_bytes(std::span(text)));
   return text;
 }
 
-std::optional<std::string> FileSource::find_text(const std::string& name) {
+std::optional<std::string> FileSource::find_text(const std::string& name, std::uint64_t most) {
   if (!find_size(name)) return std::nullopt;
-  return text(name);
+  return text(name, most);
 }
 
 StoredFiles::StoredFiles(std::string folder, Storage& storage)

@@ -32,9 +32,9 @@ class FileSource {
 
   // Throws Error{kIo} that names the file when there is none.
   std::uint64_t size(const std::string& name);
-  // The whole file.
-  std::string text(const std::string& name);
-  std::optional<std::string> find_text(const std::string& name);
+  // The whole file. Throws Error{kIo} when it has more than `most` bytes.
+  std::string text(const std::string& name, std::uint64_t most = UINT64_MAX);
+  std::optional<std::string> find_text(const std::string& name, std::uint64_t most = UINT64_MAX);
 };
 
 // The files of a folder, opened when they are asked for and read where they are: nothing is mapped.

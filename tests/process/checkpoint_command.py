@@ -304,6 +304,7 @@ class Checkpoints(TrainingCase):
             ("truncated", lambda c: os.truncate(c / "model.safetensors", 1000), "has 1000 bytes instead of"),
             ("emptied", lambda c: os.truncate(c / "optimizer.safetensors", 0), "has 0 bytes instead of"),
             ("edited", edit_manifest, "manifest.json: it was changed after it was written"),
+            ("endless", lambda c: os.truncate(c / "manifest.json", 1 << 40), "manifest.json: has 1099511627776 bytes, and 67108864 at most are read"),
             ("half", lambda c: [(c / n).unlink() for n in ("config.json", "model.safetensors")], "config.json: is missing"),
             ("bare", lambda c: [path.unlink() for path in c.iterdir()], "manifest.json: is missing"),
             ("lying", lie, "tensor 'model.embed_tokens.weight'"),

@@ -14,6 +14,7 @@
 #include "lockstep/files/file_source.h"
 #include "lockstep/files/mapped_file.h"
 #include "lockstep/train/checkpoint/manifest.h"
+#include "lockstep/train/checkpoint/state_file.h"
 
 namespace lockstep {
 namespace {
@@ -47,7 +48,7 @@ bool same_and_intact(const std::string& there, const std::string& written, Stora
   try {
     StoredFiles old_files(there, storage);
     StoredFiles new_files(written, storage);
-    return old_files.text(kManifestFile) == new_files.text(kManifestFile) &&
+    return find_manifest_text(old_files) == find_manifest_text(new_files) &&
            find_damage(old_files, false).empty();
   } catch (const Error&) {  // it is not there, or cannot be read
     return false;

@@ -77,8 +77,13 @@ ManifestFile emit_file(const StateFile& file, const ByteSink& sink) {
   return entry;
 }
 
+std::optional<std::string> find_manifest_text(FileSource& files) {
+  constexpr std::uint64_t kMostManifest = 64 << 20;
+  return files.find_text(kManifestFile, kMostManifest);
+}
+
 Manifest read_manifest(FileSource& files) {
-  const auto text = files.find_text(kManifestFile);
+  const auto text = find_manifest_text(files);
   if (!text) throw_bad_file(files.path(kManifestFile), "is missing");
   auto parsed = parse_manifest(*text);
   if (const auto* problem = std::get_if<FormatProblem>(&parsed)) {

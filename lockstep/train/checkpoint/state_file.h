@@ -3,6 +3,7 @@
 #include <cstddef>
 #include <cstdint>
 #include <functional>
+#include <optional>
 #include <span>
 #include <string>
 #include <vector>
@@ -30,6 +31,9 @@ using ByteSink = std::function<void(std::span<const std::byte>)>;
 // manifest.
 ManifestFile emit_file(const StateFile& file, const ByteSink& sink);
 
+// The text of the manifest; nothing when there is none. Throws Error{kIo} when it is larger than
+// any manifest: of a damaged file it could be more than there is memory.
+std::optional<std::string> find_manifest_text(FileSource& files);
 // Throws Error{kIo} when the manifest is missing or is none.
 Manifest read_manifest(FileSource& files);
 

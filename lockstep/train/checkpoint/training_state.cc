@@ -263,7 +263,7 @@ std::vector<Damage> find_damage(FileSource& files, bool tensors) {
   Manifest manifest;
   std::vector<Damage> damage;
   try {
-    const auto text = files.find_text(kManifestFile);
+    const auto text = find_manifest_text(files);
     if (!text) return {{path, "is missing"}};
     auto parsed = parse_manifest(*text);
     if (const auto* problem = std::get_if<FormatProblem>(&parsed)) return {{path, problem->what}};
