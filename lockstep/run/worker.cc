@@ -291,8 +291,9 @@ void Worker::prepare() {
       if (options_.folder == FolderUse::kNew) check_folder_is_free(communicator, options_.out);
       return;
     }
-    resume_ = find_resume_point(communicator, options_.out, options_.folder,
-                                [&] { hold_.take(communicator.world_size()); });
+    resume_ = find_resume_point(
+        communicator, options_.out, options_.folder, [&] { hold_.take(communicator.world_size()); },
+        hold_.guard());
   });
   told_once(communicator, [&] { plan_.emplace(make_train_plan(options_, resume_)); });
   for (const Samples* samples : {&plan_->training, &plan_->validation}) {

@@ -89,35 +89,45 @@ void require_free(const std::string& out, Storage& storage) {
 }
 
 // What runs that ended were writing.
-void remove_unfinished(const std::string& out, Storage& storage) {
-  remove_temporaries(out, storage);
+void remove_unfinished(const std::string& out, const WriteGuard& guard, Storage& storage) {
+  remove_temporaries(out, guard, storage);
   const auto folder = storage.open_folder(out);
   for (const Folder::Entry& entry : folder->entries()) {
-    if (is_unfinished(entry.name) && entry.kind == Folder::Kind::kFile) folder->remove(entry.name);
+    if (!is_unfinished(entry.name) || entry.kind != Folder::Kind::kFile) continue;
+    guard.require(folder->path_of(entry.name));
+    folder->remove(entry.name);
   }
 }
 
-void remove_earlier_run(const std::string& out, Storage& storage) {
+void remove_earlier_run(const std::string& out, const WriteGuard& guard, Storage& storage) {
   const auto folder = storage.open_folder(out);
   for (const std::int64_t step : list_checkpoints(out, storage)) {
     const std::string name = checkpoint_name(step);
-    const std::string going = WriteGuard().temporary(name);
+    const std::string going = guard.temporary(name);
+    guard.require(folder->path_of(name));
     remove_flat_folder(*folder, going);
     folder->rename(name, going);
   }
   folder->sync();
-  remove_flat_folder(*folder, kTensorBoardFolder);
+  const auto remove_folder = [&](Folder& above, const std::string& name) {
+    guard.require(above.path_of(name));
+    remove_flat_folder(above, name);
+  };
+  remove_folder(*folder, kTensorBoardFolder);
   if (const auto flight = folder->find_folder(kFlightFolderOfRun)) {
-    for (const Folder::Entry& entry : flight->entries()) remove_flat_folder(*flight, entry.name);
+    for (const Folder::Entry& entry : flight->entries()) remove_folder(*flight, entry.name);
   }
-  remove_flat_folder(*folder, kFlightFolderOfRun);
-  for (const char* name : kOurFiles) folder->remove(name);
-  remove_unfinished(out, storage);
+  remove_folder(*folder, kFlightFolderOfRun);
+  for (const char* name : kOurFiles) {
+    guard.require(folder->path_of(name));
+    folder->remove(name);
+  }
+  remove_unfinished(out, guard, storage);
 }
 
 // On rank 0.
 ResumePoint look_into(const std::string& out, FolderUse use, const std::function<void()>& hold,
-                      Storage& storage) {
+                      const WriteGuard& guard, Storage& storage) {
   ResumePoint point;
   if (out.empty()) {
     if (use == FolderUse::kResume) refuse_folder("--resume needs --out");
@@ -126,10 +136,10 @@ ResumePoint look_into(const std::string& out, FolderUse use, const std::function
   make_folder(out, storage);
   if (hold) hold();
   if (use == FolderUse::kNew) require_free(out, storage);
-  if (use == FolderUse::kOverwrite) remove_earlier_run(out, storage);
+  if (use == FolderUse::kOverwrite) remove_earlier_run(out, guard, storage);
   if (use != FolderUse::kResume) return point;
   auto newest = load_newest_checkpoint(out, storage);
-  remove_unfinished(out, storage);
+  remove_unfinished(out, guard, storage);
   if (!newest) {
     require_nothing_to_lose(out, storage);
     log(LogLevel::kInfo, "{} has no checkpoint yet: the run begins with step 1", out);
@@ -262,10 +272,11 @@ void restore_residual(Trainer& trainer, const TrainingState* state, int root) {
 }  // namespace
 
 ResumePoint find_resume_point(Communicator& communicator, const std::string& out, FolderUse use,
-                              const std::function<void()>& hold, Storage& storage) {
+                              const std::function<void()>& hold, const WriteGuard& guard,
+                              Storage& storage) {
   ResumePoint point;
   const std::string run = told_by_first(communicator, [&]() -> std::string {
-    point = look_into(out, use, hold, storage);
+    point = look_into(out, use, hold, guard, storage);
     return point.run ? to_json(*point.run) : "";
   });
   if (run.empty()) return point;

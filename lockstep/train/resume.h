@@ -7,6 +7,7 @@
 #include <string>
 #include <vector>
 
+#include "lockstep/files/atomic_file.h"
 #include "lockstep/files/storage.h"
 #include "lockstep/train/checkpoint/training_state.h"
 #include "lockstep/train/trainer.h"
@@ -36,9 +37,10 @@ enum class FolderUse {
 // Makes the folder `out` and looks into it, before anything is written. Throws on all ranks what
 // rank 0 finds wrong: Error{kInvalidArgument} when the folder is refused or in use, Error{kIo} when
 // no checkpoint is intact. Rank 0 calls `hold` before it looks: that keeps others out, and throws
-// when another run has the folder.
+// when another run has the folder. `guard` is asked before anything there is renamed or removed.
 ResumePoint find_resume_point(Communicator& communicator, const std::string& out, FolderUse use,
-                              const std::function<void()>& hold = {}, Storage& storage = disk());
+                              const std::function<void()>& hold = {}, const WriteGuard& guard = {},
+                              Storage& storage = disk());
 
 // For a dry run: throws as a new run there would, and makes nothing.
 void check_folder_is_free(Communicator& communicator, const std::string& out,

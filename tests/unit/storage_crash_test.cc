@@ -114,13 +114,15 @@ std::shared_ptr<const Tokenizer> small_tokenizer() {
 class Hold {
  public:
   explicit Hold(FaultyStorage& storage)
-      : storage_(storage), now_(LeaseRule::Time() + std::chrono::hours(++runs_)) {}
+      : storage_(storage),
+        now_(LeaseRule::Time() + std::chrono::hours(++runs_)),
+        member_(fmt::format("m{}", runs_)) {}
 
   void take() {
     lease_.emplace(Lease::Options{.folder = kOut,
                                   .job = "run",
                                   .generation = "1",
-                                  .member = fmt::format("m{}", runs_),
+                                  .member = member_,
                                   .term = kTerm,
                                   .clock = [this] { return now_; },
                                   .thread = false,
@@ -132,7 +134,10 @@ class Hold {
     throw Error(ErrorCode::kTimeout, "the lease cannot be had");
   }
   void pass() { now_ += kTerm / 10; }
-  WriteGuard guard() { return lease_->guard(); }
+  // May be had before take().
+  WriteGuard guard() {
+    return {[this](const std::string& path) { lease_->require("writing " + path); }, member_};
+  }
 
  private:
   static constexpr std::chrono::seconds kTerm{10};
@@ -141,6 +146,7 @@ class Hold {
   FaultyStorage& storage_;
   LeaseRule::Time now_;
   std::optional<Lease> lease_;
+  const std::string member_;
 };
 
 std::string hash_of(const TrainingState& state) {
@@ -182,10 +188,10 @@ std::string run(FaultyStorage& storage, Told& told) {
   Communicator communicator(std::make_unique<PlanEngine>(std::move(make_local_group(1)[0])),
                             std::chrono::seconds(20));
   Hold hold(storage);
-  ResumePoint resume = find_resume_point(
-      communicator, kOut, FolderUse::kResume, [&] { hold.take(); }, storage);
   const WriteGuard guard = hold.guard();
   TrainingState state = resume.state ? std::move(*resume.state) : first_state();
+  ResumePoint resume = find_resume_point(
+      communicator, kOut, FolderUse::kResume, [&] { hold.take(); }, guard, storage);
   state.tokenizer = small_tokenizer();
   write_file(fmt::format("{}/{}", kOut, kRunFile), kRemembered, guard, storage);
   std::optional<MetricsFile> metrics;
@@ -546,7 +552,57 @@ TEST(StorageFolders, AnEarlierRunGoesWithItsFlightFiles) {
   ASSERT_FALSE(storage.names_in(fmt::format("{}/{}", kOut, kFlightFolderOfRun)).empty());
   Communicator communicator(std::make_unique<PlanEngine>(std::move(make_local_group(1)[0])),
                             std::chrono::seconds(20));
-  find_resume_point(communicator, kOut, FolderUse::kOverwrite, {}, storage);
+// Who has lost the lease meanwhile changes nothing more.
+TEST(StorageFolders, CleaningAsksForTheLeaseEachTime) {
+  Communicator communicator(std::make_unique<PlanEngine>(std::move(make_local_group(1)[0])),
+                            std::chrono::seconds(20));
+  FaultyStorage before;
+  make_folder(kOut, before);
+  TrainingState state = first_state();
+  for (int i = 0; i < 2; ++i) {
+    step(state);
+    save_checkpoint(kOut, state, {}, before);
+  }
+  TensorBoardFile(kOut, 0, {}, before);
+  tell_halt({}, before);
+  make_folder(fmt::format("{}/checkpoint-3.else.tmp", kOut), before);
+  before.set_contents(fmt::format("{}/metrics.jsonl.else.tmp", kOut), "half");
+  // Whether a run that may do so much stops there.
+  const auto clean = [&](FolderUse use, int allowed) {
+    FaultyStorage storage(before);
+    std::optional<std::uint64_t> calls;  // when the lease was lost
+    std::set<std::string> asked;
+    storage.fault = [&](Call call, const std::string& path) {
+      const bool changes = call == Call::kRename || call == Call::kRemove;
+      if (changes && path.rfind('/') == std::strlen(kOut)) {
+        EXPECT_TRUE(asked.contains(path)) << path;
+      }
+      return 0;
+    };
+    const WriteGuard guard{[&](const std::string& path) {
+      asked.insert(path);
+      if (allowed-- > 0) return;
+      calls = storage.calls();
+      throw Error(ErrorCode::kIo, "lost");
+    }};
+    bool lost = false;
+    try {
+      find_resume_point(communicator, kOut, use, {}, guard, storage);
+    } catch (const Error&) {
+      lost = true;
+      EXPECT_EQ(storage.calls(), calls);
+    }
+    return lost;
+  };
+  for (const FolderUse use : {FolderUse::kResume, FolderUse::kOverwrite}) {
+    int allowed = 0;
+    while (clean(use, allowed)) ++allowed;
+    EXPECT_EQ(allowed > 5, use == FolderUse::kOverwrite);
+    EXPECT_GE(allowed, 2);
+  }
+}
+
+  find_resume_point(communicator, kOut, FolderUse::kOverwrite, {}, {}, storage);
   EXPECT_THAT(storage.names_in(kOut), ElementsAre());
 }
 

@@ -187,11 +187,12 @@ void delete_old_checkpoints(const std::string& out, std::int64_t saved, std::int
   }
 }
 
-void remove_temporaries(const std::string& out, Storage& storage) {
+void remove_temporaries(const std::string& out, const WriteGuard& guard, Storage& storage) {
   const auto folder = storage.find_folder(out);
   if (!folder) return;
   for (const Folder::Entry& entry : folder->entries()) {
     if (!is_temporary_name(entry.name)) continue;
+    guard.require(folder->path_of(entry.name));
     try {
       remove_flat_folder(*folder, entry.name);
     } catch (const Error& error) {  // such as a folder in it, which is none of ours

@@ -60,6 +60,7 @@ void delete_old_checkpoints(const std::string& out, std::int64_t saved, std::int
                             Storage& storage = disk());
 // Removes what interrupted saves and deletions have left. A symbolic link among them goes; what it
 // leads to stays.
-void remove_temporaries(const std::string& out, Storage& storage = disk());
+void remove_temporaries(const std::string& out, const WriteGuard& guard = {},
+                        Storage& storage = disk());
 
 }  // namespace lockstep
