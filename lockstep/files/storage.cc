@@ -326,6 +326,18 @@ void make_folder(const std::string& path, Storage& storage) {
   place.folder->sync();
 }
 
+std::unique_ptr<Folder> own_folder(Folder& above, const std::string& name) {
+  if (auto folder = above.find_folder(name)) return folder;
+  if (above.make_folder(name)) above.sync();
+  auto folder = above.find_folder(name);
+  if (!folder) {
+    throw Error(ErrorCode::kIo, fmt::format("{} is not a folder of its own (symbolic links are not "
+                                            "followed): move it away",
+                                            above.path_of(name)));
+  }
+  return folder;
+}
+
 void append_whole(File& file, std::string_view text) {
   const std::uint64_t before = file.size();
   try {

@@ -163,6 +163,10 @@ FilePlace place_of(const std::string& path, Storage& storage);
 // Creates the folder and those above it where they are missing; each is synced into the one above.
 void make_folder(const std::string& path, Storage& storage = disk());
 
+// A folder below one that is ours: made where it is missing, and opened. Error{kIo} where anything
+// else has the name, such as a symbolic link, which would lead away from there.
+std::unique_ptr<Folder> own_folder(Folder& above, const std::string& name);
+
 // Writes all of it at the file's end, or throws and leaves nothing of it, unless the disk refuses
 // that as well. The file must be open to append.
 void append_whole(File& file, std::string_view text);

@@ -9,6 +9,7 @@
 #include <fstream>
 #include <iterator>
 #include <map>
+#include <memory>
 #include <set>
 #include <utility>
 
@@ -79,19 +80,28 @@ std::optional<std::int64_t> newest_in(const Folder& folder) {
 }
 
 // Others may be doing the same, and what one cannot remove another can.
-void remove_old_generations(const std::string& path, Storage& storage) {
-  const auto folder = storage.open_folder(path);
+void remove_old_generations(Folder& folder) {
   std::vector<std::pair<std::int64_t, std::string>> by_age;
-  for (const Folder::Entry& entry : folder->entries()) {
+  for (const Folder::Entry& entry : folder.entries()) {
     if (!entry.name.starts_with(kGenerationPrefix)) continue;
-    const auto generation = folder->find_folder(entry.name);
+    const auto generation = folder.find_folder(entry.name);
     const auto written = generation ? newest_in(*generation) : std::nullopt;
     if (written) by_age.emplace_back(*written, entry.name);
   }
   if (by_age.size() <= kKeptGenerations) return;
   std::ranges::sort(by_age);
   by_age.resize(by_age.size() - kKeptGenerations);
-  for (const auto& [age, name] : by_age) remove_flat_folder(*folder, name);
+  for (const auto& [age, name] : by_age) remove_flat_folder(folder, name);
+}
+
+// FOLDER, whose name alone is ours: what it lies in is the user's.
+std::unique_ptr<Folder> flight_folder(const std::string& path, Storage& storage) {
+  fs::path whole(path);
+  if (!whole.has_filename()) whole = whole.parent_path();  // a slash at the end
+  const std::string above = whole.parent_path();
+  if (!above.empty()) make_folder(above, storage);
+  const FilePlace place = place_of(whole, storage);
+  return own_folder(*place.folder, place.name);
 }
 
 void read_folder(const fs::path& folder, std::vector<FlightFile>& files,
@@ -255,15 +265,17 @@ std::optional<FlightFile> parse_flight_file(std::string_view text, std::string& 
 
 std::string write_flight_file(const std::string& folder, const FlightFile& file, Storage& storage,
                               const std::function<void(const std::string& path)>& check) {
-  const std::string own = folder + "/" + generation_folder(file);
-  const std::string path = own + "/" + file_name(file);
+  const std::string path =
+      fmt::format("{}/{}/{}", folder, generation_folder(file), file_name(file));
   // The launcher may write about the same rank at the same time.
   const WriteGuard guard{check, std::to_string(::getpid())};
   guard.require(path);
-  make_folder(own, storage);
-  write_file(path, encode(file), guard, storage);
+  const auto all = flight_folder(folder, storage);
+  AtomicFile written({own_folder(*all, generation_folder(file)), file_name(file)}, guard);
+  written.write(encode(file));
+  written.commit();
   try {
-    remove_old_generations(folder, storage);
+    remove_old_generations(*all);
   } catch (const Error&) {  // one too many does no harm
   }
   return path;

@@ -63,8 +63,9 @@ std::string encode(const FlightFile& file);
 std::optional<FlightFile> parse_flight_file(std::string_view text, std::string& problem);
 
 // Writes it to FOLDER/generation-NUMBER-TAG/rank-RANK.json, over an older one, and removes all but
-// the newest few of such folders. Returns the file's path. Throws Error{kIo}, or what `check`
-// throws, which is called when the file is about to appear.
+// the newest few of such folders. FOLDER is made; a symbolic link in its place is not followed.
+// Returns the file's path. Throws Error{kIo}, or what `check` throws, which is called when the file
+// is about to appear.
 std::string write_flight_file(const std::string& folder, const FlightFile& file,
                               Storage& storage = disk(),
                               const std::function<void(const std::string& path)>& check = {});

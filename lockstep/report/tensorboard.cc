@@ -150,8 +150,8 @@ TensorBoardFile::TensorBoardFile(const std::string& out, std::int64_t steps_done
     : guard_(std::move(guard)), last_step_(steps_done) {
   const std::string path = out + "/" + kTensorBoardFolder;
   guard_.require(path);
-  make_folder(path, storage);
-  const auto folder = storage.open_folder(path);
+  make_folder(out, storage);
+  const auto folder = own_folder(*storage.open_folder(out), kTensorBoardFolder);
   ProtoWriter version;
   version.fixed64(kWallTime, unix_time());
   version.bytes(kFileVersion, "brain.Event:2");

@@ -1,3 +1,4 @@
+#include <fmt/format.h>
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
@@ -7,9 +8,12 @@
 #include "lockstep/base/error.h"
 #include "lockstep/base/hash/blake3.h"
 #include "lockstep/files/atomic_file.h"
+#include "lockstep/flight/flight_file.h"
 #include "lockstep/model/weights_hash.h"
+#include "lockstep/report/tensorboard.h"
 #include "lockstep/train/checkpoint/folders.h"
 #include "lockstep/train/checkpoint/manifest.h"
+#include "lockstep/train/run_checkpoints.h"
 #include "tests/support/error_text.h"
 #include "tests/support/faulty_storage.h"
 #include "tests/support/temporary_folder.h"
@@ -20,6 +24,7 @@ namespace {
 
 using test::io_error_of;
 using ::testing::ElementsAre;
+using ::testing::ElementsAreArray;
 using ::testing::HasSubstr;
 using ::testing::IsEmpty;
 
@@ -356,6 +361,35 @@ TEST(Checkpoints, SymbolicLinksAreNotFollowed) {
   EXPECT_THAT(names_in(out.path()), ElementsAre("checkpoint-6", "metrics.jsonl"));
   EXPECT_EQ(contents(precious.path() + "/letter"), "dear");
   EXPECT_THAT(names_in(precious.path()), ElementsAre("letter"));
+}
+
+// Nor where a run keeps what its workers did last, and what it tells TensorBoard.
+TEST(Checkpoints, SymbolicLinksInPlaceOfARunsFoldersAreNotFollowed) {
+  TemporaryFolder out;
+  TemporaryFolder precious;
+  std::vector<std::string> theirs;
+  for (std::size_t i = 0; i <= kKeptGenerations; ++i) {
+    theirs.push_back(fmt::format("generation-{}", i));
+    std::filesystem::create_directory(precious.path() + "/" + theirs.back());
+    write(precious.path() + "/" + theirs.back() + "/letter", "dear");
+  }
+  const std::string flight = out.path() + "/" + kFlightFolderOfRun;
+  FlightFile file;
+  file.rank = 0;
+  std::filesystem::create_directory_symlink(precious.path(), flight);
+  EXPECT_THAT(message_of([&] { write_flight_file(flight, file); }), HasSubstr("flight is not a"));
+  std::filesystem::remove(flight);
+  const std::string own = write_flight_file(flight, file);
+  const auto generation = std::filesystem::path(own).parent_path();
+  std::filesystem::remove_all(generation);
+  std::filesystem::create_directory_symlink(precious.path(), generation);
+  EXPECT_THAT(message_of([&] { write_flight_file(flight, file); }), HasSubstr("is not a folder"));
+  std::filesystem::create_directory_symlink(precious.path(), out.path() + "/" + kTensorBoardFolder);
+  EXPECT_THAT(message_of([&] { TensorBoardFile(out.path(), 0); }), HasSubstr("is not a folder"));
+  EXPECT_THAT(names_in(precious.path()), ElementsAreArray(theirs));
+  for (const std::string& name : theirs) {
+    EXPECT_THAT(names_in(precious.path() + "/" + name), ElementsAre("letter"));
+  }
 }
 
 TEST(Checkpoints, OneThatIsThereIntactAndTheSameStays) {
