@@ -137,7 +137,8 @@ class HostsLauncher {
         fmt::print("{}\n", line);
         std::fflush(stdout);
       } else {
-        show(host, fmt::format("[{}] {}\n", host.host.name, line));  // a greeting of the shell's
+        // A greeting of the shell's: from outside, and no bar of ours.
+        show(host, fmt::format("[{}] {}\n", host.host.name, visible(line)));
       }
     }
   }
