@@ -6,12 +6,14 @@
 #include <algorithm>
 #include <cerrno>
 #include <chrono>
+#include <cmath>
 #include <cstring>
 #include <exception>
 #include <fstream>
 
 #include "lockstep/base/check.h"
 #include "lockstep/base/error.h"
+#include "lockstep/base/whole_number.h"
 
 namespace lockstep {
 
@@ -195,11 +197,13 @@ FlightSnapshot FlightRecorder::snapshot() const {
   const auto passed_ticks = static_cast<double>(now_ticks - memory.begin_ticks);
   const auto passed = static_cast<double>(now_clock - memory.begin_clock);
   const double rate = passed_ticks > 0 ? passed / passed_ticks : 1.0;
-  // Back from now: what was recorded last is told most exactly.
+  // Back from now: what was recorded last is told most exactly. The memory may be another
+  // process's, which can have crashed: what cannot be is now.
   const auto time_of = [&](std::uint64_t at) {
     if (at == 0) return std::int64_t{0};
     const auto back = static_cast<double>(static_cast<std::int64_t>(now_ticks - at)) * rate;
-    return static_cast<std::int64_t>(now_clock) - static_cast<std::int64_t>(back);
+    const auto whole = whole_number<std::int64_t>(std::trunc(back)).value_or(0);
+    return static_cast<std::int64_t>(now_clock - static_cast<std::uint64_t>(whole));
   };
   snapshot.taken = static_cast<std::int64_t>(now_clock);
   snapshot.unix_offset = std::chrono::nanoseconds(since_1970).count() - snapshot.taken;

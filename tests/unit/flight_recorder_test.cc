@@ -152,6 +152,25 @@ TEST(FlightRecorder, ALauncherReadsWhatAKilledChildDid) {
   EXPECT_EQ(snapshot.collectives[0].waited_for, 1);
 }
 
+// A rank that crashes may leave anything in the memory that its launcher reads.
+TEST(FlightRecorder, ATimeThatCannotBeIsNow) {
+  auto [recorder, file] = FlightRecorder::share();
+  FlightTrack* track = recorder->take_track(0);
+  track->ring.enter(call(1), 1);
+  // As if the recorder had begun long ago, and its counter had hardly moved since.
+  struct Begin {
+    std::uint64_t mark, counter, ticks, clock;
+  } begin{};
+  ASSERT_EQ(::pread(file.get(), &begin, sizeof begin, 0), ssize_t{sizeof begin});
+  ASSERT_LE(begin.clock, FlightClock::read_clock());
+  begin.ticks = recorder->ticks() - 1;
+  begin.clock = 0;
+  ASSERT_EQ(::pwrite(file.get(), &begin, sizeof begin, 0), ssize_t{sizeof begin});
+  const FlightSnapshot snapshot = recorder->snapshot();
+  ASSERT_EQ(snapshot.collectives.size(), 1U);
+  EXPECT_EQ(snapshot.collectives[0].begin, snapshot.taken);
+}
+
 TEST(FlightRecorder, AWriterThatDiedInTheMiddleStopsNoReader) {
   struct Pair {
     std::uint64_t version = 1;  // odd: being written
