@@ -615,6 +615,7 @@ void Worker::level_with_others(Regroup how, Clock::time_point since) {
 void Worker::start_from_checkpoint() {
   checkpoints_->wait();
   resume_ = find_newest_checkpoint(job_.communicator(), options_.out);
+  checkpoints_->spare(resume_.damaged);
   if (resume_.run) {
     restore(*trainer_, resume_);
   } else if (is_first()) {

@@ -181,6 +181,14 @@ std::string broadcast_text(Communicator& communicator, const std::string& own, i
   return {bytes.begin(), bytes.end()};
 }
 
+// Rank 0's, on all ranks: any of them may be rank 0 later.
+std::vector<std::int64_t> told_steps(Communicator& communicator,
+                                     const std::vector<std::int64_t>& own) {
+  auto steps = parse_steps(broadcast_text(communicator, to_text(Json(own))));
+  if (!steps) refuse_telling(communicator, 0, "its damaged checkpoints");
+  return std::move(*steps);
+}
+
 // What `work` gives on rank 0, or throws there, on all ranks.
 std::string told_by_first(Communicator& communicator, const std::function<std::string()>& work) {
   // One letter and what belongs to it: a text, or an error of usage or of files.
@@ -282,6 +290,7 @@ ResumePoint find_resume_point(Communicator& communicator, const std::string& out
   if (run.empty()) return point;
   point.run = told_run_state(communicator, run, 0);
   share_tokenizer(communicator, point.tokenizer);
+  point.damaged = told_steps(communicator, point.damaged);
   return point;
 }
 
@@ -307,6 +316,7 @@ ResumePoint find_newest_checkpoint(Communicator& communicator, const std::string
     ++rank;
   }
   std::ranges::stable_sort(places, std::ranges::greater(), &Place::step);
+  std::vector<std::int64_t> damaged;
   for (const Place& place : places) {
     ResumePoint point;
     point.root = place.rank;
@@ -321,8 +331,12 @@ ResumePoint find_newest_checkpoint(Communicator& communicator, const std::string
       }
     }
     text = broadcast_text(communicator, text, place.rank);
-    if (!text.starts_with('s')) continue;
+    if (!text.starts_with('s')) {
+      damaged.push_back(place.step);
+      continue;
+    }
     point.run = told_run_state(communicator, text.substr(1), place.rank);
+    point.damaged = std::move(damaged);
     return point;
   }
   return {};

@@ -19,10 +19,10 @@ namespace lockstep {
 struct ResumePoint {
   std::optional<RunState> run;  // as it was saved, on all ranks; none: the run is a new one
   std::shared_ptr<const Tokenizer> tokenizer;  // that of the checkpoint, on all ranks; may be none
-  int root = 0;                                // the rank that has read the files
-  // There.
-  std::optional<TrainingState> state;  // until restore() has taken it
-  std::vector<std::int64_t> damaged;   // steps of later checkpoints, which could not be read
+  // Steps of later checkpoints, which could not be read; on all ranks.
+  std::vector<std::int64_t> damaged;
+  int root = 0;                        // the rank that has read the files
+  std::optional<TrainingState> state;  // there, until restore() has taken it
 };
 
 // What a run does with what it finds in its folder.

@@ -12,6 +12,8 @@
 #include "lockstep/base/log.h"
 #include "lockstep/base/processor.h"
 #include "lockstep/base/version.h"
+#include "lockstep/files/json.h"
+#include "lockstep/train/agreement.h"
 #include "lockstep/train/checkpoint/folders.h"
 
 namespace lockstep {
@@ -31,20 +33,6 @@ TrainingState state_to_fill(const Trainer& trainer, const CheckpointPolicy& poli
   state.tokenizer = std::move(tokenizer);
   if (policy.regular()) allocate(state, trainer.layout().size());
   return state;
-}
-
-std::uint64_t save_and_prune(const CheckpointPolicy& policy, const TrainingState& state) {
-  const std::uint64_t bytes = save_checkpoint(policy.out, state, policy.guard, *policy.storage);
-  if (policy.saved) policy.saved(checkpoint_path(policy.out, state.run.step));
-  try {
-    std::vector<std::int64_t> spared = policy.damaged;
-    spared.push_back(state.run.validation.best_step);
-    delete_old_checkpoints(policy.out, state.run.step, policy.keep_last, spared, policy.guard,
-                           *policy.storage);
-  } catch (const Error& error) {  // one too many does no harm
-    log(LogLevel::kWarning, "an old checkpoint stays: {}", error.message());
-  }
-  return bytes;
 }
 
 void collect_residuals(Trainer& trainer, TrainingState* snapshot) {
@@ -124,13 +112,52 @@ RunCheckpoints::RunCheckpoints(Trainer& trainer, const CheckpointPolicy& policy,
     : trainer_(trainer),
       policy_(policy),
       tokenizer_(std::move(tokenizer)),
-      latest_step_(trainer.steps_done()) {
+      latest_step_(trainer.steps_done()),
+      damaged_(policy.damaged) {
   if (trainer.attached() && trainer.communicator().rank() == 0) make_writer();
 }
 
 void RunCheckpoints::make_writer() {
   writer_.emplace(state_to_fill(trainer_, policy_, tokenizer_),
-                  [this](const TrainingState& state) { return save_and_prune(policy_, state); });
+                  [this](const TrainingState& state) { return save_and_prune(state); });
+}
+
+std::uint64_t RunCheckpoints::save_and_prune(const TrainingState& state) {
+  const std::uint64_t bytes = save_checkpoint(policy_.out, state, policy_.guard, *policy_.storage);
+  if (policy_.saved) policy_.saved(checkpoint_path(policy_.out, state.run.step));
+  try {
+    std::vector<std::int64_t> spared = damaged();
+    spared.push_back(state.run.validation.best_step);
+    delete_old_checkpoints(policy_.out, state.run.step, policy_.keep_last, spared, policy_.guard,
+                           *policy_.storage);
+  } catch (const Error& error) {  // one too many does no harm
+    log(LogLevel::kWarning, "an old checkpoint stays: {}", error.message());
+  }
+  return bytes;
+}
+
+std::vector<std::int64_t> RunCheckpoints::damaged() const {
+  const std::lock_guard lock(mutex_);
+  return damaged_;
+}
+
+void RunCheckpoints::spare(std::span<const std::int64_t> damaged) {
+  const std::lock_guard lock(mutex_);
+  damaged_.insert(damaged_.end(), damaged.begin(), damaged.end());
+  std::ranges::sort(damaged_);
+  damaged_.erase(std::unique(damaged_.begin(), damaged_.end()), damaged_.end());
+}
+
+// Newcomers were not there when the files were read.
+void RunCheckpoints::share_damaged() {
+  const auto parse = [](const std::string& text) {
+    return wholes<std::int64_t>(parse_json(text), 0);
+  };
+  const std::string own = to_text(Json(damaged()));
+  for (const auto& steps :
+       gather_parsed(trainer_.communicator(), own, "its damaged checkpoints", parse)) {
+    spare(steps);
+  }
 }
 
 bool RunCheckpoints::writes() const {
@@ -160,6 +187,7 @@ void RunCheckpoints::regroup() {
   lost_ = lost != 0;
   due_step_ = due;
   latest_step_ = lost_ ? -1 : due > 0 ? due : latest;
+  share_damaged();
 }
 
 // Rank 0 alone knows whether it is still writing.

@@ -4,7 +4,9 @@
 #include <cstdint>
 #include <functional>
 #include <memory>
+#include <mutex>
 #include <optional>
+#include <span>
 #include <string>
 #include <vector>
 
@@ -82,6 +84,10 @@ class RunCheckpoints {
   // files are on disk. `stopping` as above. Throws Error{kIo} there when that failed.
   void finish(bool stopping);
 
+  // Checkpoints of these steps are damaged, too: they neither count nor are deleted. For rank 0 to
+  // know it in a later generation any rank may be told.
+  void spare(std::span<const std::int64_t> damaged);
+
   // Not collective, also while detached: waits until what this rank is writing is on disk, or
   // cannot be written.
   void wait();
@@ -96,6 +102,9 @@ class RunCheckpoints {
  private:
   bool writes() const;
   void make_writer();
+  std::uint64_t save_and_prune(const TrainingState& state);
+  std::vector<std::int64_t> damaged() const;
+  void share_damaged();
   bool agree_to_save(std::int64_t step, bool wait);
   void take_snapshot(TrainingState& snapshot);
 
@@ -106,6 +115,8 @@ class RunCheckpoints {
   std::int64_t latest_step_;                // for which a save was due, or from which we resumed
   std::int64_t due_step_ = 0;               // the last that was due; 0: none
   std::int64_t copied_step_ = 0;            // the last whose state is with the writer; 0: none
+  mutable std::mutex mutex_;
+  std::vector<std::int64_t> damaged_;       // guarded by mutex_; the writer's thread reads it
   bool lost_ = false;                       // a save was lost with its generation: one is due
   std::optional<CheckpointWriter> writer_;  // where this rank is 0, or was
 };

@@ -371,6 +371,48 @@ TEST(RunCheckpoints, AllRanksHaveTheTokenizerOfTheCheckpoint) {
   }));
 }
 
+void damage(const std::string& checkpoint) {
+  std::filesystem::resize_file(checkpoint + "/model.safetensors", 100);
+}
+
+// Any of them may be rank 0 in a later generation.
+TEST(RunCheckpoints, AllRanksAreToldWhichCheckpointsAreDamaged) {
+  TemporaryFolder out;
+  for (const std::int64_t step : {7, 8, 9}) save_checkpoint(out.path(), some_state(step));
+  for (const char* name : {"/checkpoint-8", "/checkpoint-9"}) damage(out.path() + name);
+  auto group = make_local_group(2);
+  expect_none(run_ranks(2, [&](int rank) {
+    Communicator communicator(std::make_unique<PlanEngine>(std::move(group[index_of(rank)])),
+                              std::chrono::seconds(20));
+    EXPECT_THAT(find_resume_point(communicator, out.path(), FolderUse::kResume).damaged,
+                ElementsAre(9, 8));
+    const std::string own = rank == 0 ? "" : out.path();
+    EXPECT_THAT(find_newest_checkpoint(communicator, own).damaged, ElementsAre(9, 8));
+    communicator.barrier();
+  }));
+}
+
+// A newcomer that becomes rank 0 removes no good checkpoint for a damaged one.
+TEST(RunCheckpoints, ALaterRankZeroCountsNoDamagedCheckpoint) {
+  TemporaryFolder out;
+  for (const std::int64_t step : {2, 3}) save_checkpoint(out.path(), some_state(step));
+  auto group = make_local_group(2);
+  expect_none(run_ranks(2, [&](int rank) {
+    TestWorker worker(small_options(), some_samples(60), some_samples(9), 1,
+                      std::move(group[index_of(rank)]));
+    RunCheckpoints checkpoints(worker.trainer,
+                               {.out = out.path(), .save_every = 1, .keep_last = 2, .last_step = 9},
+                               nullptr);
+    if (rank == 1) checkpoints.spare(std::array<std::int64_t, 1>{3});
+    checkpoints.regroup();
+    worker.trainer.set_steps_done(6);
+    checkpoints.after_step({});
+    checkpoints.finish(false);
+    worker.communicator.barrier();
+  }));
+  EXPECT_THAT(list_checkpoints(out.path()), ElementsAre(6, 3, 2));
+}
+
 // Nothing is written before every rank has shown that it has the weights of the step.
 TEST(RunCheckpoints, ASaveWaitsForTheWeightsOfEveryRank) {
   TemporaryFolder out;
