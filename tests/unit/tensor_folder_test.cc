@@ -72,6 +72,14 @@ TEST_F(TensorFolders, AnythingThatIsDamagedIsFound) {
   EXPECT_THAT(message_of(read), HasSubstr("manifest.json: is missing"));
 }
 
+TEST_F(TensorFolders, AFileThatIsNotListedIsRefused) {
+  std::ofstream(path_ + "/.hidden") << "x";
+  EXPECT_EQ(message_of([&] { TensorFolder{path_}; }), "no error");
+  std::ofstream(path_ + "/model-2.safetensors") << "x";
+  EXPECT_THAT(message_of([&] { TensorFolder{path_}; }),
+              HasSubstr("/model-2.safetensors: does not belong to the checkpoint"));
+}
+
 TEST_F(TensorFolders, WhatDoesNotFitTogetherIsRefused) {
   const auto save = [&](std::vector<TensorToStore> tensors) {
     return message_of([&] { save_tensors(folder_.path() + "/b", 1, std::move(tensors), {}); });

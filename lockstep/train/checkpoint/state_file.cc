@@ -92,4 +92,12 @@ Manifest read_manifest(FileSource& files) {
   return std::get<Manifest>(std::move(parsed));
 }
 
+std::vector<std::string> unlisted_files(const FileSource& files, const Manifest& manifest) {
+  std::vector<std::string> names = files.names();
+  std::erase_if(names, [&](const std::string& name) {
+    return name == kManifestFile || !is_plain_name(name) || manifest.find(name) != nullptr;
+  });
+  return names;
+}
+
 }  // namespace lockstep

@@ -37,4 +37,10 @@ std::optional<std::string> find_manifest_text(FileSource& files);
 // Throws Error{kIo} when the manifest is missing or is none.
 Manifest read_manifest(FileSource& files);
 
+// Files that the manifest does not list: they do not belong to the checkpoint. Hidden ones, which
+// some file systems make by themselves, are never read, and are left out.
+std::vector<std::string> unlisted_files(const FileSource& files, const Manifest& manifest);
+constexpr const char* kUnlisted =
+    "does not belong to the checkpoint: the manifest does not list it";
+
 }  // namespace lockstep

@@ -81,6 +81,9 @@ void save_tensors(const std::string& path, std::int64_t step, std::vector<Tensor
 
 TensorFolder::TensorFolder(const std::string& path, Storage& storage)
     : files_(path, storage), manifest_(read_manifest(files_)) {
+  for (const std::string& name : unlisted_files(files_, manifest_)) {
+    throw_bad_file(files_.path(name), kUnlisted);
+  }
   const ManifestFile& metadata = listed(files_, manifest_, kMetadataFile);
   metadata_ = files_.text(kMetadataFile);
   require_hash(files_, metadata, blake3(std::as_bytes(std::span(metadata_))));

@@ -133,11 +133,8 @@ std::vector<Damage> check_list(FileSource& files, const Manifest& manifest) {
   if (weights != nullptr && combine_tensor_hashes(weights->tensors) != manifest.weights) {
     damage.push_back({path, "the hash of the weights is not that of their tensors"});
   }
-  for (const std::string& name : files.names()) {
-    // Hidden files, which some file systems make by themselves, are never read.
-    if (name == kManifestFile || !is_plain_name(name) || manifest.find(name) != nullptr) continue;
-    damage.push_back(
-        {files.path(name), "does not belong to the checkpoint: the manifest does not list it"});
+  for (const std::string& name : unlisted_files(files, manifest)) {
+    damage.push_back({files.path(name), kUnlisted});
   }
   return damage;
 }
