@@ -131,8 +131,16 @@ void MetricsFile::write_step(std::int64_t step, const std::string& line) {
 void MetricsFile::write_event(const std::string& line) { write(line); }
 
 void MetricsFile::write(const std::string& line) {
+  intact_ = false;
   guard_.require(path_);
-  append_whole(*file_, line + "\n");
+  const std::uint64_t before = file_->size();
+  try {
+    append_whole(*file_, line + "\n");
+  } catch (const Error&) {
+    intact_ = file_->size() == before;
+    throw;
+  }
+  intact_ = true;
 }
 
 }  // namespace lockstep

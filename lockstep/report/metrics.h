@@ -34,6 +34,9 @@ class MetricsFile {
   void write_step(std::int64_t step, const std::string& line);
   // The line of an event.
   void write_event(const std::string& line);
+  // After a line that could not be written: whether another one may follow. Otherwise the file must
+  // be opened again: a part of the line may be there, or lines of another process.
+  bool intact() const { return intact_; }
 
  private:
   struct GoOn {};
@@ -44,6 +47,7 @@ class MetricsFile {
   std::string path_;
   std::int64_t last_step_ = 0;  // that has a line
   std::unique_ptr<File> file_;
+  bool intact_ = true;
 };
 
 }  // namespace lockstep

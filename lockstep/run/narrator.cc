@@ -28,8 +28,6 @@ namespace lockstep {
 namespace {
 
 constexpr auto kBetweenLaneNotes = std::chrono::seconds(30);
-// Lines of metrics that wait while another process holds the folder; then the oldest go.
-constexpr std::size_t kMostWaiting = 100'000;
 
 // Which samples are kept for validation: those of files with such a name, or the last ones.
 std::string kept_samples(const TrainPlan& plan) {
@@ -269,19 +267,24 @@ Narrator::Narrator(const TrainOptions& options, const TrainPlan& plan, std::int6
       tensorboard_(options.tensorboard),
       listener_(std::move(listener)),
       steps_done_(steps_done),
-      takes_over_(takes_over),
       hold_(hold) {
   log_.emplace(options.log.value_or(default_log_style()), plan.how.schedule.steps,
                plan.data.bytes_per_token);
+  if (out_.empty()) return;
+  metrics_.emplace(MetricsQueue::Options{.path = out_ + "/" + kMetricsFile,
+                                         .steps_done = steps_done,
+                                         .takes_over = takes_over,
+                                         .guard = hold.guard(),
+                                         .held = [&hold] { return hold.held(); }});
 }
 
 void Narrator::step(const StepReport& report) {
   log_->step(report);
   if (report.save && out_.empty()) log_->note("nothing is saved: there is no --out");
-  Line line{report.step, metrics_line(report, data_.bytes_per_token), {}};
-  if (tensorboard_) line.for_board = [report](TensorBoardFile& board) { board.add(report); };
-  add(std::move(line));
-  try_to_write();
+  ForBoard for_board;
+  if (tensorboard_) for_board = [report](TensorBoardFile& board) { board.add(report); };
+  add(report.step, metrics_line(report, data_.bytes_per_token), std::move(for_board));
+  if (metrics_) metrics_->write();
   if (report.validation_loss) validated_ = report;
   if (!report.next_lanes.empty()) tell_lanes(report);
   if (report.straggler) {
@@ -326,69 +329,32 @@ void Narrator::halted(std::int64_t step, const std::string& why) {
 void Narrator::write_event(std::string text, std::string tag, std::int64_t step,
                            std::string words) {
   add_event(std::move(text), std::move(tag), step, std::move(words));
-  try_to_write();
+  if (metrics_) metrics_->write();
 }
 
 void Narrator::add_event(std::string text, std::string tag, std::int64_t step, std::string words) {
-  Line line{std::nullopt, std::move(text), {}};
+  ForBoard for_board;
   if (tensorboard_) {
-    line.for_board = [tag = std::move(tag), step, words = std::move(words)](
-                         TensorBoardFile& board) { board.add_text(tag, words, step); };
+    for_board = [tag = std::move(tag), step, words = std::move(words)](TensorBoardFile& board) {
+      board.add_text(tag, words, step);
+    };
   }
-  add(std::move(line));
+  add(std::nullopt, std::move(text), std::move(for_board));
 }
 
-void Narrator::add(Line line) {
-  if (listener_) listener_(line.text);
-  if (out_.empty()) return;
-  waiting_.push_back(std::move(line));
-  if (waiting_.size() > kMostWaiting) waiting_.pop_front();
-}
-
-// A full disk is no reason to stop training.
-void Narrator::try_to_write() {
-  try {
-    write_waiting();
-    if (std::exchange(metrics_fail_, false)) {
-      log(LogLevel::kInfo, "{} is written again", kMetricsFile);
-    }
-  } catch (const Error& error) {
-    if (!std::exchange(metrics_fail_, true)) {
-      log(LogLevel::kWarning, "{} cannot be written now, its lines wait and training goes on: {}",
-          kMetricsFile, error.message());
-    }
-  }
-}
-
-void Narrator::write_waiting() {
-  if (waiting_.empty() || !hold_.held()) return;
-  const std::string path = out_ + "/" + kMetricsFile;
-  if (!metrics_) {
-    metrics_.emplace(takes_over_ ? MetricsFile::go_on(path, hold_.guard())
-                                 : MetricsFile(path, steps_done_, hold_.guard()));
-  }
-  takes_over_ = true;  // whoever opens the file again
-  for (; !waiting_.empty(); waiting_.pop_front()) {
-    const Line& line = waiting_.front();
-    try {
-      if (line.step) {
-        metrics_->write_step(*line.step, line.text);
-      } else {
-        metrics_->write_event(line.text);
-      }
-    } catch (const Error&) {
-      metrics_.reset();  // to be opened after its last complete line
-      throw;
-    }
-    if (line.for_board) write_to_board(line);
-  }
+void Narrator::add(std::optional<std::int64_t> step, std::string text, ForBoard for_board) {
+  if (listener_) listener_(text);
+  if (!metrics_) return;
+  std::function<void()> written;
+  if (for_board) written = [this, write = std::move(for_board)] { write_to_board(write); };
+  metrics_->add({step, std::move(text), std::move(written)});
 }
 
 // What does not get into the files for TensorBoard is lost there; metrics.jsonl has it.
-void Narrator::write_to_board(const Line& line) {
+void Narrator::write_to_board(const ForBoard& write) {
   try {
     if (!board_) board_.emplace(out_, steps_done_, hold_.guard());
-    line.for_board(*board_);
+    write(*board_);
   } catch (const Error& error) {
     if (!std::exchange(board_fails_, true)) {
       log(LogLevel::kWarning, "the files for TensorBoard are not complete: {}", error.message());
@@ -401,8 +367,7 @@ void Narrator::result(const RunFinish& end) {
   add_event(metrics_line(end), "events", end.step,
             fmt::format("{} after step {}, weights {}", end.how, end.step, end.hash));
   try {
-    if (!waiting_.empty()) hold_.guard().require(out_ + "/" + kMetricsFile);
-    write_waiting();
+    if (metrics_) metrics_->write_last();
   } catch (const Error& error) {
     log(LogLevel::kWarning, "the last lines of metrics are not written: {}", error.message());
   }

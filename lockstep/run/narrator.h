@@ -2,13 +2,12 @@
 
 #include <chrono>
 #include <cstdint>
-#include <deque>
 #include <functional>
 #include <optional>
 #include <string>
 #include <vector>
 
-#include "lockstep/report/metrics.h"
+#include "lockstep/report/metrics_queue.h"
 #include "lockstep/report/run_events.h"
 #include "lockstep/report/tensorboard.h"
 #include "lockstep/report/training_log.h"
@@ -66,35 +65,27 @@ class Narrator {
   void result(const RunFinish& end);
 
  private:
-  struct Line {
-    std::optional<std::int64_t> step;  // none: an event
-    std::string text;
-    std::function<void(TensorBoardFile& board)> for_board;
-  };
+  using ForBoard = std::function<void(TensorBoardFile& board)>;
   void tell_lanes(const StepReport& report);
-  void add(Line line);
+  // Without a step: an event. `for_board` may be null.
+  void add(std::optional<std::int64_t> step, std::string text, ForBoard for_board);
   // `tag` and `words` are for TensorBoard.
   void add_event(std::string text, std::string tag, std::int64_t step, std::string words);
   void write_event(std::string text, std::string tag, std::int64_t step, std::string words);
-  void try_to_write();
-  void write_waiting();
-  void write_to_board(const Line& line);
+  void write_to_board(const ForBoard& write);
 
   const DataSource& data_;
   const std::string out_;
   const bool tensorboard_;
   const Listener listener_;
   const std::int64_t steps_done_;
-  bool takes_over_;  // what metrics.jsonl has of this run stays
   OutputHold& hold_;
   std::optional<TrainingLog> log_;
   std::vector<std::uint32_t> told_lanes_;  // by rank, as people were told last
   std::optional<std::chrono::steady_clock::time_point> told_at_;
-  std::optional<MetricsFile> metrics_;  // once the folder is held, as the next
+  std::optional<MetricsQueue> metrics_;  // where the run has a folder
   std::optional<TensorBoardFile> board_;
-  std::deque<Line> waiting_;
   bool board_fails_ = false;
-  bool metrics_fail_ = false;            // as people were told last
   std::optional<StepReport> validated_;  // the last step with a validation
 };
 

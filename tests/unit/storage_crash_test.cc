@@ -27,6 +27,7 @@
 #include "lockstep/flight/flight_file.h"
 #include "lockstep/model/weights_hash.h"
 #include "lockstep/report/metrics.h"
+#include "lockstep/report/metrics_queue.h"
 #include "lockstep/report/tensorboard.h"
 #include "lockstep/train/checkpoint/folders.h"
 #include "lockstep/train/resume.h"
@@ -145,8 +146,8 @@ class Hold {
 
   FaultyStorage& storage_;
   LeaseRule::Time now_;
-  std::optional<Lease> lease_;
   const std::string member_;
+  std::optional<Lease> lease_;
 };
 
 std::string hash_of(const TrainingState& state) {
@@ -189,26 +190,19 @@ std::string run(FaultyStorage& storage, Told& told) {
                             std::chrono::seconds(20));
   Hold hold(storage);
   const WriteGuard guard = hold.guard();
-  TrainingState state = resume.state ? std::move(*resume.state) : first_state();
   ResumePoint resume = find_resume_point(
       communicator, kOut, FolderUse::kResume, [&] { hold.take(); }, guard, storage);
+  TrainingState state = resume.state ? std::move(*resume.state) : first_state();
   state.tokenizer = small_tokenizer();
   write_file(fmt::format("{}/{}", kOut, kRunFile), kRemembered, guard, storage);
-  std::optional<MetricsFile> metrics;
-  metrics.emplace(kMetrics, state.run.step, guard, storage);
+  MetricsQueue metrics({.path = kMetrics,
+                        .steps_done = state.run.step,
+                        .guard = guard,
+                        .between_openings = std::chrono::nanoseconds(0),
+                        .storage = &storage});
+  metrics.add({.text = fmt::format(R"({{"event":"started","step":{}}})", state.run.step + 1)});
+  metrics.write();
   std::optional<TensorBoardFile> board;
-  std::map<std::int64_t, std::string> waiting;
-  const auto write_waiting = [&] {
-    try {
-      if (!metrics) metrics.emplace(MetricsFile::go_on(kMetrics, guard, storage));
-      while (!waiting.empty()) {
-        metrics->write_step(waiting.begin()->first, waiting.begin()->second);
-        waiting.erase(waiting.begin());
-      }
-    } catch (const Error&) {
-      metrics.reset();
-    }
-  };
   const auto write_event = [&] {
     StepReport report;
     report.step = state.run.step;
@@ -223,8 +217,8 @@ std::string run(FaultyStorage& storage, Told& told) {
     step(state);
     write_event();
     if (state.run.step == kHaltedStep) tell_halt(guard, storage);
-    waiting[state.run.step] = fmt::format(R"({{"step":{},"loss":1.5}})", state.run.step);
-    write_waiting();
+    metrics.add({state.run.step, fmt::format(R"({{"step":{},"loss":1.5}})", state.run.step)});
+    metrics.write();
     if (state.run.step % kSaveEvery != 0 && state.run.step != kSteps) continue;
     try {
       save_checkpoint(kOut, state, guard, storage);
@@ -233,7 +227,7 @@ std::string run(FaultyStorage& storage, Told& told) {
     } catch (const Error&) {
     }
   }
-  write_waiting();
+  metrics.write();
   const ParameterLayout layout(state.run.settings.model);
   save_model(kOut, layout, state.parameters.span(), state.tokenizer.get(), state.run.step, guard,
              storage);
@@ -248,7 +242,7 @@ std::optional<std::string> run_if_it_can(FaultyStorage& storage, Told& told) {
   }
 }
 
-// The steps of the lines in metrics.jsonl; a line that is none is a failure.
+// The steps that have lines in metrics.jsonl; a line that is none is a failure.
 std::vector<std::int64_t> lines_of(const FaultyStorage& storage) {
   std::vector<std::int64_t> steps;
   std::string text = storage.contents(kMetrics).value_or("");
@@ -258,7 +252,9 @@ std::vector<std::int64_t> lines_of(const FaultyStorage& storage) {
     if (end == std::string::npos) break;
     const Json line = parse_json(text.substr(0, end));
     EXPECT_TRUE(line.is_object()) << text.substr(0, end);
-    if (line.is_object()) steps.push_back(line["step"].get<std::int64_t>());
+    if (line.is_object() && !line.contains("event")) {
+      steps.push_back(line["step"].get<std::int64_t>());
+    }
     text.erase(0, end + 1);
   }
   return steps;
@@ -472,8 +468,6 @@ TEST(StorageFolders, ThoseAboveAreSynced) {
   EXPECT_EQ(storage.find_folder("/a/d"), nullptr);
 }
 
-// The records in a file for TensorBoard; bytes that are none are a failure.
-std::size_t records_in(std::string_view bytes) {
 // The first sync that fails makes the save write all again; after the second one it is not told.
 TEST(StorageFolders, ASaveIsToldWhenItsNameIsSynced) {
   FaultyStorage storage;
@@ -501,6 +495,8 @@ TEST(StorageFolders, ASaveIsToldWhenItsNameIsSynced) {
   EXPECT_TRUE(is_there_after_a_crash());
 }
 
+// The records in a file for TensorBoard; bytes that are none are a failure.
+std::size_t records_in(std::string_view bytes) {
   std::size_t records = 0;
   while (!bytes.empty()) {
     std::uint64_t size = 0;
@@ -552,6 +548,10 @@ TEST(StorageFolders, AnEarlierRunGoesWithItsFlightFiles) {
   ASSERT_FALSE(storage.names_in(fmt::format("{}/{}", kOut, kFlightFolderOfRun)).empty());
   Communicator communicator(std::make_unique<PlanEngine>(std::move(make_local_group(1)[0])),
                             std::chrono::seconds(20));
+  find_resume_point(communicator, kOut, FolderUse::kOverwrite, {}, {}, storage);
+  EXPECT_THAT(storage.names_in(kOut), ElementsAre());
+}
+
 // Who has lost the lease meanwhile changes nothing more.
 TEST(StorageFolders, CleaningAsksForTheLeaseEachTime) {
   Communicator communicator(std::make_unique<PlanEngine>(std::move(make_local_group(1)[0])),
@@ -602,10 +602,6 @@ TEST(StorageFolders, CleaningAsksForTheLeaseEachTime) {
   }
 }
 
-  find_resume_point(communicator, kOut, FolderUse::kOverwrite, {}, {}, storage);
-  EXPECT_THAT(storage.names_in(kOut), ElementsAre());
-}
-
 TEST(Metrics, ALineThatDoesNotFitIsNotThere) {
   FaultyStorage storage;
   make_folder(kOut, storage);
@@ -619,8 +615,65 @@ TEST(Metrics, ALineThatDoesNotFitIsNotThere) {
   EXPECT_THAT(lines_of(storage), ElementsAre(1, 2));
 }
 
+class FullDisk : public ::testing::Test {
+ protected:
+  FullDisk() { make_folder(kOut, storage_); }
+
+  // The step's line, and how many bytes were read for it.
+  std::uint64_t add(MetricsQueue& metrics, std::int64_t step) {
+    const std::uint64_t before = storage_.bytes_read();
+    metrics.add({step, fmt::format(R"({{"step":{}}})", step)});
+    metrics.write();
+    return storage_.bytes_read() - before;
+  }
+
+  FaultyStorage storage_;
+};
+
+TEST_F(FullDisk, LinesOfMetricsWaitAndNothingIsReadForThem) {
+  MetricsQueue metrics({.path = kMetrics, .storage = &storage_});
+  add(metrics, 1);
+  storage_.capacity = 15;
+  testing::internal::CaptureStderr();
+  for (std::int64_t step = 2; step <= 9; ++step) EXPECT_EQ(add(metrics, step), 0u);
+  EXPECT_THAT(lines_of(storage_), ElementsAre(1));
+  EXPECT_THROW(metrics.write_last(), Error);
+  storage_.capacity = UINT64_MAX;
+  add(metrics, 10);
+  EXPECT_THAT(lines_of(storage_), ElementsAre(1, 2, 3, 4, 5, 6, 7, 8, 9, 10));
+  metrics.write_last();
+  const std::string said = testing::internal::GetCapturedStderr();
+  EXPECT_THAT(said, testing::ContainsRegex("metrics.jsonl cannot be written now.*No space left"));
+  EXPECT_EQ(said.find("cannot be written now"), said.rfind("cannot be written now")) << said;
+  EXPECT_THAT(said, testing::ContainsRegex("metrics.jsonl is written again"));
+}
+
+// A line that stays by half has the file opened again, which reads all of it: not at every step.
+TEST_F(FullDisk, AFileThatMustBeOpenedAgainIsReadOnceInAWhile) {
+  testing::internal::CaptureStderr();
+  for (const bool patient : {true, false}) {
+    storage_.set_contents(kMetrics, "");
+    MetricsQueue metrics({.path = kMetrics,
+                          .between_openings = std::chrono::hours(patient ? 1 : 0),
+                          .storage = &storage_});
+    add(metrics, 1);
+    storage_.capacity = 15;
+    storage_.fault = [](Call call, const std::string&) {
+      return call == Call::kTruncate ? EIO : 0;
+    };
+    for (std::int64_t step = 2; step <= 9; ++step)
+      EXPECT_EQ(add(metrics, step) > 0, !patient && step > 2);
+    storage_.fault = {};
+    storage_.capacity = UINT64_MAX;
+    if (!patient) add(metrics, 10);
+    metrics.write_last();
+    EXPECT_THAT(lines_of(storage_).size(), patient ? 9u : 10u);
+  }
+  testing::internal::GetCapturedStderr();
+}
+
 // A disk that is full while training goes on, and then has room again.
-TEST(FullDisk, TheRunGoesOnAndSavesWhenThereIsRoom) {
+TEST_F(FullDisk, TheRunGoesOnAndSavesWhenThereIsRoom) {
   TrainerOptions options = test::small_training();
   options.global_batch = 4;
   options.micro_batch = 2;
