@@ -34,6 +34,7 @@ struct ThreadState : Job::State {
   }
 
   bool survives(const Error& error) const override {
+    if (supervisor == nullptr) return false;
     const auto cause = supervisor->latch().error();
     const bool loss = error.code() == ErrorCode::kPeerLost || error.code() == ErrorCode::kTimeout;
     return loss && error.rank() >= 0 && error.rank() != rank && cause &&
@@ -42,18 +43,20 @@ struct ThreadState : Job::State {
   void regroup(std::int64_t, Regroup how) override {
     if (how != Regroup::kAfterLoss) communicator->barrier();
     communicator.reset();
+    supervisor = nullptr;
     ThreadMeeting::Place next = meeting->regroup(thread, Deadline::after(10 * timeout));
     generation = next.generation;
     departed.clear();
-    for (const auto& [number, why] : next.departed) {
-      const auto kind = why.empty() ? Job::Departure::Kind::kLeft : Job::Departure::Kind::kFailed;
-      departed.push_back({number, kind, fmt::format("rank {} (thread)", number), why});
+    for (const ThreadMeeting::Departed& gone : next.departed) {
+      auto kind = gone.why.empty() ? Job::Departure::Kind::kLeft : Job::Departure::Kind::kFailed;
+      if (gone.stuck) kind = Job::Departure::Kind::kExpelled;
+      departed.push_back({gone.rank, kind, fmt::format("rank {} (thread)", gone.rank), gone.why});
     }
     enter(std::move(next.transport));
   }
   void give_up(const std::string& reason) override {
     why_gone = reason;
-    supervisor->give_up(reason);
+    if (supervisor != nullptr) supervisor->give_up(reason);
   }
   void abort(const std::string& reason) override {
     if (communicator) communicator->abort(reason);
@@ -72,7 +75,7 @@ struct ThreadState : Job::State {
   const std::shared_ptr<ThreadMeeting> meeting;
   const int thread;
   const std::chrono::nanoseconds timeout;
-  Supervisor* supervisor = nullptr;  // of the communicator
+  Supervisor* supervisor = nullptr;  // of the communicator, while there is one
   std::string why_gone;
   int rank = 0;
 };
