@@ -229,15 +229,20 @@ Lease::Lease(Options options)
 }
 
 Lease::~Lease() {
-  {
-    const std::lock_guard lock(mutex_);
-    ends_ = true;
-  }
-  changed_.notify_all();
+  give_back();
   thread_.join();
+}
+
+void Lease::give_back() {
+  const std::lock_guard lock(mutex_);
+  if (std::exchange(ends_, true)) return;
+  holding_ = false;
+  changed_.notify_all();
   try {
-    // If somebody takes it between the two, that holder finds no file and makes it again.
-    if (rule_.held(read(), options_.clock())) {
+    // While its own file stands there nobody else holds anything. If somebody takes it between the
+    // two, that holder finds no file and makes it again.
+    if (const LeaseRule::Look found = read();
+        found.record && found.record->member == options_.member) {
       options_.storage->open_folder(options_.folder)->remove(kLeaseFile);
     }
   } catch (const Error&) {  // others will see that nobody renews it
@@ -304,6 +309,7 @@ bool Lease::carry_out(LeaseRule::Act act) {
 }
 
 bool Lease::look() {
+  if (ends_) return false;
   const LeaseRule::Time now = options_.clock();
   const LeaseRule::Look look = read();
   const LeaseRule::Act act = rule_.next(look, now);
@@ -343,7 +349,8 @@ void Lease::take(Deadline deadline, std::chrono::nanoseconds patience) {
 
 bool Lease::wait(Deadline deadline) {
   std::unique_lock lock(mutex_);
-  changed_.wait_until(lock, deadline.time(), [this] { return holding_ || lost_; });
+  look();  // what was so at the last turn may be long ago
+  changed_.wait_until(lock, deadline.time(), [this] { return holding_ || lost_ || ends_; });
   return holding_;
 }
 
@@ -356,7 +363,7 @@ void Lease::require(const std::string& what) {
   std::unique_lock lock(mutex_);
   // Who turns the lease by hand has a time of its own.
   const Deadline deadline = Deadline::after(options_.thread ? options_.term : 0ns);
-  while (!look() && rule_.keeps() && !deadline.expired()) {
+  while (!look() && !ends_ && rule_.keeps() && !deadline.expired()) {
     changed_.wait_for(lock, std::min<LeaseRule::Duration>(rule_.look_interval(), kLookAgain));
   }
   if (holding_) return;

@@ -132,7 +132,7 @@ class Lease {
 
   // Tries to get the lease from now on. The folder must be there when it is to be held.
   explicit Lease(Options options);
-  // Gives it back, if it is held.
+  // Gives it back.
   ~Lease();
   Lease(const Lease&) = delete;
   Lease& operator=(const Lease&) = delete;
@@ -142,8 +142,12 @@ class Lease {
   // still does so after `patience`; Error{kTimeout} with what stands in the way, at the deadline,
   // or after `patience` where the folder cannot be written to.
   void take(Deadline deadline, std::chrono::nanoseconds patience = kPatience);
-  // Waits until the lease is held; false at the deadline, and once it is lost to another holder.
+  // Waits until the lease is held; false at the deadline, and once it is lost to another holder or
+  // given back.
   bool wait(Deadline deadline);
+  // It is never held again: others need not wait for it, and who waits here waits no longer. Takes
+  // no time but for a look at the file.
+  void give_back();
 
   // Whether it is held: reads the file now.
   bool held();

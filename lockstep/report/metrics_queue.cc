@@ -1,11 +1,13 @@
 #include "lockstep/report/metrics_queue.h"
 
-#include <cstddef>
 #include <filesystem>
+#include <iterator>
+#include <sstream>
 #include <utility>
 
 #include "lockstep/base/error.h"
 #include "lockstep/base/log.h"
+#include "lockstep/files/json.h"
 
 namespace lockstep {
 namespace {
@@ -22,6 +24,34 @@ std::string name_in(const std::string& path) {
 void MetricsQueue::add(Line line) {
   waiting_.push_back(std::move(line));
   if (waiting_.size() > kMostWaiting) waiting_.pop_front();
+}
+
+std::string MetricsQueue::waiting(std::size_t most_bytes) const {
+  std::size_t bytes = 0;
+  auto first = waiting_.end();
+  while (first != waiting_.begin()) {
+    bytes += std::prev(first)->text.size() + 1;
+    if (bytes > most_bytes) break;
+    --first;
+  }
+  std::string lines;
+  for (; first != waiting_.end(); ++first) lines += first->text + "\n";
+  return lines;
+}
+
+void MetricsQueue::put_before(const std::string& lines) {
+  std::deque<Line> before;
+  std::istringstream words(lines);
+  for (std::string text; std::getline(words, text);) {
+    const Json json = parse_json(text);
+    JsonReader reader(json);
+    const bool event = json.contains("event");
+    const auto step = static_cast<std::int64_t>(reader.whole("step", INT64_MAX));
+    if (reader.problem()) continue;
+    before.push_back({event ? std::nullopt : std::optional(step), text, {}});
+  }
+  waiting_.insert(waiting_.begin(), std::make_move_iterator(before.begin()),
+                  std::make_move_iterator(before.end()));
 }
 
 void MetricsQueue::write() {

@@ -1,6 +1,7 @@
 #pragma once
 
 #include <chrono>
+#include <cstddef>
 #include <cstdint>
 #include <deque>
 #include <functional>
@@ -38,6 +39,10 @@ class MetricsQueue {
   explicit MetricsQueue(Options options) : options_(std::move(options)) {}
 
   void add(Line line);
+  // Lines that wait, each with its end: those that fit into `most_bytes`, the newest ones.
+  std::string waiting(std::size_t most_bytes) const;
+  // waiting() of the process that told of the run before this one: they come before this one's.
+  void put_before(const std::string& lines);
   // Writes what waits. Tells people when lines begin to wait because they cannot be written, and
   // when they are written again.
   void write();

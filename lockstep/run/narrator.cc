@@ -7,6 +7,7 @@
 #include <filesystem>
 #include <fstream>
 #include <iterator>
+#include <sstream>
 #include <utility>
 #include <variant>
 
@@ -16,6 +17,7 @@
 #include "lockstep/base/log.h"
 #include "lockstep/base/processor.h"
 #include "lockstep/base/utf8.h"
+#include "lockstep/files/json.h"
 #include "lockstep/model/cpu/decoder.h"
 #include "lockstep/model/gpu_model.h"
 #include "lockstep/run/memory.h"
@@ -28,6 +30,8 @@ namespace lockstep {
 namespace {
 
 constexpr auto kBetweenLaneNotes = std::chrono::seconds(30);
+// Bytes of lines of metrics that wait, which the next rank 0 is told.
+constexpr std::size_t kMostHandedOver = std::size_t{8} << 20;
 
 // Which samples are kept for validation: those of files with such a name, or the last ones.
 std::string kept_samples(const TrainPlan& plan) {
@@ -340,6 +344,14 @@ void Narrator::add_event(std::string text, std::string tag, std::int64_t step, s
     };
   }
   add(std::nullopt, std::move(text), std::move(for_board));
+}
+
+std::string Narrator::waiting_lines() const {
+  return metrics_ ? metrics_->waiting(kMostHandedOver) : "";
+}
+
+void Narrator::take_lines(const std::string& lines) {
+  if (metrics_) metrics_->put_before(lines);
 }
 
 void Narrator::add(std::optional<std::int64_t> step, std::string text, ForBoard for_board) {

@@ -60,6 +60,10 @@ class Narrator {
   // A checkpoint is on disk.
   void saved(const std::string& path);
   void halted(std::int64_t step, const std::string& why);
+  // Lines of metrics that are not written yet, the newest ones.
+  std::string waiting_lines() const;
+  // Those of the process that told of the run before: they come before this one's own.
+  void take_lines(const std::string& lines);
   // After the last step: what it all came to. Lines that still wait are written if the folder is
   // held; those of a process that the others have lost never are.
   void result(const RunFinish& end);

@@ -1,5 +1,7 @@
 #include "lockstep/run/output_hold.h"
 
+#include <fmt/format.h>
+
 #include <algorithm>
 #include <utility>
 
@@ -32,22 +34,18 @@ Lease::Options OutputHold::options(std::uint32_t generation) const {
           .term = term_};
 }
 
-void OutputHold::take(int workers) {
+void OutputHold::take() {
   if (folder_.empty()) return;
   const std::lock_guard lock(mutex_);
-  is_alone_ = workers == 1;
   if (!lease_) lease_ = std::make_shared<Lease>(options(1));
   lease_->take(Deadline::after(kPatience * term_));
-  was_held_ = true;
 }
 
-void OutputHold::take_over(std::uint32_t generation, int workers) {
+void OutputHold::take_over(std::uint32_t generation) {
   if (folder_.empty()) return;
   const std::lock_guard lock(mutex_);
-  is_alone_ = workers == 1;
   if (lease_ && lease_->held()) return lease_->set_generation(std::to_string(generation));
-  lease_.reset();  // one that was lost does not come back
-  was_held_ = false;
+  if (lease_) lease_->give_back();  // one that was lost does not come back
   try {
     make_folder(folder_);
   } catch (const Error& error) {  // shows again when something is written
@@ -56,26 +54,31 @@ void OutputHold::take_over(std::uint32_t generation, int workers) {
   lease_ = std::make_shared<Lease>(options(generation));
 }
 
+void OutputHold::let_go() {
+  const std::lock_guard lock(mutex_);
+  if (lease_) lease_->give_back();  // who waits for it has a share
+  lease_.reset();
+}
+
 bool OutputHold::held() {
   const std::lock_guard lock(mutex_);
   return lease_ && lease_->held();
 }
 
 void OutputHold::require(const std::string& path) {
-  bool wait = false;
   std::shared_ptr<Lease> lease;
   {
     const std::lock_guard lock(mutex_);
-    if (!lease_) throw Error(ErrorCode::kIo, "writing " + path + ": another process holds the run");
-    wait = !was_held_ || is_alone_;
     lease = lease_;
   }
-  // Who had it and stood still does not wait for it again where there are others: they have gone
-  // on.
-  if (wait) lease->wait(Deadline::after(kPatience * term_));
+  if (!lease) {
+    throw Error(ErrorCode::kIo,
+                fmt::format("writing {} is not done: this process is not rank 0 of the run", path));
+  }
+  if (lease->held()) return;
+  // Who had it and finds another's file there does not wait: others have gone on.
+  lease->wait(Deadline::after(kPatience * term_));
   lease->require("writing " + path);
-  const std::lock_guard lock(mutex_);
-  was_held_ = true;
 }
 
 WriteGuard OutputHold::guard() {

@@ -19,16 +19,19 @@ class OutputHold {
   // the lease.
   OutputHold(std::string folder, std::string job, std::chrono::nanoseconds term);
 
-  // At the start of a run of `workers`, as its rank 0. Throws Error{kInvalidArgument} that names
-  // the other run where there is one.
-  void take(int workers);
-  // This process has become rank 0 of the run in a later generation: it holds the folder as soon as
-  // the one before is seen to be gone. Does not wait.
-  void take_over(std::uint32_t generation, int workers);
+  // At the start of a run, as its rank 0. Throws Error{kInvalidArgument} that names the other run
+  // where there is one.
+  void take();
+  // This process is rank 0 of the run in a later generation: it holds the folder as soon as the one
+  // before has let it go, or is seen to be gone. Does not wait.
+  void take_over(std::uint32_t generation);
+  // This process is not rank 0, or may not be: the next one need not wait for it. A write under way
+  // fails at its next look at the lease.
+  void let_go();
   bool held();
   // Before every write: waits for the lease while it is being taken over, and throws Error{kIo} if
-  // it is another's. A process that stood still has lost it; the only worker of its run waits until
-  // it has it again, which takes a term.
+  // it is another's. A process that stood still does not hold it any more: it waits for a term in
+  // which nobody takes it, and has it again.
   WriteGuard guard();
 
  private:
@@ -40,9 +43,8 @@ class OutputHold {
   const std::string member_;
   const std::chrono::nanoseconds term_;
   std::mutex mutex_;
-  std::shared_ptr<Lease> lease_;  // guarded by mutex_; who uses it without the lock has a share
-  bool was_held_ = false;         // guarded by mutex_
-  bool is_alone_ = false;         // guarded by mutex_
+  // Guarded by mutex_; who uses it without the lock has a share. None: this process is not rank 0.
+  std::shared_ptr<Lease> lease_;
 };
 
 }  // namespace lockstep

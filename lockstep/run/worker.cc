@@ -38,6 +38,7 @@
 #include "lockstep/run/output_hold.h"
 #include "lockstep/run/plan.h"
 #include "lockstep/run/signals.h"
+#include "lockstep/train/agreement.h"
 #include "lockstep/train/checkpoint/folders.h"
 #include "lockstep/train/killing_lanes.h"
 #include "lockstep/train/levelling.h"
@@ -188,6 +189,7 @@ class Worker {
   void note_failures();
   std::optional<HaltReport> agree_on_killing_lanes();
   void become_narrator(bool takes_over);
+  void hand_over_lines();
   void open_page(bool takes_over);
   void see_out_page();
   void tell_saved();
@@ -292,8 +294,7 @@ void Worker::prepare() {
       return;
     }
     resume_ = find_resume_point(
-        communicator, options_.out, options_.folder, [&] { hold_.take(communicator.world_size()); },
-        hold_.guard());
+        communicator, options_.out, options_.folder, [&] { hold_.take(); }, hold_.guard());
   });
   told_once(communicator, [&] { plan_.emplace(make_train_plan(options_, resume_)); });
   for (const Samples* samples : {&plan_->training, &plan_->validation}) {
@@ -558,6 +559,8 @@ void Worker::regroup() {
   if (generation > 0 && level_) owners = trainer_->owners();
   level_ = false;
   trainer_->detach();
+  // The others may have a rank 0 already.
+  if (job_.stood_still()) hold_.let_go();
   lost_at_ = trainer_->steps_done();
   {
     const PhaseRecord record(*job_.flight(), "regroup", lost_at_);
@@ -594,11 +597,13 @@ void Worker::level_with_others(Regroup how, Clock::time_point since) {
     return level(*trainer_, job_.communicator());
   }();
   if (levelled.lost) start_from_checkpoint();
+  if (!is_first()) hold_.let_go();
   checkpoints_->regroup();
   if (is_first()) {
-    hold_.take_over(job_.generation(), job_.world_size());
+    hold_.take_over(job_.generation());
     if (!narrator_) become_narrator(true);
   }
+  hand_over_lines();
   note_failures();
   if (levelled.residuals_lost && is_first()) {
     log(LogLevel::kWarning,
@@ -663,6 +668,18 @@ void Worker::become_narrator(bool takes_over) {
     };
   }
   narrator_.emplace(options_, *plan_, trainer_->steps_done(), takes_over, hold_, listener);
+}
+
+// Who is not rank 0 any more has lines of metrics, perhaps, that wait for the lease. Collective.
+void Worker::hand_over_lines() {
+  const bool former = narrator_ && !is_first();
+  const std::string own = former ? narrator_->waiting_lines() : "";
+  for (const std::string& lines : gather_texts(job_.communicator(), own)) {
+    if (is_first()) narrator_->take_lines(lines);
+  }
+  if (!former) return;
+  narrator_.reset();
+  page_.reset();
 }
 
 void Worker::open_page(bool takes_over) {

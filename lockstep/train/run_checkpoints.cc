@@ -166,7 +166,11 @@ bool RunCheckpoints::writes() const {
 
 void RunCheckpoints::regroup() {
   Communicator& communicator = trainer_.communicator();
-  if (writer_) writer_->cancel();
+  if (writer_) {
+    writer_->cancel();
+    writer_->log_outcome();
+  }
+  if (!writes() || writer_->last_failed()) copied_step_ = 0;
   const std::array<std::int64_t, 3> own = {due_step_, copied_step_, latest_step_};
   std::vector<std::int64_t> all(own.size() * index_of(communicator.world_size()));
   communicator.all_gather(std::span<const std::int64_t>(own), std::span(all));
@@ -235,7 +239,7 @@ void RunCheckpoints::take_snapshot(TrainingState& snapshot) {
 
 void RunCheckpoints::finish(bool stopping) {
   after_step({.stopping = stopping});
-  if (writer_) writer_->finish(Deadline::after(kDiskPatience));
+  if (writes()) writer_->finish(Deadline::after(kDiskPatience));
 }
 
 void RunCheckpoints::wait() {

@@ -72,9 +72,9 @@ class RunCheckpoints {
                  std::shared_ptr<const Tokenizer> tokenizer);
 
   // In a new generation, after level(). Who is rank 0 now writes. A checkpoint that was due when
-  // the last generation ended, and that nobody has a copy of and rank 0 does not see on disk, is
-  // saved by the next after_step(), whatever step that is. What is being written is left alone,
-  // also on a rank that is not 0 any more.
+  // the last generation ended, and that rank 0 neither is writing nor sees on disk, is saved by the
+  // next after_step(), whatever step that is. A rank that is not 0 any more comes to the end of
+  // what it is writing, or to the guard's refusal, and nobody minds.
   void regroup();
   // After every step. Saves if a checkpoint is due. It is skipped, with a warning, while the one
   // before is still being written; the last one and that of the best validation wait. Throws

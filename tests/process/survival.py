@@ -15,7 +15,7 @@ from pathlib import Path
 from unittest import mock
 
 sys.path.insert(0, str(Path(__file__).parent / "support"))
-from ranks import SANITIZED, children_of, die_with_parent, gone, ports_of, reserved_port, wait_for  # noqa: E402
+from ranks import SANITIZED, children_of, die_with_parent, gone, ports_of, reserved_port, state_of, wait_for  # noqa: E402
 from training import LOCKSTEP, TextCase, events_of, steps_of  # noqa: E402
 
 SHAPE = ["--hidden", "32", "--layers", "2", "--heads", "2", "--intermediate", "48", "--context", "32", "--global-batch", "22",
@@ -412,15 +412,70 @@ class TheLauncher(JoiningCase):
         self.assertEqual(self.outputs(), before)
 
 
-class WithoutALauncher(Case):
-    """Ranks that torchrun or srun would start: rank 0 is the centre, and whoever is next takes its place."""
+class ByHand(Case):
+    """Ranks that torchrun or srun would start."""
 
-    def ranks(self, port, fault, *arguments, world=3):
+    def ranks(self, port, fault, *arguments, world=3, timeout=TIMEOUT):
         environment = {**os.environ, "WORLD_SIZE": str(world), "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port),
                        "LOCKSTEP_FAULT": fault}
-        return [subprocess.Popen(self.command("--timeout", TIMEOUT, *arguments), env={**environment, "RANK": str(rank)},
+        return [subprocess.Popen(self.command("--timeout", timeout, *arguments), env={**environment, "RANK": str(rank)},
                                  stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, preexec_fn=die_with_parent)
                 for rank in range(world)]
+
+
+class Standstill(ByHand):
+    """All processes of a run stand still at once for longer than the timeout: the machine slept, or was moved to another."""
+
+    TIMEOUT = 1
+    STEPS = 20
+    ROWS = [("launched", "tcp", "training"), ("by hand", "shm", "training"), ("launched", "shm", "saving"), ("by hand", "tcp", "saving")]
+
+    def start(self, how, transport, where):
+        out = self.folder / f"{how}-{transport}-{where}"
+        place = f"rank=0 step={Standstill.STEPS} at=save do=slow ms=500" if where == "saving" else "rank=any step=1 at=update do=slow ms=40"
+        arguments = ["--steps", Standstill.STEPS, "--transport", transport, "--out", out, "--save-every", 3]
+        if how == "by hand":
+            processes = self.ranks(self.enterContext(reserved_port()), place, *arguments, timeout=Standstill.TIMEOUT)
+        else:
+            processes = [subprocess.Popen(self.command("--timeout", Standstill.TIMEOUT, "--workers", 3, *arguments),
+                                          stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, preexec_fn=die_with_parent,
+                                          env={**os.environ, "LOCKSTEP_FAULT": place})]
+        for process in processes:
+            self.addCleanup(process.communicate)
+            self.addCleanup(process.kill)
+        return out, processes, Standstill.STEPS if where == "saving" else 4
+
+    def test_all_go_on(self):
+        runs = [self.start(*row) for row in Standstill.ROWS]
+        asleep = {}
+
+        def all_stand_still():
+            for out, processes, step in runs:
+                if out not in asleep and (out / "metrics.jsonl").exists() and f'"step":{step},' in (out / "metrics.jsonl").read_text():
+                    asleep[out] = [pid for process in processes for pid in [process.pid, *children_of(process.pid)]]
+                    for pid in asleep[out]:
+                        os.kill(pid, signal.SIGSTOP)
+            return len(asleep) == len(runs) and all(state_of(pid) == "T" for pids in asleep.values() for pid in pids)
+
+        wait_for(all_stand_still, "standstill of all")
+        time.sleep(1.5 * Standstill.TIMEOUT)  # how long they stand still is what is tried here
+        for pids in asleep.values():
+            for pid in pids:
+                os.kill(pid, signal.SIGCONT)
+        for row, (out, processes, _) in zip(Standstill.ROWS, runs):
+            with self.subTest(row=row):
+                said = "".join(process.communicate(timeout=PATIENCE)[0] for process in processes)
+                self.assertEqual([process.returncode for process in processes], [0] * len(processes), said)
+                self.assertEqual(WEIGHTS.findall(said), [self.alone(Standstill.STEPS)], said)
+                self.assertEqual([row["step"] for row in steps_of(out)], list(range(1, Standstill.STEPS + 1)), said)
+                self.assertEqual([row["hash"] for row in events_of(out) if row["event"] == "ended"], [self.alone(Standstill.STEPS)])
+                check = subprocess.run([LOCKSTEP, "verify", out / f"checkpoint-{Standstill.STEPS}"], capture_output=True, text=True)
+                self.assertEqual(check.returncode, 0, check.stderr)
+                self.assertFalse(list(out.glob("lease*")) + list(out.glob("*.tmp")), said)
+
+
+class WithoutALauncher(ByHand):
+    """Rank 0 is the centre, and whoever is next takes its place."""
 
     def test_the_centre_is_killed(self):
         with reserved_port() as port:
@@ -474,6 +529,23 @@ class WithoutALauncher(Case):
         self.assertEqual([rank.returncode for rank in ranks], [0, 0], said)
         self.assertEqual(WEIGHTS.findall("".join(said)), [self.alone(steps)], said)
         self.assertIn("joined", [row.get("event") for row in self.metrics(out)])
+
+    def test_a_rank_0_that_was_stopped_comes_back_and_is_rank_0_again(self):
+        """It tells of the steps once more then, and not of those between."""
+        out = self.folder / "again"
+        steps = 26
+        fault = "rank=0 step=3 at=communication do=stop; rank=any step=4 at=update do=slow ms=100; rank=1 step=20 at=backward do=kill"
+        with reserved_port() as port:
+            ranks = self.ranks(port, fault, "--steps", steps, "--transport", "tcp", "--out", out, world=2)
+            # The other one writes what it did last when the generation ends.
+            wait_for(lambda: list(out.glob("flight/generation-*/rank-1.json")), "end of the generation")
+            ranks[0].send_signal(signal.SIGCONT)
+            said = [rank.communicate(timeout=PATIENCE)[0] for rank in ranks]
+        self.assertEqual([rank.returncode for rank in ranks], [0, -signal.SIGKILL], said)
+        self.assertEqual(WEIGHTS.findall(said[0]), [self.alone(steps)], said)
+        rows = self.metrics(out)
+        self.assertEqual([row["step"] for row in rows if "event" not in row], list(range(1, steps + 1)), said)
+        self.assertEqual([row["event"] for row in rows if row.get("event") in ("joined", "lost")], ["lost", "joined", "lost"], said)
 
     @staticmethod
     def metrics(out):

@@ -295,6 +295,39 @@ TEST_F(LeaseOnDisk, AStoppedHolderThatWakesWritesNothingAndTakesNothingBack) {
 }
 
 // It had decided to renew when it was stopped: its write goes to a file that nobody reads.
+TEST_F(LeaseOnDisk, WhoGivesItBackNeverHoldsItAgainAndNobodyWaitsForIt) {
+  auto first = member("a");
+  auto second = member("b");
+  pass(1s, {first.get(), second.get()});
+  first->give_back();
+  EXPECT_FALSE(first->held());
+  EXPECT_THROW(first->require("writing"), Error);
+  EXPECT_FALSE(first->wait(Deadline::after(60s)));
+  pass(1s, {second.get(), first.get()});
+  EXPECT_TRUE(second->held());
+  first.reset();
+  EXPECT_TRUE(second->held());
+}
+
+// Nobody else can have had it since.
+TEST_F(LeaseOnDisk, WhoStoodStillGivesBackWhatIsItsOwn) {
+  auto first = member("a");
+  auto second = member("b");
+  pass(1s, {first.get(), second.get()});
+  now_ += 15s;
+  EXPECT_FALSE(first->held());
+  first->give_back();
+  second->turn();
+  EXPECT_TRUE(second->held());
+}
+
+TEST_F(LeaseOnDisk, WhoWaitsAfterAPauseIsNotToldWhatWasSoBefore) {
+  auto holder = member("a");
+  holder->turn();
+  now_ += 15s;
+  EXPECT_FALSE(holder->wait(Deadline::after(0s)));
+}
+
 TEST_F(LeaseOnDisk, ARenewalThatComesTooLateChangesNothing) {
   auto stopped = member("a");
   auto other = member("b");
