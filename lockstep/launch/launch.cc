@@ -334,6 +334,7 @@ class Launcher {
           "the launcher stood still for longer than the timeout: the workers go "
           "on without it, and it restarts no lost worker");
     }
+    if (stood_still_) end_who_stands_still();
     start_again();
   }
 
@@ -350,15 +351,36 @@ class Launcher {
       }
       if (child.worked) restart_.took_part(child.place);
     }
-    if (std::ranges::none_of(children_, &Child::finished)) return;
-    // The run is over. Who was in it ends by itself, unless it stands still.
-    restart_.stop();
+    end_who_stands_still();
+  }
+
+  // Where the centre is elsewhere, nobody tells who of ours is lost. When the run is over, who was
+  // in it ends by itself, and so does who runs on alone, unless it stands still.
+  void end_who_stands_still() {
+    const bool over = std::ranges::any_of(children_, &Child::finished);
+    if (over) restart_.stop();
+    if (!over && !only_stopped_ones_run()) return ends_at_.reset();
     if (!ends_at_) ends_at_ = Deadline::after(options_.end_grace);
     for (Child& child : children_) {
-      if (!child.running || (child.rank >= 0 && !ends_at_->expired())) continue;
+      const bool came_too_late = over && child.rank < 0;
+      if (!child.running || (!came_too_late && !ends_at_->expired())) continue;
       child.left_over = true;
       ::kill(child.pid, SIGKILL);
     }
+  }
+
+  bool only_stopped_ones_run() const {
+    return !restart_.next() && std::ranges::all_of(children_, [](const Child& child) {
+      return !child.running || is_stopped(child);
+    });
+  }
+
+  // Without taking notice, so that it is seen again.
+  static bool is_stopped(const Child& child) {
+    siginfo_t seen{};
+    const auto pid = static_cast<id_t>(child.pid);
+    const int result = ::waitid(P_PID, pid, &seen, WSTOPPED | WNOHANG | WNOWAIT);
+    return result == 0 && seen.si_pid == child.pid;
   }
 
   // Nobody of ours is left, and the job goes on without us.
@@ -450,13 +472,16 @@ class Launcher {
     }
   }
 
-  // All are gone, and the job has not come to its end: those of the last generation tell why.
+  // All are gone, and the job has not come to its end: those of the last generation tell why, and
+  // those of them that we have ended only where nobody else does.
   void blame_last() {
     std::uint32_t last = 0;
     for (const Child& child : children_) last = std::max(last, child.generation);
-    for (std::size_t i = 0; i < children_.size(); ++i) {
-      if (children_[i].generation == last && children_[i].status != 0) {
-        blame_.add(static_cast<int>(i), evidence_of_end(children_[i]));
+    for (const bool left_over : {false, true}) {
+      for (std::size_t i = 0; i < children_.size() && !(left_over && blame_.culprit()); ++i) {
+        const Child& child = children_[i];
+        if (child.generation != last || child.status == 0 || child.left_over != left_over) continue;
+        blame_.add(static_cast<int>(i), evidence_of_end(child));
       }
     }
   }
@@ -512,8 +537,8 @@ class Launcher {
     }
     stopped_by_ = signal;
     restart_.stop();
-    if (const auto centre = centre_.lock();
-        options_.survive && centre && centre->centre_roster() && options_.program.empty()) {
+    if (const auto centre = centre_.lock(); options_.survive && centre && centre->centre_roster() &&
+                                            !centre->gave_role_up() && options_.program.empty()) {
       // A signal to one rank alone would have it leave. One whose job has not formed ends by it.
       centre->wish({.stop = static_cast<std::uint32_t>(signal)});
     } else if (signal == SIGHUP) {  // which they ignore
@@ -839,7 +864,7 @@ class Launcher {
   std::vector<FlightFile> flight_;        // of ranks that have ended, not written yet
   Blame blame_;
   std::optional<Deadline> stop_at_;  // set once somebody failed or we were told to stop
-  std::optional<Deadline> ends_at_;  // set once a rank of `joins` has come to the end of the run
+  std::optional<Deadline> ends_at_;  // of those whom end_who_stands_still() is about to end
   SignalCount stop_signals_;
   bool asked_to_stop_ = false;
   bool ended_at_once_ = false;  // by us, before they had stopped

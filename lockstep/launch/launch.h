@@ -38,7 +38,9 @@ struct LaunchOptions {
   int expect = 0;  // 0: the ranks of this launcher
   // The ranks are newcomers to a job that somebody else has started, at this address.
   std::optional<HostPort> joins = std::nullopt;
-  // Of those: how long a rank may still run when another one has come to the end of the run.
+  // Where the centre is elsewhere, with `joins` or because this process stood still and lost it:
+  // how long a rank may still run when another one has come to the end of the run, and may stand
+  // still when all others have ended.
   std::chrono::milliseconds end_grace{600};
   // Handed down to the ranks by a file that only they can read; may be empty. With `listen` it is
   // kept in a SecretFile, too.

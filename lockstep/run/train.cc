@@ -142,6 +142,11 @@ std::chrono::milliseconds stop_grace(const TrainOptions& options) {
       std::max<std::chrono::nanoseconds>(std::chrono::minutes(10), 10 * options.job.timeout));
 }
 
+// Who is not stopped comes to its end sooner.
+std::chrono::milliseconds end_grace(const TrainOptions& options) {
+  return std::chrono::ceil<std::chrono::milliseconds>(10 * options.job.timeout);
+}
+
 // Whether who listens there holds this secret of the job.
 bool is_secret_of(const SocketAddress& address, const JoinOptions& job, const std::string& secret) {
   const Deadline soon = Deadline::after(kSecretPatience);
@@ -216,7 +221,7 @@ int join_others(const TrainOptions& options, const std::vector<std::string>& arg
   launch.flight_folder = FlightPlace::of("").folder;
   launch.joins = where;
   launch.stop_grace = stop_grace(options);
-  launch.end_grace = std::chrono::ceil<std::chrono::milliseconds>(10 * options.job.timeout);
+  launch.end_grace = end_grace(options);
   launch.secret = secret;
   return launch_ranks(launch);
 }
@@ -233,6 +238,7 @@ int start_workers(const TrainOptions& options, int workers,
   launch.flight_folder = flight.folder;
   launch.flight_keeps = flight.keeps;
   launch.stop_grace = stop_grace(options);
+  launch.end_grace = end_grace(options);
   launch.before_failure = [&options](int code) {
     if (code != kExitUsage) tell_saved(options);  // otherwise no worker began
   };

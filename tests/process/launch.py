@@ -268,6 +268,32 @@ class Survival(Case):
         _, errors = self.end(process, 1)
         self.assertRegex(errors.splitlines()[-1], r"rank [01] \(pid \d+\) was killed by signal 9")
 
+    def launcher_without_its_role(self):
+        """It stood still for the timeout, together with rank 2, which stands still on; its ranks have gone on without them."""
+        process = self.start("--survive", *LONG, "--end-grace", "300", "work", "work", "work")
+        self.step_with(process, 3)
+        children = self.children(process)
+        for pid in (children[2], process.pid):
+            os.kill(pid, signal.SIGSTOP)
+        self.step_with(process, 2)
+        process.send_signal(signal.SIGCONT)
+        for line in process.stderr:
+            if "the launcher stood still" in line:
+                return process, children
+        self.fail("the launcher has its role")
+
+    def test_who_stands_still_when_all_others_have_ended_is_ended(self):
+        process, children = self.launcher_without_its_role()
+        for pid in children[:2]:
+            os.kill(pid, signal.SIGKILL)
+        _, errors = self.end(process, 1, children)
+        self.assertRegex(errors.splitlines()[-1], r"rank [01] \(pid \d+\) was killed by signal 9")
+
+    def test_a_launcher_without_its_role_stops_its_ranks(self):
+        process, children = self.launcher_without_its_role()
+        process.send_signal(signal.SIGINT)
+        self.end(process, 130, children)
+
     def test_a_rank_in_a_job_of_others_comes_back_until_it_is_given_up(self):
         process = self.start("--survive", "--join", *LONG, "in:die", "in:save")
         starts = 0
