@@ -310,9 +310,7 @@ class Launcher {
       if (event.departure) others_.erase(event.card.id);
       Child* child = child_of(event.card);
       if (child == nullptr) continue;
-      if (!event.departure) {
-        child->joined_after = centre->centre_step();
-      } else if (event.departure->kind != Departure::Kind::kLeft) {
+      if (event.departure && event.departure->kind != Departure::Kind::kLeft) {
         // It may have something to say yet; but one that is stopped never ends by itself.
         child->lost = Deadline::after(options_.grace);
       }
@@ -323,9 +321,6 @@ class Launcher {
         child.killed_by_us = true;
         ::kill(child.pid, SIGKILL);
       }
-      if (child.worked || child.generation == 0) continue;
-      child.worked = centre->centre_step() > child.joined_after;
-      if (child.worked) restart_.took_part(child.place);
     }
     if (centre->latch().tripped()) restart_.stop();
     if (centre->gave_role_up() && !std::exchange(stood_still_, true)) {
@@ -428,6 +423,7 @@ class Launcher {
     const auto roster = centre ? centre->centre_roster() : std::nullopt;
     if (!roster || roster->generation.number == generation_) return;
     if (generation_ == 0) tell_status("formed");
+    see_who_worked(roster->step);
     generation_ = roster->generation.number;
     others_.clear();
     for (const Card& card : roster->roster) {
@@ -437,8 +433,20 @@ class Launcher {
         continue;
       }
       child->rank = card.rank;
+      if (child->generation == 0) child->joined_after = roster->step;
       child->generation = generation_;
       if (options_.prefix_lines) child->lines.set_prefix(fmt::format("[rank {}] ", card.rank));
+    }
+  }
+
+  // Another generation forms after `step`. Who has gone from the one before had no part in any
+  // later step.
+  void see_who_worked(std::int64_t step) {
+    for (Child& child : children_) {
+      const bool was_in = child.generation > 0 && child.generation == generation_;
+      if (!was_in || child.worked || step <= child.joined_after) continue;
+      child.worked = true;
+      restart_.took_part(child.place);
     }
   }
 

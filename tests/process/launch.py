@@ -7,6 +7,7 @@ import re
 import signal
 import subprocess
 import sys
+import threading
 import time
 import unittest
 
@@ -231,14 +232,22 @@ class Survival(Case):
         self.assertRegex(errors.splitlines()[-1], r"rank 1 \(pid \d+\) failed first, with exit code 3: the culprit$")
 
     def test_newcomers_that_fail_are_given_up(self):
-        process = self.start("--survive", *LONG, "come:die", "work", "work:die")
-        self.step_with(process, 2)
-        for line in process.stderr:
-            if "is not started again" in line:
-                break
-        self.step_with(process, 2)
-        process.send_signal(signal.SIGTERM)
-        self.end(process, 143)
+        for action in ("come:die", "come:join:die"):
+            with self.subTest(action=action):
+                process = self.start("--survive", *LONG, action, "work", "work:die")
+                self.step_with(process, 2)
+                # The steps go on, so somebody has to read them.
+                reader = threading.Thread(target=process.stdout.read, daemon=True)
+                reader.start()
+                ends = 0
+                for line in process.stderr:
+                    ends += "was killed by signal 9" in line
+                    if "is not started again" in line or ends > 4:
+                        break
+                process.send_signal(signal.SIGTERM)
+                reader.join(PATIENCE)
+                self.assertEqual(process.wait(PATIENCE), 143)
+                self.assertEqual(ends, 4)  # the first worker's, and those of three started in its place
 
     def test_who_stops_after_the_end_changes_nothing(self):
         process = self.start("--survive", *LONG, "work:end", "work:end:stop", "work:end")

@@ -14,7 +14,7 @@
 //             every step and how many made it. work:exit:N, work:die: the same until step 20, which
 //             ends the worker; newcomers go on. work:end: ends the run with step 20; work:end:stop
 //             likewise, but stops before it says goodbye
-//   come:die  works, but newcomers kill themselves
+//   come:die  works, but newcomers kill themselves; come:join:die: once they are in the job
 //   in:...    the same, in a job of others
 //
 // With --join it starts newcomers to a job that is elsewhere.
@@ -135,6 +135,7 @@ int work(const std::string& action, const RankEnvironment& environment) {
   };
   if (puppet.job.newcomer()) {
     puppet.job.regroup(0, Regroup::kInOrder);
+    if (action == "come:join:die") ::raise(SIGKILL);
   } else {
     puppet.job.describe({}, 100);
   }
