@@ -450,15 +450,16 @@ class Launcher {
     }
   }
 
+  // Containers of one machine have networks of their own, and the same process numbers.
   bool is_ours(const Card& card) const {
-    return card.host.boot_id == host_.boot_id &&
+    return same_host(card.host, host_) &&
            std::ranges::find(children_, card.pid, &Child::pid) != children_.end();
   }
 
   Child* child_of(const Card& card) {
     const auto found = std::ranges::find_if(
         children_, [&](const Child& child) { return child.pid == card.pid && child.running; });
-    return found == children_.end() || card.host.boot_id != host_.boot_id ? nullptr : &*found;
+    return found == children_.end() || !same_host(card.host, host_) ? nullptr : &*found;
   }
 
   // Whether the ranks that were left at the end came to it in order.

@@ -5,6 +5,7 @@
 
 import os
 import re
+import signal
 import subprocess
 import sys
 import tempfile
@@ -14,7 +15,7 @@ from pathlib import Path
 
 sys.path.insert(0, os.path.join(os.path.dirname(__file__), "support"))
 from namespaces import Hosts, command, enter_own_network  # noqa: E402
-from ranks import Cases, Failure, die_with_parent  # noqa: E402
+from ranks import Cases, Failure, children_of, die_with_parent  # noqa: E402
 
 LOCKSTEP = os.environ["LOCKSTEP_BIN"]
 TIMEOUT = 2
@@ -29,11 +30,11 @@ WEIGHTS = re.compile(r"^weights (\S+)$", re.M)
 class Process:
     """On a host; what it says is kept in a file."""
 
-    def __init__(self, host, folder, name, *words):
+    def __init__(self, host, folder, name, *words, inside=()):
         self.name = name
         self.said = folder / name
         with open(self.said, "wb") as file:
-            self.popen = subprocess.Popen([*host.enter, LOCKSTEP, "train", *map(str, words)], stdin=subprocess.DEVNULL, stdout=file,
+            self.popen = subprocess.Popen([*host.enter, *inside, LOCKSTEP, "train", *map(str, words)], stdin=subprocess.DEVNULL, stdout=file,
                                           stderr=subprocess.STDOUT, preexec_fn=die_with_parent, env=self.environment())
 
     @staticmethod
@@ -49,25 +50,31 @@ class Process:
 
 
 class Run:
-    """A job of one worker on host 0, which every other host joins with one."""
+    """A job on host 0, which every other host joins with one worker."""
 
-    def __init__(self, hosts, folder, text, alone):
+    def __init__(self, hosts, folder, text, alone, inside=(), workers=1):
         self.hosts = hosts
         self.folder = Path(folder)
         self.alone = alone
+        self.text = text
         self.out = self.folder / "out"
-        token = self.folder / "token"
-        token.write_text("correct horse battery staple\n")
-        token.chmod(0o600)
+        self.token = self.folder / "token"
+        self.token.write_text("correct horse battery staple\n")
+        self.token.chmod(0o600)
         self.address = f"{hosts.network.address(0)}:{PORT}"
-        count = len(hosts.hosts)
-        self.processes = [Process(hosts[0], self.folder, "host-0", "--data", text, *SHAPE, "--steps", STEPS, "--workers", 1, "--timeout",
-                                  TIMEOUT, "--listen", self.address, "--expect", count, "--token-file", token, "--out", self.out,
-                                  "--save-every", 10)]
+        count = len(hosts.hosts) if workers == 1 else workers
+        self.processes = [Process(hosts[0], self.folder, "host-0", "--data", text, *SHAPE, "--steps", STEPS, "--workers", workers, "--timeout",
+                                  TIMEOUT, "--listen", self.address, "--expect", count, "--token-file", self.token, "--out", self.out,
+                                  "--save-every", 10, inside=inside)]
         self.wait(lambda: "others can join" in self.processes[0].text(), "listener")
-        self.processes += [Process(hosts[i], self.folder, f"host-{i}", "--join", self.address, "--data", text, "--token-file", token)
-                           for i in range(1, count)]
+        if workers == 1:
+            for i in range(1, count):
+                self.join(i)
         self.wait(lambda: "step 1/" in self.processes[0].text(), "step 1")
+
+    def join(self, host, inside=()):
+        self.processes.append(Process(self.hosts[host], self.folder, f"host-{host}", "--join", self.address, "--data", self.text, "--token-file",
+                                      self.token, inside=inside))
 
     def __enter__(self):
         return self
@@ -143,6 +150,28 @@ def short_cut(start):
         run.expect_result([0, 1])
 
 
+def number_inside(pid):
+    """As the process sees itself."""
+    return int(re.search(r"^NSpid:.*\t(\d+)$", Path(f"/proc/{pid}/status").read_text(), re.M)[1])
+
+
+def two_containers(start):
+    """Of one machine, where processes have the same numbers: who dies in one of them is nobody in the other."""
+    own = ["unshare", "--pid", "--fork", "--kill-child"]
+    with Hosts(2) as hosts, start(hosts, inside=own, workers=2) as run:
+        launcher, = children_of(run.processes[0].popen.pid)
+        number = number_inside(children_of(launcher)[1])
+        run.join(1, inside=[*own, "sh", "-c", f'echo {number - 1} > /proc/sys/kernel/ns_last_pid && "$@"; true', "sh"])
+        joiner = run.processes[1]
+        run.wait(lambda: "joined the job as rank" in joiner.text() or joiner.ended(), "worker that joins")
+        process, = children_of(children_of(joiner.popen.pid)[0])
+        run.expect(number_inside(process) == number, "the numbers differ")
+        os.kill(process, signal.SIGKILL)
+        run.expect_result([0])
+        said = run.processes[0].text()
+        run.expect("lost rank 2 " in said and "signal" not in said, "a worker of the launcher was ended with the other one")
+
+
 def main():
     enter_own_network()
     command("ip", "link", "set", "lo", "up")
@@ -154,16 +183,16 @@ def main():
         alone = WEIGHTS.search(alone.stdout)[1]
         folders, lock = iter(range(100)), threading.Lock()
 
-        def start(hosts):
+        def start(hosts, **how):
             with lock:
                 folder = Path(temporary) / str(next(folders))
             folder.mkdir()
-            return Run(hosts, folder, text, alone)
+            return Run(hosts, folder, text, alone, **how)
 
         cases = Cases(at_once=3)
         for name, body, *arguments in (("a host that joined vanishes", host_vanishes, 2), ("the launcher's host vanishes", host_vanishes, 0),
                                        ("a link is cut", link_is_cut), ("a split into halves", split_into_halves),
-                                       ("a cut that nobody notices", short_cut)):
+                                       ("a cut that nobody notices", short_cut), ("two containers of a machine", two_containers)):
             if only in name:
                 cases.run(name, body, start, *arguments)
         cases.finish()
