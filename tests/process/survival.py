@@ -430,14 +430,14 @@ class Standstill(ByHand):
     STEPS = 20
     ROWS = [("launched", "tcp", "training"), ("by hand", "shm", "training"), ("launched", "shm", "saving"), ("by hand", "tcp", "saving")]
 
-    def start(self, how, transport, where):
+    def start(self, how, transport, where, timeout=TIMEOUT):
         out = self.folder / f"{how}-{transport}-{where}"
         place = f"rank=0 step={Standstill.STEPS} at=save do=slow ms=500" if where == "saving" else "rank=any step=1 at=update do=slow ms=40"
         arguments = ["--steps", Standstill.STEPS, "--transport", transport, "--out", out, "--save-every", 3]
         if how == "by hand":
-            processes = self.ranks(self.enterContext(reserved_port()), place, *arguments, timeout=Standstill.TIMEOUT)
+            processes = self.ranks(self.enterContext(reserved_port()), place, *arguments, timeout=timeout)
         else:
-            processes = [subprocess.Popen(self.command("--timeout", Standstill.TIMEOUT, "--workers", 3, *arguments),
+            processes = [subprocess.Popen(self.command("--timeout", timeout, "--workers", 3, *arguments),
                                           stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, preexec_fn=die_with_parent,
                                           env={**os.environ, "LOCKSTEP_FAULT": place})]
         for process in processes:
@@ -445,8 +445,8 @@ class Standstill(ByHand):
             self.addCleanup(process.kill)
         return out, processes, Standstill.STEPS if where == "saving" else 4
 
-    def test_all_go_on(self):
-        runs = [self.start(*row) for row in Standstill.ROWS]
+    def stand_still(self, runs):
+        """All processes of each run, once it has come to its step; returns them by their folder."""
         asleep = {}
 
         def all_stand_still():
@@ -458,20 +458,43 @@ class Standstill(ByHand):
             return len(asleep) == len(runs) and all(state_of(pid) == "T" for pids in asleep.values() for pid in pids)
 
         wait_for(all_stand_still, "standstill of all")
+        return asleep
+
+    def test_all_go_on(self):
+        runs = [self.start(*row) for row in Standstill.ROWS]
+        asleep = self.stand_still(runs)
         time.sleep(1.5 * Standstill.TIMEOUT)  # how long they stand still is what is tried here
         for pids in asleep.values():
             for pid in pids:
                 os.kill(pid, signal.SIGCONT)
         for row, (out, processes, _) in zip(Standstill.ROWS, runs):
             with self.subTest(row=row):
-                said = "".join(process.communicate(timeout=PATIENCE)[0] for process in processes)
-                self.assertEqual([process.returncode for process in processes], [0] * len(processes), said)
-                self.assertEqual(WEIGHTS.findall(said), [self.alone(Standstill.STEPS)], said)
-                self.assertEqual([row["step"] for row in steps_of(out)], list(range(1, Standstill.STEPS + 1)), said)
-                self.assertEqual([row["hash"] for row in events_of(out) if row["event"] == "ended"], [self.alone(Standstill.STEPS)])
-                check = subprocess.run([LOCKSTEP, "verify", out / f"checkpoint-{Standstill.STEPS}"], capture_output=True, text=True)
-                self.assertEqual(check.returncode, 0, check.stderr)
-                self.assertFalse(list(out.glob("lease*")) + list(out.glob("*.tmp")), said)
+                self.expect_result(out, processes)
+
+    def expect_result(self, out, processes):
+        said = "".join(process.communicate(timeout=PATIENCE)[0] for process in processes)
+        self.assertEqual([process.returncode for process in processes], [0] * len(processes), said)
+        self.assertEqual(WEIGHTS.findall(said), [self.alone(Standstill.STEPS)], said)
+        self.assertEqual([row["step"] for row in steps_of(out)], list(range(1, Standstill.STEPS + 1)), said)
+        self.assertEqual([row["hash"] for row in events_of(out) if row["event"] == "ended"], [self.alone(Standstill.STEPS)])
+        check = subprocess.run([LOCKSTEP, "verify", out / f"checkpoint-{Standstill.STEPS}"], capture_output=True, text=True)
+        self.assertEqual(check.returncode, 0, check.stderr)
+        self.assertFalse(list(out.glob("lease*")) + list(out.glob("*.tmp")), said)
+        return said
+
+    def test_one_wakes_earlier_and_becomes_the_centre(self):
+        """The rank 0 before it is another rank then, and lets it write."""
+        timeout = 2
+        run = self.start("launched", "tcp", "training", timeout)
+        (_, _, early, _), = (pids := self.stand_still([run]).values())
+        time.sleep(0.4 * timeout)  # too short for it to count as lost, by itself
+        os.kill(early, signal.SIGCONT)
+        time.sleep(1.6 * timeout)  # it hears of nobody for the timeout
+        for pid in next(iter(pids)):
+            os.kill(pid, signal.SIGCONT)
+        said = self.expect_result(*run[:2])
+        self.assertIn("is the centre of the job now", said)
+        self.assertRegex(said, r"\[rank 1\] saved checkpoint-\d+ ")
 
 
 class WithoutALauncher(ByHand):
