@@ -42,6 +42,7 @@
 #include "lockstep/launch/secret_file.h"
 #include "lockstep/net/job/blame.h"
 #include "lockstep/net/job/control_plane.h"
+#include "lockstep/net/socket/interface.h"
 #include "lockstep/net/socket/socket.h"
 
 extern char** environ;
@@ -126,6 +127,14 @@ std::vector<std::string> environment_for(const RankSetup& setup, const LaunchOpt
     variables.emplace_back(text);
   }
   return variables;
+}
+
+// Where ranks of this host find the listener. What they listen on themselves has the same address,
+// and ranks of other hosts must reach them by it.
+std::string host_for_ranks(const SocketAddress& bound) {
+  if (!bound.is_any()) return bound.host();
+  const auto way_out = address_for_others(bound.family());
+  return way_out ? way_out->host() : "127.0.0.1";
 }
 
 // Where `lockstep launch` reads what becomes of the job; none if it has not started us.
@@ -232,7 +241,7 @@ class Launcher {
     if (!options_.job || (options_.ranks == 1 && !options_.listen)) return;
     Socket listener = listen_tcp(options_.listen.value_or(SocketAddress::loopback_v4()));
     const SocketAddress bound = listener.local_address();
-    rendezvous_ = {bound.is_any() ? "127.0.0.1" : bound.host(), bound.port()};
+    rendezvous_ = {host_for_ranks(bound), bound.port()};
     if (options_.listen) {
       if (!options_.secret.empty()) kept_secret_.emplace(bound, options_.secret);
       // `lockstep launch` brings them.

@@ -5,6 +5,7 @@
 
 #include "lockstep/net/job/gathering.h"
 #include "lockstep/net/job/job_health.h"
+#include "lockstep/net/job/reach.h"
 #include "lockstep/net/job/roster.h"
 #include "lockstep/wire/control_messages.h"
 #include "lockstep/wire/join_messages.h"

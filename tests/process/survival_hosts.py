@@ -52,7 +52,8 @@ class Process:
 class Run:
     """A job on host 0, which every other host joins with one worker."""
 
-    def __init__(self, hosts, folder, text, alone, inside=(), workers=1):
+    def __init__(self, hosts, folder, text, alone, inside=(), workers=1, on=None, count=None):
+        """`on`: what the launcher listens on, if not the address of its host; `count`: so many hosts take part."""
         self.hosts = hosts
         self.folder = Path(folder)
         self.alone = alone
@@ -62,19 +63,15 @@ class Run:
         self.token.write_text("correct horse battery staple\n")
         self.token.chmod(0o600)
         self.address = f"{hosts.network.address(0)}:{PORT}"
-        count = len(hosts.hosts) if workers == 1 else workers
+        count = count or (len(hosts.hosts) if workers == 1 else workers)
         self.processes = [Process(hosts[0], self.folder, "host-0", "--data", text, *SHAPE, "--steps", STEPS, "--workers", workers, "--timeout",
-                                  TIMEOUT, "--listen", self.address, "--expect", count, "--token-file", self.token, "--out", self.out,
-                                  "--save-every", 10, inside=inside)]
+                                  TIMEOUT, "--listen", f"{on}:{PORT}" if on else self.address, "--expect", count, "--token-file", self.token,
+                                  "--out", self.out, "--save-every", 10, inside=inside)]
         self.wait(lambda: "others can join" in self.processes[0].text(), "listener")
         if workers == 1:
             for i in range(1, count):
                 self.join(i)
         self.wait(lambda: "step 1/" in self.processes[0].text(), "step 1")
-
-    def join(self, host, inside=()):
-        self.processes.append(Process(self.hosts[host], self.folder, f"host-{host}", "--join", self.address, "--data", self.text, "--token-file",
-                                      self.token, inside=inside))
 
     def __enter__(self):
         return self
@@ -83,6 +80,11 @@ class Run:
         for each in self.processes:
             each.popen.kill()
             each.popen.wait()
+
+    def join(self, host, *also, inside=()):
+        self.processes.append(Process(self.hosts[host], self.folder, f"host-{host}", "--join", self.address, "--data", self.text,
+                                      "--token-file", self.token, *also, inside=inside))
+        return self.processes[-1]
 
     def wait(self, ready, what):
         deadline = time.monotonic() + PATIENCE
@@ -126,6 +128,20 @@ def link_is_cut(start):
         hosts.network.isolate(1)
         hosts.network.isolate(2)
         run.expect_result([0])
+
+
+def listens_on_all_addresses(start):
+    """Host 1 reaches the launcher's worker, though that has come to the launcher by no address of its own. A worker on host 2 that nobody
+    reaches is turned away, and told what to do; the others go on."""
+    with Hosts(3) as hosts, start(hosts, on="0.0.0.0", count=2) as run:
+        astray = run.join(2, "--interface", "lo")
+        run.wait(astray.ended, "end of the one that nobody reaches")
+        run.expect(astray.popen.returncode == 1, f"it ended with {astray.popen.returncode}")
+        run.expect(re.search(r"listens on 127\.0\.0\.1:\d+, which rank 0 .* on another host cannot reach; choose its network with "
+                             r"--interface", astray.text()), "it is not told why")
+        run.processes.remove(astray)
+        run.expect_result([0, 1])
+        run.expect("loses" not in run.processes[0].text() and "lost" not in run.processes[0].text(), "somebody was lost")
 
 
 def split_into_halves(start):
@@ -191,8 +207,9 @@ def main():
 
         cases = Cases(at_once=3)
         for name, body, *arguments in (("a host that joined vanishes", host_vanishes, 2), ("the launcher's host vanishes", host_vanishes, 0),
-                                       ("a link is cut", link_is_cut), ("a split into halves", split_into_halves),
-                                       ("a cut that nobody notices", short_cut), ("two containers of a machine", two_containers)):
+                                       ("a link is cut", link_is_cut), ("a launcher that listens on all addresses", listens_on_all_addresses),
+                                       ("a split into halves", split_into_halves), ("a cut that nobody notices", short_cut),
+                                       ("two containers of a machine", two_containers)):
             if only in name:
                 cases.run(name, body, start, *arguments)
         cases.finish()

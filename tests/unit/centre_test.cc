@@ -397,6 +397,54 @@ TEST(Centre, WhoseSumsWouldDifferIsNotLetIn) {
   EXPECT_EQ(job.roster().generation.number, 1u);
 }
 
+// A newcomer on another host than the members, or on theirs.
+Join newcomer_at(Card card, const std::string& boot_id, const std::string& address,
+                 Standing standing) {
+  card.host.boot_id = boot_id;
+  card.mesh_address = address;
+  return {.card = card, .patience = 100s, .standing = standing, .survives = true, .last = {}};
+}
+
+TEST(Centre, ANewcomerThatTheMembersCannotReachIsTurnedAwayAndTheJobGoesOn) {
+  Formed job(2);
+  job.say(0, MessageKind::kDescription, encode(Description{0, {std::byte{1}}}));
+  for (const Standing standing : {Standing::kNew, Standing::kPrepared}) {
+    job.open(7);
+    job.say(7, MessageKind::kJoin,
+            encode(newcomer_at(job.card(7), "another host", "127.0.0.1:5000", standing)));
+    ASSERT_FALSE(job.linked(7));
+    EXPECT_THAT(job.said.back(),
+                HasSubstr("node0, pid 1007) listens on 127.0.0.1:5000, which rank 0 (node0, pid "
+                          "1000) on another host cannot reach; choose its network with "
+                          "--interface"));
+  }
+  EXPECT_FALSE(job.wishes.contains(0));
+  for (const int process : {0, 1}) job.join(process, Standing::kBoundary);
+  EXPECT_THAT(job.processes(), ElementsAre(0, 1));
+  EXPECT_FALSE(job.centre().verdict());
+}
+
+// Each of them could be let in alone.
+TEST(Centre, OfNewcomersThatCannotReachEachOtherTheFirstIsLetIn) {
+  Formed job(2);
+  job.say(0, MessageKind::kDescription, encode(Description{0, {std::byte{1}}}));
+  const std::string here = job.card(0).host.boot_id;
+  const Join near = newcomer_at(job.card(7), here, "127.0.0.1:5000", Standing::kPrepared);
+  const Join far = newcomer_at(job.card(8), "another host", "10.0.7.8:5000", Standing::kPrepared);
+  job.open(7);
+  job.say(7, MessageKind::kJoin, encode(near));
+  job.open(8);
+  job.say(8, MessageKind::kJoin, encode(far));
+  EXPECT_TRUE(job.linked(8));
+  job.wishes.clear();
+  for (const int process : {0, 1}) job.join(process, Standing::kBoundary);
+  EXPECT_THAT(job.processes(), ElementsAre(0, 1, 7));
+  EXPECT_FALSE(job.linked(8));
+  EXPECT_THAT(job.said, ElementsAre(HasSubstr("rank 2 (node0, pid 1007) listens on 127.0.0.1")));
+  EXPECT_EQ(job.go, 3u);
+  EXPECT_TRUE(job.wishes.empty());
+}
+
 TEST(Centre, NobodyGoesBeforeAllAreReady) {
   Formed job(3);
   job.answers = false;

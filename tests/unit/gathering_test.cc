@@ -3,6 +3,7 @@
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
+#include "lockstep/net/job/reach.h"
 #include "lockstep/net/job/roster.h"
 
 namespace lockstep::gathering_test {

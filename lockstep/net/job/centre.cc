@@ -257,7 +257,22 @@ std::optional<Error> Centre::refusal(const Card& card) const {
                              "({}): its sums would have other bits",
                              name_of(card), card.fingerprint, there->card.fingerprint));
   }
-  return std::nullopt;
+  return reach_refusal(card);
+}
+
+// While a generation is under way; of those that regroup nobody knows who will be left.
+std::optional<Error> Centre::reach_refusal(const Card& card) const {
+  const auto conflict = in_generation() ? reach_.conflict(card) : std::nullopt;
+  if (!conflict) return std::nullopt;
+  return Error(conflict->code(), std::string(conflict->message()));  // no rank has failed
+}
+
+// Newcomers that do not go together with those who were let in before them.
+void Centre::dismiss_out_of_reach() {
+  for (auto next = prepared_.begin(); next != prepared_.end();) {
+    const LinkId link = (next++)->first;
+    if (const auto error = reach_refusal(peers_.at(link).join->card)) dismiss(link, *error);
+  }
 }
 
 // The rank that the member has in the newest generation, if it is still expected there.
@@ -282,6 +297,12 @@ void Centre::set_places(std::vector<Place> places) {
     // Members of a generation that only they know are named when they come.
     if (places_[i].card.id != MemberId{}) ranks_[places_[i].card.id] = static_cast<int>(i);
   }
+}
+
+// Once the cards of places_ have their ranks.
+void Centre::set_reach() {
+  reach_ = Reach();
+  for (const Place& at : places_) reach_.add(at.card);
 }
 
 void Centre::prepare(LinkId link) {
@@ -416,6 +437,7 @@ void Centre::start_job(Time now) {
     places.push_back({.card = card});
   }
   set_places(std::move(places));
+  set_reach();
   for (auto& [link, peer] : peers_) {
     if (!peer.join) continue;
     const auto found = ranks_.find(peer.join->card.id);
@@ -592,9 +614,17 @@ bool Centre::can_enter(LinkId link, Time now) const {
 // Those who can be let in now.
 std::vector<Centre::LinkId> Centre::newcomers(std::size_t survivors, Time now) const {
   std::vector<LinkId> found;
+  if (prepared_.empty()) return found;
+  Reach reach;
+  for (const Place& at : places_) {
+    if (!at.gone) reach.add(at.card);
+  }
   for (const auto& [link, id] : prepared_) {
     if (survivors + found.size() >= most_members()) break;
-    if (can_enter(link, now)) found.push_back(link);
+    const Card& card = peers_.at(link).join->card;
+    if (!can_enter(link, now) || reach.conflict(card)) continue;
+    reach.add(card);
+    found.push_back(link);
   }
   return found;
 }
@@ -674,18 +704,19 @@ void Centre::form(const std::vector<LinkId>& newcomers, bool too_few, Time now) 
     names.push_back(name_of(card));
     roster.push_back(card);
   }
+  set_reach();
   generation_ = change.generation;
   roster_ = message_of(std::move(roster));
   roster_->centre = change.centre;
   roster_->too_few = too_few;
   roster_->newcomers = static_cast<std::uint32_t>(newcomers.size());
   roster_->departed = change.departed;
-  if (const auto error = check_reachable(roster_->roster)) return end_job(*error);
   phase_ = Phase::kForming;
   awaited_ = places_.size();
   since_ = now;
   health_.emplace(std::move(names), options_.timeout, now);
   send_rosters(change, known ? survivors : 0);
+  dismiss_out_of_reach();
 }
 
 // Survivors know the roster before; the others get the whole one.

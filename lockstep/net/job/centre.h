@@ -17,6 +17,7 @@
 #include "lockstep/net/job/gathering.h"
 #include "lockstep/net/job/handshake.h"
 #include "lockstep/net/job/job_health.h"
+#include "lockstep/net/job/reach.h"
 #include "lockstep/wire/control_messages.h"
 #include "lockstep/wire/join_messages.h"
 #include "lockstep/wire/message.h"
@@ -163,6 +164,8 @@ class Centre {
   void prepare(LinkId link);
   void unprepare(LinkId link);
   std::optional<Error> refusal(const Card& card) const;
+  std::optional<Error> reach_refusal(const Card& card) const;
+  void dismiss_out_of_reach();
   std::optional<int> place_of(const Join& join) const;
   std::optional<int> place_with(const MemberId& id) const;
   void dismiss(LinkId link, const Error& error);
@@ -195,6 +198,7 @@ class Centre {
   bool newcomers_wait(Time now) const;
   void tell_spares();
   void set_places(std::vector<Place> places);
+  void set_reach();
 
   void send(LinkId link, MessageKind kind, std::span<const std::byte> body, bool last = false);
   void send_to_all(MessageKind kind, std::span<const std::byte> body);
@@ -218,6 +222,7 @@ class Centre {
   std::optional<RosterMessage> roster_;  // none, too, where only its members know it
   std::vector<Place> places_;
   std::map<MemberId, int> ranks_;    // of places_; may name one that is gone
+  Reach reach_;                      // of places_, while in_generation()
   std::optional<JobHealth> health_;  // while in_generation()
 
   // While the next generation is under way.

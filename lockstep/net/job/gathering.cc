@@ -121,21 +121,4 @@ Error Gathering::missing() const {
   return Error(ErrorCode::kTimeout, text, first);
 }
 
-std::optional<Error> check_reachable(const Roster& roster) {
-  const auto elsewhere = std::ranges::find_if(
-      roster, [&](const Card& card) { return !same_host(card.host, roster.front().host); });
-  if (elsewhere == roster.end()) return std::nullopt;
-  for (const Card& card : roster) {
-    const auto address = SocketAddress::parse(card.mesh_address);
-    if (!address || !address->is_loopback()) continue;  // no address: nobody calls it
-    const Card& far = same_host(card.host, elsewhere->host) ? roster.front() : *elsewhere;
-    return Error(ErrorCode::kNoConnection,
-                 fmt::format("{} listens on {}, which {} on another host cannot reach; choose its "
-                             "network with --interface",
-                             name_of(card), card.mesh_address, name_of(far)),
-                 card.rank);
-  }
-  return std::nullopt;
-}
-
 }  // namespace lockstep

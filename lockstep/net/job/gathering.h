@@ -45,7 +45,4 @@ class Gathering {
   std::map<int, std::string> went_away_;  // names
 };
 
-// Ranks on several hosts cannot use each other's loopback: Error names who advertises it.
-std::optional<Error> check_reachable(const Roster& roster);
-
 }  // namespace lockstep

@@ -51,10 +51,7 @@ bool is_local(const SocketAddress& address) {
 SocketAddress mesh_address(const JobOptions& options, const SocketAddress& local) {
   if (!options.interface.empty()) return interface_address(options.interface, local.family());
   if (local.is_loopback() && !means_loopback(options.master_host) && !options.token.empty()) {
-    try {  // the way out of this host, whichever it is
-      return local_address_toward(*SocketAddress::parse("198.51.100.1:9"));
-    } catch (const Error&) {  // there is none
-    }
+    if (const auto way_out = address_for_others(AF_INET6)) return *way_out;
   }
   return local.with_port(0);
 }

@@ -63,6 +63,26 @@ SocketAddress local_address_toward(const SocketAddress& peer) {
   return SocketAddress(reinterpret_cast<const sockaddr*>(&storage), size).with_port(0);
 }
 
+std::optional<SocketAddress> address_for_others(int family) {
+  constexpr const char* kV4 = "198.51.100.1:9";  // addresses of documentation: nobody's
+  constexpr const char* kV6 = "[2001:db8::1]:9";
+  for (const char* far : {kV4, kV6}) {
+    const auto target = SocketAddress::parse(far);
+    if (family == AF_INET && target->family() != family) continue;
+    try {
+      return local_address_toward(*target);
+    } catch (const Error&) {  // there is no such way
+    }
+  }
+  std::optional<SocketAddress> found;
+  for (const auto& [name, address] : interface_addresses()) {
+    if (address.is_loopback() || (family == AF_INET && address.family() != family)) continue;
+    if (address.family() == AF_INET) return address;
+    if (!found) found = address;
+  }
+  return found;
+}
+
 SocketAddress interface_address(const std::string& interface, int family) {
   std::optional<SocketAddress> other_family;
   std::vector<std::string> there_are;

@@ -1,6 +1,7 @@
 #pragma once
 
 #include <cstddef>
+#include <optional>
 #include <string>
 
 #include "lockstep/net/socket/address.h"
@@ -10,6 +11,11 @@ namespace lockstep {
 // The address by which this host reaches `peer`, as the routing table says; port 0. No packet is
 // sent. Throws Error{kNoConnection} if there is no route.
 SocketAddress local_address_toward(const SocketAddress& peer);
+
+// The address by which other hosts reach this one where no interface is named: that of the way out,
+// or of the first interface that has one, never loopback; port 0. For callers of a listener of this
+// family on all addresses; one of IPv6 takes callers of IPv4, too.
+std::optional<SocketAddress> address_for_others(int family);
 
 // An address of the named interface, of `family` if it has one, never link-local; port 0.
 // Error{kInvalidArgument} lists the interfaces there are.
