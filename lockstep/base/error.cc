@@ -40,9 +40,9 @@ std::string_view Error::message() const noexcept {
   return std::string_view(what_).substr(to_string(code_).size() + 2);
 }
 
-void throw_io(std::string_view operation, int error_number, int rank) {
+void throw_io(std::string_view operation, int error_number) {
   throw Error(ErrorCode::kIo,
-              fmt::format("{}: {}", operation, std::generic_category().message(error_number)), rank);
+              fmt::format("{}: {}", operation, std::generic_category().message(error_number)));
 }
 
 }  // namespace lockstep

@@ -53,6 +53,6 @@ class Error : public std::exception {
 };
 
 // Throws Error{kIo} with `operation` and the text of `error_number` (an errno value).
-[[noreturn]] void throw_io(std::string_view operation, int error_number, int rank = -1);
+[[noreturn]] void throw_io(std::string_view operation, int error_number);
 
 }  // namespace lockstep

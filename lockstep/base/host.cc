@@ -34,9 +34,7 @@ std::string instruction_set() {
 #endif
 }
 
-}  // namespace
-
-HostIdentity this_host() {
+HostIdentity read_host() {
   HostIdentity host;
   char name[HOST_NAME_MAX + 1] = {};
   if (::gethostname(name, sizeof(name) - 1) != 0) throw_io("asking for the host's name", errno);
@@ -48,6 +46,14 @@ HostIdentity this_host() {
   struct stat status {};
   if (::stat("/proc/self/ns/net", &status) != 0) throw_io("reading the network namespace", errno);
   host.network_namespace = status.st_ino;
+  return host;
+}
+
+}  // namespace
+
+HostIdentity this_host() {
+  // Once: who is out of descriptors later has to tell it, too.
+  static const HostIdentity host = read_host();
   return host;
 }
 

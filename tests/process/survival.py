@@ -5,6 +5,7 @@
 import json
 import os
 import re
+import resource
 import signal
 import subprocess
 import sys
@@ -214,9 +215,10 @@ class JoiningCase(Case):
             self.assertIsNone(run.poll())
             time.sleep(0.01)
 
-    def join(self, port, *arguments):
+    def join(self, port, *arguments, fault=""):
         run = subprocess.Popen([LOCKSTEP, "train", "--join", f"127.0.0.1:{port}", "--data", str(self.text), *arguments],
-                               stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, preexec_fn=die_with_parent)
+                               stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, preexec_fn=die_with_parent,
+                               env={**os.environ, "LOCKSTEP_FAULT": fault} if fault else None)
         self.addCleanup(run.communicate)
         self.addCleanup(run.kill)
         return run
@@ -261,6 +263,31 @@ class Joining(JoiningCase):
             run.reader.join(PATIENCE)
         self.assertRegex(said, r"was killed by signal 9 \(Killed\); a worker is started in its place in 0.5 s")
         self.assertEqual(run.weights, self.alone(steps), said)
+
+    def test_who_has_too_few_descriptors_goes_alone(self):
+        """A newcomer that can open no connection to the others, and one that can share no memory with them."""
+        for transport in ("tcp", "shm"):
+            with self.subTest(transport=transport), reserved_port() as port:
+                run = self.start(port, "--steps", 10 ** 8, "--workers", 2, "--transport", transport)
+                self.follow(run)
+                self.wait_for_workers(run, 2)
+                workers = children_of(run.pid)
+                joiner = self.join(port, fault="rank=newcomer step=2 at=roster do=stop")
+                wait_for(lambda: state_of(joiner.pid) == "T" or joiner.poll() is not None, "newcomer that stops")
+                used = {int(path.name) for path in Path(f"/proc/{joiner.pid}/fd").iterdir()}
+                least_free = next(number for number in range(len(used) + 1) if number not in used)
+                most = resource.prlimit(joiner.pid, resource.RLIMIT_NOFILE)[1]
+                resource.prlimit(joiner.pid, resource.RLIMIT_NOFILE, (least_free, most))
+                joiner.send_signal(signal.SIGCONT)
+                said = joiner.communicate(timeout=PATIENCE)[0]
+                self.assertEqual(joiner.returncode, 1, said)
+                self.assertIn("Too many open files", said)
+                last = self.join(port)  # the others are all there
+                self.wait_for_workers(run, 3)
+                self.assertEqual(children_of(run.pid), workers)
+                run.send_signal(signal.SIGINT)
+                self.assertEqual((run.wait(PATIENCE), last.wait(PATIENCE)), (130, 130))
+                self.assertNotRegex(run.stderr.read(), r"lost rank [01] |rank [01] [^;:]* is expelled")
 
     def test_a_spare_waits_and_leaves(self):
         """Two lanes are for two workers."""

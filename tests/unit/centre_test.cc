@@ -147,6 +147,7 @@ class Crowd {
     return found;
   }
   bool linked(int process) const { return links_.contains(process); }
+  Centre::LinkId link(int process) const { return links_.at(process); }
 
   Centre::Time now = Centre::Time{} + 1h;
   bool answers = true;            // the end of a generation, a roster
@@ -443,6 +444,47 @@ TEST(Centre, OfNewcomersThatCannotReachEachOtherTheFirstIsLetIn) {
   EXPECT_THAT(job.said, ElementsAre(HasSubstr("rank 2 (node0, pid 1007) listens on 127.0.0.1")));
   EXPECT_EQ(job.go, 3u);
   EXPECT_TRUE(job.wishes.empty());
+}
+
+TEST(Centre, WhateverANewcomerReportsWhileItEntersIsItsOwnLoss) {
+  for (const ErrorCode code : {ErrorCode::kIo, ErrorCode::kAuthentication,
+                               ErrorCode::kUnexpectedMessage, ErrorCode::kNoConnection}) {
+    for (const int suspected : {-1, 0}) {
+      Formed job(2);
+      job.say(0, MessageKind::kDescription, encode(Description{0, {std::byte{1}}}));
+      job.open(7);
+      job.join(7, Standing::kPrepared);
+      job.answers = false;
+      for (const int process : {0, 1}) job.join(process, Standing::kBoundary);
+      ASSERT_THAT(job.processes(), ElementsAre(0, 1, 7));
+      job.answers = true;
+      job.report(7, Error(code, "too many open files", suspected));
+      job.pass(1s);
+      EXPECT_FALSE(job.centre().verdict());
+      EXPECT_THAT(job.processes(), ElementsAre(0, 1));
+      ASSERT_EQ(job.roster().departed.size(), 1u);
+      EXPECT_THAT(job.roster().departed[0].why, HasSubstr("too many open files"));
+    }
+  }
+}
+
+TEST(Centre, TheLastWordsOfWhoGivesUpWhileTheGenerationFormsAreTold) {
+  Formed job(3);
+  job.answers = false;
+  job.close(2);
+  for (const int process : {0, 1}) job.join(process, Standing::kBroken);
+  job.answers = true;
+  // Both come in one turn of the centre.
+  const std::uint32_t tag = tag_of(job.roster().generation);
+  const auto link = job.link(1);
+  const Error why(ErrorCode::kPeerLost, "too many open files", 1);
+  job.centre().received(link, {MessageKind::kReport, encode(Report{why, {}, tag})}, job.now);
+  job.centre().received(link, {MessageKind::kGoodbye, encode(Pulse{tag})}, job.now);
+  job.turn();
+  EXPECT_THAT(job.processes(), ElementsAre(0));
+  ASSERT_EQ(job.roster().departed.size(), 1u);
+  EXPECT_EQ(job.roster().departed[0].kind, Departure::Kind::kFailed);
+  EXPECT_THAT(job.roster().departed[0].why, HasSubstr("too many open files"));
 }
 
 TEST(Centre, NobodyGoesBeforeAllAreReady) {

@@ -106,6 +106,29 @@ TEST(ControlPlane, AFailureOfOnesOwnIsTheCauseForAll) {
   expect_all(jobs, ErrorCode::kNonFinite, 1, "NaN in bucket 7");
 }
 
+TEST(ControlPlane, WhoIsOutOfDescriptorsIsLostAloneWhereTheOthersSurvive) {
+  LoopbackJob setup(3);
+  std::vector<JoinedJob> jobs(3);
+  run_ranks(3, [&](int rank) {
+    JobOptions options = setup.options(rank);
+    options.survives = true;
+    jobs[rank] = rank == 0 ? join_job(options, std::move(setup.listener)) : join_job(options);
+  });
+  const Error own = error_of([&] {
+    jobs[1].control->fail(Error(ErrorCode::kIo, "opening a TCP socket: Too many open files"));
+  });
+  EXPECT_EQ(own.code(), ErrorCode::kIo);
+  EXPECT_EQ(own.rank(), 1);
+  EXPECT_FALSE(jobs[1].control->survives(own));
+  for (const int rank : {0, 2}) {
+    const Error seen = wait_for_failure(jobs[rank].control->latch());
+    EXPECT_EQ(seen.code(), ErrorCode::kPeerLost) << seen.what();
+    EXPECT_EQ(seen.rank(), 1);
+    EXPECT_THAT(seen.what(), HasSubstr("Too many open files"));
+    EXPECT_TRUE(jobs[rank].control->survives(seen));
+  }
+}
+
 TEST(ControlPlane, ACascadeEndsWithItsRootOnAllRanks) {
   WithRankByHand world(4, 10s);
   // Rank 3 dies; rank 2 loses it, fails and closes; ranks 1 and 0 see only their neighbours close.

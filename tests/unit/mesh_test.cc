@@ -131,6 +131,29 @@ TEST(Mesh, ARankThatSendsNoBellsIsNamed) {
   EXPECT_THAT(errors[0]->what(), HasSubstr("where an eventfd that does not block belongs"));
 }
 
+// The rank has gone, and its address was given anew.
+TEST(Mesh, WhereAStrangerAnswersTheRankIsOutOfReach) {
+  LoopbackJob other(2);
+  other.token = "another";
+  const auto host = other.serve();
+  const Socket listener = listen_tcp(SocketAddress::loopback_v4());
+  auto web_server = std::async(std::launch::async, [&] {
+    const Socket visitor = accept(listener, soon());
+    constexpr std::string_view kWords = "HTTP/1.1 400 Bad Request\r\n\r\n";
+    visitor.send_all(std::as_bytes(std::span(kWords)), soon());
+    std::array<std::byte, 4096> heard{};
+    error_of([&] { visitor.recv_all(heard, soon()); });  // until the caller has gone
+  });
+  for (const SocketAddress& stranger : {other.where, listener.local_address()}) {
+    const auto errors = receive_with(
+        Medium::kTcp, [&](Roster& roster) { roster[0].mesh_address = to_string(stranger); });
+    ASSERT_TRUE(errors[2]);
+    EXPECT_EQ(errors[2]->code(), ErrorCode::kPeerLost) << errors[2]->what();
+    EXPECT_EQ(errors[2]->rank(), 0);
+    EXPECT_THAT(errors[2]->what(), HasSubstr("is out of reach"));
+  }
+}
+
 // A host is a boot and a network namespace; a rank without a door for neighbours is alone.
 TEST(Mesh, TellsWhichRanksShareAHost) {
   JobOptions options;

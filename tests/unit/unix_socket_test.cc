@@ -3,8 +3,10 @@
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 #include <sys/mman.h>
+#include <sys/resource.h>
 #include <unistd.h>
 
+#include <array>
 #include <utility>
 
 #include "lockstep/net/job/handshake.h"
@@ -15,6 +17,7 @@
 namespace lockstep::unix_socket_test {
 namespace {
 
+using ::testing::HasSubstr;
 using namespace test;
 
 std::string unique_name() { return "lockstep-test-" + to_string(random_member_id()); }
@@ -57,6 +60,22 @@ TEST(UnixSocket, ReceivingEndsAtTheDeadlineOrWhenThePeerCloses) {
   a = Socket();
   EXPECT_EQ(error_of([&, &socket = b] { receive_descriptors(socket, 1, soon()); }).code(),
             ErrorCode::kChannelClosed);
+}
+
+TEST(UnixSocket, WhoMayHaveNoMoreDescriptorsBlamesNobodyElse) {
+  auto [a, b] = unix_socket_pair();
+  b.set_peer("rank 2", 2);
+  const std::array<int, 2> sent{a.fd(), b.fd()};
+  send_descriptors(a, sent, soon());
+  rlimit before{};
+  ASSERT_EQ(::getrlimit(RLIMIT_NOFILE, &before), 0);
+  const rlimit none{3, before.rlim_max};
+  ASSERT_EQ(::setrlimit(RLIMIT_NOFILE, &none), 0);
+  const Error error = error_of([&, &socket = b] { receive_descriptors(socket, 2, soon()); });
+  ::setrlimit(RLIMIT_NOFILE, &before);
+  EXPECT_EQ(error.code(), ErrorCode::kIo);
+  EXPECT_EQ(error.rank(), -1);
+  EXPECT_THAT(error.what(), HasSubstr("Too many open files"));
 }
 
 TEST(UnixSocket, NobodyListensIsNoConnection) {

@@ -29,10 +29,11 @@ std::shared_ptr<Mapping> Mapping::of(const Descriptor& fd, std::size_t least) {
   struct stat info {};
   if (::fstat(fd.get(), &info) != 0) throw_io("fstat of shared memory", errno);
   const auto size = static_cast<std::size_t>(info.st_size);
-  if (size < least) throw Error(ErrorCode::kIo, "the shared segment is too small");
+  if (size < least) throw Error(ErrorCode::kUnexpectedMessage, "the shared segment is too small");
   const int seals = ::fcntl(fd.get(), F_GET_SEALS);
   if (seals < 0 || (seals & F_SEAL_SHRINK) == 0) {
-    throw Error(ErrorCode::kIo, "the shared segment is not sealed against shrinking");
+    throw Error(ErrorCode::kUnexpectedMessage,
+                "the shared segment is not sealed against shrinking");
   }
   void* data =
       ::mmap(nullptr, size, PROT_READ | PROT_WRITE, MAP_SHARED | MAP_NORESERVE, fd.get(), 0);

@@ -16,7 +16,8 @@ namespace lockstep {
 class Mapping {
  public:
   // All of `fd`, which is at least `least` bytes large and sealed against shrinking, as those of
-  // make_memfd() are; otherwise Error{kIo}. What a peer could cut would end us with SIGBUS.
+  // make_memfd() are; otherwise Error{kUnexpectedMessage}: what a peer could cut would end us with
+  // SIGBUS. Error{kIo} where this process may map no more.
   static std::shared_ptr<Mapping> of(const Descriptor& fd, std::size_t least);
   ~Mapping();
   Mapping(const Mapping&) = delete;

@@ -251,10 +251,22 @@ class MeshStreams final : public Streams {
           ::poll(nullptr, 0, deadline.poll_timeout(kPauseBetweenCalls));
           continue;
         }
-        const bool late = error.code() == ErrorCode::kTimeout;
-        throw Error(late ? ErrorCode::kNoConnection : error.code(),
-                    fmt::format("{}: {}", name_of(peer), error.message()), job_rank(peer));
+        throw failed_call(peer, error);
       }
+    }
+  }
+
+  Error failed_call(int peer, const Error& error) const {
+    const std::string text = fmt::format("{}: {}", name_of(peer), error.message());
+    switch (error.code()) {
+      case ErrorCode::kIo:
+        return Error(error.code(), text);  // the peer is not to blame
+      // Nobody answers, or a stranger that has its address now.
+      case ErrorCode::kTimeout:
+      case ErrorCode::kAuthentication:
+      case ErrorCode::kUnexpectedMessage:
+        return Error(ErrorCode::kNoConnection, text, job_rank(peer));
+      default: return Error(error.code(), text, job_rank(peer));
     }
   }
 

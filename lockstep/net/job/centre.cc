@@ -46,7 +46,8 @@ bool is_loss(const Error& error) {
 // "rank 2 (node7, pid 4711) died: its connection closed" is what people are told of it; beside the
 // name, "died: its connection closed" says the same.
 std::string without_name(const std::string& why, const std::string& name) {
-  return why.starts_with(name + " ") ? why.substr(name.size() + 1) : why;
+  if (why.starts_with(name + " ")) return why.substr(name.size() + 1);
+  return why.starts_with(name + ": ") ? why.substr(name.size() + 2) : why;
 }
 
 }  // namespace
@@ -362,11 +363,13 @@ void Centre::hear(int rank, const Message& message, Time now) {
     case MessageKind::kReport:
       if (const auto report = decode_report(message.body)) {
         if (report->generation != tag()) return;
-        // A newcomer that cannot reach somebody is not let in; nobody else is to blame.
-        const auto fresh = static_cast<int>(places_.size() - roster_->newcomers);
         Report told = *report;
-        if (phase_ == Phase::kForming && rank >= fresh && is_loss(told.error)) {
-          told.error = Error(told.error.code(), std::string(told.error.message()), rank);
+        // A newcomer that cannot reach somebody, or lacks what it takes, is not let in; nobody else
+        // is to blame.
+        const auto fresh = static_cast<int>(places_.size() - roster_->newcomers);
+        const bool enters = phase_ == Phase::kForming && rank >= fresh;
+        if (enters && told.error.code() != ErrorCode::kAborted) {
+          told.error = Error(ErrorCode::kPeerLost, std::string(told.error.message()), rank);
         }
         place(rank).failed = told.error.rank() == rank || told.error.rank() < 0;
         return health_->report(rank, told, now);
@@ -381,7 +384,7 @@ void Centre::hear(int rank, const Message& message, Time now) {
         }
         if (!place(rank).failed) place(rank).left = true;  // else it has said why it goes
         told_ = {};
-        if (phase_ == Phase::kForming) {  // all members are needed to begin
+        if (phase_ == Phase::kForming && !place(rank).failed) {  // all are needed to begin
           return lose(Error(ErrorCode::kPeerLost, name_of(place(rank).card) + " has left", rank),
                       now);
         }

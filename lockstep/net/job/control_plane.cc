@@ -192,8 +192,12 @@ void ControlPlane::ready_to_go() {
 
 bool ControlPlane::stood_still() const { return loop_ && loop_->news().paused; }
 
+bool ControlPlane::others_survive() const {
+  return loop_ && roster_ && roster_->survives && options_.survives;
+}
+
 bool ControlPlane::survives(const Error& error) const {
-  if (!loop_ || !roster_ || !roster_->survives || !options_.survives) return false;
+  if (!others_survive() || gave_up_) return false;
   const auto cause = latch().error();
   if (!cause || std::string_view(cause->what()) != error.what()) return false;
   return !loop_->news().failure;
@@ -244,6 +248,12 @@ void ControlPlane::wait_until_all_left(Deadline deadline) {
 
 void ControlPlane::fail(const Error& seen) {
   latch().check();
+  // Out of descriptors or memory, for one: no other rank is to blame.
+  const bool own = seen.rank() < 0 || seen.rank() == rank_;
+  if (seen.code() == ErrorCode::kIo && own && others_survive()) {
+    give_up(std::string(seen.message()), Error(seen.code(), std::string(seen.message()), rank_));
+    throw Error(*latch().error());
+  }
   if (loop_ && loop_->report(seen)) {
     // The centre decides in less than half of this; see JobHealth.
     const Deadline deadline =
@@ -272,7 +282,14 @@ void ControlPlane::abort(const std::string& reason) {
 
 void ControlPlane::give_up(const std::string& reason) {
   if (!roster_ || !roster_->survives) return abort(reason);
-  if (latch().trip(aborted_error(name_, rank_, reason)) && loop_) {
+  give_up(reason, aborted_error(name_, rank_, reason));
+}
+
+void ControlPlane::give_up(const std::string& reason, const Error& cause) {
+  gave_up_ = true;  // before other threads see the cause
+  if (!latch().trip(cause)) {
+    gave_up_ = false;
+  } else if (loop_) {
     loop_->report(Error(ErrorCode::kPeerLost, reason, rank_));
   }
 }

@@ -1,5 +1,6 @@
 #pragma once
 
+#include <atomic>
 #include <cstdint>
 #include <functional>
 #include <memory>
@@ -119,7 +120,8 @@ class ControlPlane final : public Supervisor {
 
   FailureLatch& latch() override;
   const FailureLatch& latch() const;
-  // Waits for the verdict at most a second, and at most the job's timeout.
+  // Waits for the verdict at most a second, and at most the job's timeout. Error{kIo} that names no
+  // other rank is this one's own trouble: where the others survive that, it gives up.
   [[noreturn]] void fail(const Error& seen) override;
   void abort(const std::string& reason) override;
   // For a process that has the centre and is no rank: tells it of a failure in the generation with
@@ -137,6 +139,10 @@ class ControlPlane final : public Supervisor {
   // The centre is gone: goes to another one, or becomes it. Throws when there is none.
   void find_centre(const ControlNews& news, Standing standing, std::int64_t step);
   void take_roster(const RosterMessage& message);
+  // The job goes on when this rank is lost.
+  bool others_survive() const;
+  // All threads of this process throw `cause` then.
+  void give_up(const std::string& reason, const Error& cause);
 
   std::shared_ptr<Watch> watch_;  // of the newest generation
   Arrivals arrivals_;
@@ -146,6 +152,7 @@ class ControlPlane final : public Supervisor {
   Deadline::Clock::duration timeout_{};
   std::optional<RosterMessage> roster_;
   std::string why_ended_;  // the one before
+  std::atomic<bool> gave_up_{false};
   // Constant once joined.
   MemberOptions options_;
   WayBack way_back_;

@@ -49,12 +49,13 @@ bool is_unreachable(int error_number) {
                 fmt::format("{} {}: {}", verb, socket.peer(), error_text(error_number)),
                 socket.peer_rank());
   }
-  if (error_number == ETIMEDOUT) {  // keepalive or TCP_USER_TIMEOUT gave up
+  // Keepalive or TCP_USER_TIMEOUT gave up, or there is no way any more.
+  if (is_unreachable(error_number)) {
     throw Error(ErrorCode::kPeerLost,
                 fmt::format("{} {}: it no longer answers", verb, socket.peer()),
                 socket.peer_rank());
   }
-  throw_io(fmt::format("{} {}", verb, socket.peer()), error_number, socket.peer_rank());
+  throw_io(fmt::format("{} {}", verb, socket.peer()), error_number);
 }
 
 Descriptor open_tcp(int family) {
@@ -192,7 +193,7 @@ void wait_for(int fd, short events, Deadline deadline, const FailureLatch* latch
   while (true) {
     if (latch != nullptr) latch->check();
     const int ready = ::poll(entries, 2, deadline.poll_timeout());
-    if (ready < 0 && errno != EINTR) throw_io(what, errno, rank);
+    if (ready < 0 && errno != EINTR) throw_io(what, errno);
     if (latch != nullptr) latch->check();
     if (ready > 0) return;
     if (deadline.expired()) throw Error(ErrorCode::kTimeout, std::string(what), rank);

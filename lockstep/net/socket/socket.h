@@ -18,7 +18,9 @@ namespace lockstep {
 // every error names it. One thread may send while another receives.
 //
 // Blocking calls wait until the deadline (Error{kTimeout}) or until `latch`, if given, trips (then
-// they throw its error). A peer that closed or reset is Error{kChannelClosed}, the rest Error{kIo}.
+// they throw its error). A peer that closed or reset is Error{kChannelClosed}, one that no longer
+// answers Error{kPeerLost}. The rest is Error{kIo} without a rank: this process's own trouble, such
+// as too few descriptors.
 //
 // Once it is protected, all bytes travel as records (records.h). A call that sends may then have to
 // be repeated: after nothing was sent, the next call must begin with the same bytes.

@@ -112,7 +112,7 @@ void send_descriptors(const Socket& socket, std::span<const int> descriptors, De
     if (errno == EAGAIN) {
       wait_for(socket.fd(), POLLOUT, deadline, latch, what, socket.peer_rank());
     } else if (errno != EINTR) {
-      throw_io(what, errno, socket.peer_rank());
+      throw_io(what, errno);
     }
   }
 }
@@ -128,7 +128,7 @@ std::vector<Descriptor> receive_descriptors(const Socket& socket, std::size_t co
     if (errno == EAGAIN) {
       wait_for(socket.fd(), POLLIN, deadline, latch, what, socket.peer_rank());
     } else if (errno != EINTR) {
-      throw_io(what, errno, socket.peer_rank());
+      throw_io(what, errno);
     }
   }
   if (received == 0) throw Error(ErrorCode::kChannelClosed, what, socket.peer_rank());
@@ -145,7 +145,9 @@ std::vector<Descriptor> receive_descriptors(const Socket& socket, std::size_t co
       descriptors.emplace_back(fd);
     }
   }
-  if (descriptors.size() != count || (message.header.msg_flags & MSG_CTRUNC) != 0) {
+  const bool cut = (message.header.msg_flags & MSG_CTRUNC) != 0;
+  if (cut && descriptors.size() < count) throw_io(what, EMFILE);  // this process may have no more
+  if (descriptors.size() != count || cut) {
     throw Error(ErrorCode::kUnexpectedMessage,
                 fmt::format("{}: expected {}, got {}", what, count, descriptors.size()),
                 socket.peer_rank());
