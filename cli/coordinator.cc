@@ -12,6 +12,7 @@
 #include <iterator>
 #include <memory>
 #include <optional>
+#include <random>
 #include <string_view>
 #include <utility>
 
@@ -316,8 +317,11 @@ void run_local_workers(const CoordinatorFlags& options) {
 }
 
 void serve_ranks(ControlPlane& control, const CoordinatorFlags& options, SaveSignal& signal) {
-  signal.listen([&control] {
-    control.wish({.save = true});
+  // Workers may remember the requests of a coordinator that was here before.
+  std::uint32_t request = std::random_device{}() % kMostSaveRequest;
+  signal.listen([&control, request]() mutable {
+    request = request % kMostSaveRequest + 1;
+    control.wish({.save = request});
     log(LogLevel::kInfo, "the workers are asked to save a checkpoint");
   });
   RankServer server(

@@ -205,7 +205,7 @@ LOCKSTEP_API int lockstep_job_description(const lockstep_job* job, const void** 
 typedef struct lockstep_wishes {
   size_t size;
   int stop;    /* a signal's number: end in order */
-  int save;    /* a checkpoint */
+  int save;    /* a checkpoint, once for each number that comes here; 0: none */
   int regroup; /* newcomers wait: LOCKSTEP_IN_ORDER after the step */
 } lockstep_wishes;
 LOCKSTEP_API int lockstep_job_wishes(const lockstep_job* job, lockstep_wishes* wishes);

@@ -95,7 +95,7 @@ enum class Regroup : std::uint8_t {
 // What the job wants of its workers. A worker that is asked passes it on to all.
 struct JobWishes {
   int stop = 0;          // a signal's number: end in order
-  bool save = false;     // a checkpoint
+  int save = 0;          // a checkpoint, once for each number that comes here; 0: none
   bool regroup = false;  // newcomers wait: Regroup::kInOrder after the step
 };
 

@@ -203,7 +203,7 @@ int lockstep_job_wishes(const lockstep_job* job, lockstep_wishes* wishes) {
   return guarded([&] {
     require(job, "lockstep_job_wishes: job");
     const lockstep::JobWishes now = job->job.wishes();
-    write_known_part(wishes, {0, now.stop, now.save ? 1 : 0, now.regroup ? 1 : 0},
+    write_known_part(wishes, {0, now.stop, now.save, now.regroup ? 1 : 0},
                      "lockstep_job_wishes: wishes");
     return LOCKSTEP_OK;
   });

@@ -119,7 +119,7 @@ struct MemberState : Job::State {
 
   JobWishes wishes() const override {
     const Wish wish = job.control->wanted();
-    return {static_cast<int>(wish.stop), wish.save, wish.regroup};
+    return {static_cast<int>(wish.stop), static_cast<int>(wish.save), wish.regroup};
   }
 
   void tell(std::string line) override { job.control->tell(std::move(line)); }

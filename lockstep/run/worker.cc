@@ -466,7 +466,8 @@ Requests Worker::requests() {
   Requests wanted = requests_of_signals();
   const JobWishes wishes = job_.wishes();
   if (wanted.stop == 0) wanted.stop = wishes.stop;
-  wanted.save = wanted.save || wishes.save || checkpoints_->save_wanted();
+  wanted.save = wanted.save || checkpoints_->save_wanted();
+  wanted.save_request = static_cast<std::uint32_t>(wishes.save);
   wanted.regroup = wishes.regroup;
   return wanted;
 }

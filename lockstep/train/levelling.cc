@@ -185,6 +185,7 @@ void pass(StepReport& report, Numbers& numbers) {
   numbers.list(report.next_lanes, one);
   one(report.stop);
   one(report.save);
+  one(report.save_request);
   one(report.regroup);
   numbers.list(report.leaving, one);
 }

@@ -93,6 +93,7 @@ struct StepReport {
   // so all ranks have read the same.
   int stop = 0;  // a signal's number
   bool save = false;
+  std::uint32_t save_request = 0;  // the job's newest that a step has carried, up to this one
   bool regroup = false;      // newcomers wait: the generation ends here
   std::vector<int> leaving;  // ranks that go now; the others regroup
 };

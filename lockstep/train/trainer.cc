@@ -28,7 +28,7 @@ namespace {
 // The tail. Every lane has the numbers ahead of kFirstRank. A rank's own numbers are in the tail of
 // its first lane, at places where all other tails have zeros, so that the sum keeps them.
 enum TailPlace : std::size_t { kLoss, kTokens, kCorrect, kBadLosses, kFirstRank };
-enum RankPlace : std::size_t { kStop, kSave, kRegroup, kLeave, kFirstPhase };
+enum RankPlace : std::size_t { kStop, kSave, kSaveRequest, kRegroup, kLeave, kFirstPhase };
 constexpr std::size_t kRankPlaces = kFirstPhase + kPhases;
 
 std::size_t rank_place(int rank) { return kFirstRank + index_of(rank) * kRankPlaces; }
@@ -121,6 +121,7 @@ void initialise(Replica& replica, std::uint64_t seed, ThreadPool& pool) {
 void decide_requests(std::span<const Requests> by_rank, const ReducerOptions& reducer,
                      StepReport& report) {
   const int world_size = static_cast<int>(by_rank.size());
+  report.save_request = by_rank.front().save_request;
   std::optional<Range> last_buddies;  // of the rank that leaves
   for (int rank = 0; rank < world_size; ++rank) {
     const Requests& told = by_rank[index_of(rank)];
@@ -425,7 +426,11 @@ void Trainer::add_requests(const Requests& requests, std::vector<double>& tail) 
   const std::span<double> own =
       std::span(tail).subspan(rank_place(communicator_->rank()), kRankPlaces);
   own[kStop] = requests.stop;
-  own[kSave] = requests.save ? 1 : 0;
+  // What the job asks for it asks until it is told something else.
+  const std::uint32_t carried = standing_.last ? standing_.last->report.save_request : 0;
+  const std::uint32_t asked = requests.save_request != 0 ? requests.save_request : carried;
+  own[kSave] = requests.save || asked != carried ? 1 : 0;
+  own[kSaveRequest] = asked;
   own[kRegroup] = requests.regroup ? 1 : 0;
   own[kLeave] = requests.leave;
   std::ranges::copy(phases_.all(), own.begin() + kFirstPhase);
@@ -452,14 +457,18 @@ void Trainer::read_tail(std::span<const double> tail, StepReport& report) {
   for (int rank = 0; rank < communicator_->world_size(); ++rank) {
     const std::span<const double> told = tail.subspan(rank_place(rank), kRankPlaces);
     const auto stop = whole_number<int>(told[kStop]);
+    const auto save_request = whole_number<std::uint32_t>(told[kSaveRequest]);
     const auto leave = whole_number<int>(told[kLeave]);
     const auto plausible = [](double seconds) { return std::abs(seconds) < kMostSeconds; };
-    if (!stop || *stop < 0 || *stop >= NSIG || !leave || *leave < 0 ||
+    if (!stop || *stop < 0 || *stop >= NSIG || !save_request || !leave || *leave < 0 ||
         !std::ranges::all_of(told.subspan(kFirstPhase), plausible)) {
       refuse_telling(*communicator_, rank, fmt::format("its requests of step {}", report.step));
     }
-    requests.push_back(
-        {.stop = *stop, .save = told[kSave] > 0, .regroup = told[kRegroup] > 0, .leave = *leave});
+    requests.push_back({.stop = *stop,
+                        .save = told[kSave] > 0,
+                        .save_request = *save_request,
+                        .regroup = told[kRegroup] > 0,
+                        .leave = *leave});
     PhaseTimes times;
     std::ranges::copy(told.subspan(kFirstPhase), times.all().begin());
     compute_seconds_[index_of(rank)] += times.compute();

@@ -59,8 +59,9 @@ struct TrainerOptions {
 struct Requests {
   int stop = 0;  // a signal's number
   bool save = false;
-  bool regroup = false;  // newcomers wait
-  int leave = 0;         // this rank wants to go: 0 no, 1 asked, 2 asked a second ago or more
+  std::uint32_t save_request = 0;  // of the job, by its number; 0: none. Rank 0 tells it
+  bool regroup = false;            // newcomers wait
+  int leave = 0;  // this rank wants to go: 0 no, 1 asked, 2 asked a second ago or more
 };
 
 // What all ranks do after a step in which the ranks have requested this, into `report`: its stop,

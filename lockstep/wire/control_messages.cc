@@ -99,7 +99,7 @@ std::optional<GenerationEnd> decode_generation_end(std::span<const std::byte> bo
 std::vector<std::byte> encode(const Wish& wish) {
   ByteWriter writer;
   writer.u32(wish.stop);
-  writer.u8(wish.save ? 1 : 0);
+  writer.u32(wish.save);
   writer.u8(wish.regroup ? 1 : 0);
   return std::move(writer).take();
 }
@@ -108,11 +108,12 @@ std::optional<Wish> decode_wish(std::span<const std::byte> body) {
   ByteReader reader(body);
   Wish wish;
   wish.stop = reader.u32();
-  const std::uint8_t save = reader.u8();
+  wish.save = reader.u32();
   const std::uint8_t regroup = reader.u8();
-  wish.save = save == 1;
   wish.regroup = regroup == 1;
-  if (!reader.finished() || wish.stop > kMaxSignal || save > 1 || regroup > 1) return std::nullopt;
+  if (!reader.finished() || wish.stop > kMaxSignal || wish.save > kMostSaveRequest || regroup > 1) {
+    return std::nullopt;
+  }
   return wish;
 }
 

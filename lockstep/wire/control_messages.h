@@ -56,11 +56,13 @@ struct GenerationEnd {
 // What the centre wants of a rank, which passes it on to all. The last one that came counts, but
 // for one whose signal is kWriteFlight: that goes to every rank and changes no other.
 inline constexpr std::uint32_t kWriteFlight = 12;  // SIGUSR2
+// A request counts once, however often it is told: each has another number than the one before.
+inline constexpr std::uint32_t kMostSaveRequest = INT32_MAX;
 // To a prepared newcomer: there is no lane for it, it is to wait until a member goes.
 inline constexpr std::uint32_t kSpare = 10;
 struct Wish {
   std::uint32_t stop = 0;  // a signal's number: end the run in order
-  bool save = false;       // a checkpoint
+  std::uint32_t save = 0;  // the newest request to save a checkpoint, by its number; 0: none
   bool regroup = false;    // newcomers wait
 
   bool operator==(const Wish&) const = default;

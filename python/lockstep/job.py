@@ -37,7 +37,7 @@ class Wishes(NamedTuple):
     """What the job wants of its workers; rank 0 hears it first."""
 
     stop: int  # a signal's number: end in order
-    save: bool
+    save: int  # a checkpoint, once for each number that comes here; 0: none
     regroup: bool  # newcomers wait: Regroup.IN_ORDER after the step
 
 
@@ -113,7 +113,7 @@ class Job:
         """What the job wants of its workers."""
         found = _library.sized(_library.Wishes)
         _library.check(library.lockstep_job_wishes(self._open(), byref(found)))
-        return Wishes(found.stop, bool(found.save), bool(found.regroup))
+        return Wishes(found.stop, found.save, bool(found.regroup))
 
     def describe(self, description: bytes = b"", most_workers: int = 0) -> None:
         """What newcomers are told; all workers say the same. A job takes newcomers only once it is described."""

@@ -340,7 +340,9 @@ def saved_from_the_coordinator(data, folder):
         star.wait_line(star.coordinator, "asked to save a checkpoint")
         star.wait(lambda: any(worker.find("saved checkpoint-") for worker in workers), "checkpoint")
         steps = sum(len(worker.lines) for worker in workers)
-        star.wait(lambda: sum(len(worker.lines) for worker in workers) > steps, "another step")
+        star.wait(lambda: sum(len(worker.lines) for worker in workers) > steps + 20, "more steps")
+        saved = [line for worker in workers for line in worker.lines if "saved checkpoint-" in line]
+        star.expect(len(saved) == 1, f"one request, and {len(saved)} checkpoints")
         for worker in workers:
             worker.signal(signal.SIGINT)
         star.expect_end(workers, 130)

@@ -287,6 +287,18 @@ TEST(Centre, ANewcomerIsWishedForAndComesAtABoundary) {
   EXPECT_TRUE(job.said.empty());  // nothing was lost
 }
 
+TEST(Centre, ARequestToSaveIsToldAgainToTheRankThatFollows) {
+  Formed job(3);
+  job.centre().wish({.save = 7});
+  job.turn();
+  EXPECT_EQ(job.wishes[0].save, 7u);
+  job.wishes.clear();
+  job.turn();
+  EXPECT_TRUE(job.wishes.empty());
+  job.close(0);
+  EXPECT_EQ(job.wishes[1].save, 7u);
+}
+
 TEST(Centre, EveryRankIsAskedForItsFlightRecorderAndNoWishIsLost) {
   Formed job(3);
   job.centre().wish({.stop = 15});

@@ -201,6 +201,7 @@ struct ToldReport {
   std::vector<double> lanes = {2, 2, 2};
   std::vector<double> next_lanes = {0};
   double stop = 0;
+  double save_request = 0;
   std::vector<double> leaving = {0};
   std::vector<double> more = {};
 
@@ -213,7 +214,7 @@ struct ToldReport {
     add(straggler);
     add(lanes);
     add(next_lanes);
-    add({stop, 0, 0});
+    add({stop, 0, save_request, 0});
     add(leaving);
     add({1, 1, 0, 0, 0, 0});
     add(more);
@@ -234,6 +235,7 @@ TEST(HostileMember, TellsAReportOfRanksThatAreNone) {
       {.next_lanes = {3, 1, 1, 2}},
       {.stop = 65},
       {.stop = -1},
+      {.save_request = -1},
       {.leaving = {1, 2}},
       {.more = {0}},
   };
@@ -256,9 +258,10 @@ TEST(HostileMember, TellsAReportOfRanksThatAreNone) {
 
 // The places of trainer.cc: four numbers of the lanes, then those of every rank.
 constexpr std::size_t kTokensPlace = 1;
-constexpr std::size_t kStopPlaceOfRank1 = 4 + (4 + kPhases);
-constexpr std::size_t kLeavePlaceOfRank1 = kStopPlaceOfRank1 + 3;
-constexpr std::size_t kPhasePlaceOfRank1 = kStopPlaceOfRank1 + 4;
+constexpr std::size_t kStopPlaceOfRank1 = 4 + (5 + kPhases);
+constexpr std::size_t kSaveRequestPlaceOfRank1 = kStopPlaceOfRank1 + 2;
+constexpr std::size_t kLeavePlaceOfRank1 = kStopPlaceOfRank1 + 4;
+constexpr std::size_t kPhasePlaceOfRank1 = kStopPlaceOfRank1 + 5;
 
 std::vector<std::optional<Error>> train_with_lie(std::size_t place, double lie) {
   auto group = make_local_group(2);
@@ -325,9 +328,11 @@ TEST(HostileMember, IsNotBelievedByItself) {
 
 TEST(HostileMember, RequestsWhatNobodyCanWant) {
   const std::vector<std::pair<std::size_t, double>> lies = {
-      {kStopPlaceOfRank1, kNan},  {kStopPlaceOfRank1, 1e300},     {kStopPlaceOfRank1, 1000},
-      {kStopPlaceOfRank1, -1},    {kLeavePlaceOfRank1, 0.5},      {kLeavePlaceOfRank1, -1e18},
-      {kPhasePlaceOfRank1, kNan}, {kPhasePlaceOfRank1, kInfinity}};
+      {kStopPlaceOfRank1, kNan},      {kStopPlaceOfRank1, 1e300},
+      {kStopPlaceOfRank1, 1000},      {kStopPlaceOfRank1, -1},
+      {kLeavePlaceOfRank1, 0.5},      {kLeavePlaceOfRank1, -1e18},
+      {kPhasePlaceOfRank1, kNan},     {kPhasePlaceOfRank1, kInfinity},
+      {kSaveRequestPlaceOfRank1, -1}, {kSaveRequestPlaceOfRank1, 0.5}};
   for (const auto& [place, lie] : lies) {
     for (const auto& error : train_with_lie(place, lie)) {
       ASSERT_TRUE(error) << place << " " << lie;

@@ -193,10 +193,12 @@ TEST(ControlMessages, RoundTrip) {
   EXPECT_EQ(ended->error.rank(), 2);
   expect_exact(encode(end), [](auto body) { return decode_generation_end(body).has_value(); });
 
-  const Wish wish{15, true, true};
+  const Wish wish{15, 7, true};
   EXPECT_EQ(decode_wish(encode(wish)), wish);
   expect_exact(encode(wish), [](auto body) { return decode_wish(body).has_value(); });
-  EXPECT_FALSE(decode_wish(encode(Wish{65, false, false})));
+  EXPECT_FALSE(decode_wish(encode(Wish{65, 0, false})));
+  EXPECT_TRUE(decode_wish(encode(Wish{0, kMostSaveRequest, false})));
+  EXPECT_FALSE(decode_wish(encode(Wish{0, kMostSaveRequest + 1, false})));
   EXPECT_EQ(decode_tag(encode_tag(9)), 9u);
   EXPECT_EQ(decode_redirect(encode_redirect("10.0.0.3:4711")), "10.0.0.3:4711");
 }

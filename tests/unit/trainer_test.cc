@@ -110,16 +110,27 @@ TEST(Trainer, StopsAfterTheStepUnderWay) {
   SoloTrainer solo(small_options(), some_samples(50), some_samples(5), 1);
   int asked = 0;
   std::vector<int> stops;
-  solo.trainer.run(
-      [&] {
-        return Requests{++asked == 4 ? 15 : 0, asked == 2};
-      },
-      [&](const StepReport& report) {
-        stops.push_back(report.stop);
-        EXPECT_EQ(report.save, report.step == 2);
-      });
+  solo.trainer.run([&] { return Requests{.stop = ++asked == 4 ? 15 : 0, .save = asked == 2}; },
+                   [&](const StepReport& report) {
+                     stops.push_back(report.stop);
+                     EXPECT_EQ(report.save, report.step == 2);
+                   });
   EXPECT_EQ(stops, (std::vector<int>{0, 0, 0, 15}));
   EXPECT_EQ(solo.trainer.steps_done(), 4);
+}
+
+// What the job asks for it asks for as long as it lives.
+TEST(Trainer, SavesOnceForEachRequestOfTheJob) {
+  SoloTrainer solo(small_options(), some_samples(50), some_samples(5), 1);
+  int polls = 0;
+  std::vector<bool> saved;
+  solo.trainer.run(
+      [&] {
+        const std::uint32_t newest = polls < 2 ? 0 : polls < 4 ? 9 : 5;
+        return Requests{.stop = ++polls == 7 ? 15 : 0, .save_request = newest};
+      },
+      [&](const StepReport& report) { saved.push_back(report.save); });
+  EXPECT_EQ(saved, (std::vector<bool>{false, false, true, false, true, false, false}));
 }
 
 TEST(Trainer, ValidatesWhenAsked) {

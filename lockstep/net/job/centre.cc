@@ -751,7 +751,6 @@ void Centre::send_wish(Time now) {
   wish.regroup = newcomers_wait(now);
   if (wish == told_) return;
   send(*first->link, MessageKind::kWish, encode(wish));
-  wish.save = wish_.save = false;  // once
   told_ = wish;
 }
 
