@@ -662,6 +662,17 @@ TEST(Centre, APauseOfItsOwnIsNobodysSilence) {
   EXPECT_THAT(job.processes(), ElementsAre(0, 2));
 }
 
+// The clock stands still while a machine is suspended.
+TEST(Centre, ResignsWhenMembersHaveGoneWhileItsMachineWasSuspended) {
+  Formed job(3);
+  job.pass(2s);
+  job.heartbeats();
+  job.centre().machine_slept(60s);
+  job.close(1);
+  EXPECT_TRUE(job.centre().resigned());
+  EXPECT_EQ(job.roster().generation.number, 1u);
+}
+
 TEST(Centre, ResignsWhenMembersHaveGoneWhileItStoodStill) {
   Formed job(3);
   job.pass(2s);

@@ -64,6 +64,19 @@ TEST(Member, WhoStoodStillCountsFromItsLastHeartbeat) {
   EXPECT_TRUE(member.paused());
 }
 
+// The clock stands still while a machine is suspended.
+TEST(Member, WhoseMachineWasSuspendedHasStoodStill) {
+  for (const auto slept : {8s, 12s}) {
+    Member member = joined_member();
+    ASSERT_TRUE(member.joined());
+    member.tick(kBegin + 1s);
+    member.machine_slept(slept);
+    hear_heartbeat(member, 1, kBegin + 1s);
+    member.tick(kBegin + 1s);
+    EXPECT_EQ(member.paused(), slept >= kTimeout);
+  }
+}
+
 TEST(Member, AHeartbeatThatWasSentBeginsTheCountAnew) {
   Member member = joined_member();
   ASSERT_TRUE(member.joined());

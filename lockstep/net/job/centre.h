@@ -92,6 +92,9 @@ class Centre {
   void wish(const Wish& wish) { wish_ = wish; }
   // Has all ranks write what they did last, but for these processes of a host.
   void ask_flight(const HostIdentity& host, const std::vector<std::int32_t>& but);
+  // The machine was suspended for so long, by a clock that stood still meanwhile. Before any event
+  // that has come since.
+  void machine_slept(Clock::duration time) { last_event_ -= time; }
   // To be called at wake_at() at the latest, after all events that happened before.
   void tick(Time now);
   // Says goodbye to all; a verdict that is still open is decided first. `progress` is that of this

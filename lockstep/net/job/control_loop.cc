@@ -202,6 +202,9 @@ bool ControlLoop::turn() {
   bool go_on = true;
   const auto ready = poller_.wait(Deadline::at(wake_at()));
   const auto now = Deadline::Clock::now();
+  slept_ = machine_sleep_.take();
+  if (centre_) centre_->machine_slept(slept_);
+  if (member_) member_->machine_slept(slept_);
   // All are heard before silence is judged.
   bool at_door = door_ && now >= door_->wake_at();
   for (const std::uint64_t key : ready) {
@@ -240,6 +243,7 @@ bool ControlLoop::take_orders(Time now) {
     for (auto& [key, each] : centre_links_) each.link.socket().close_gently();
     centre_links_.clear();
     centre_ = std::move(orders.centre);
+    centre_->machine_slept(slept_);  // perhaps it was made before
   }
   if (orders.join_again) {
     watch_ = std::move(orders.join_again->watch);
@@ -251,6 +255,7 @@ bool ControlLoop::take_orders(Time now) {
       member_link_->socket().close_gently();
     }
     member_ = std::move(orders.member);
+    member_->machine_slept(slept_);
     member_sending_ = false;
     if (!orders.link) {
       auto [near, far] = unix_socket_pair();

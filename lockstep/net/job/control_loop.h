@@ -18,6 +18,7 @@
 #include "lockstep/net/job/arrivals.h"
 #include "lockstep/net/job/centre.h"
 #include "lockstep/net/job/door.h"
+#include "lockstep/net/job/machine_sleep.h"
 #include "lockstep/net/job/member.h"
 #include "lockstep/net/job/supervisor.h"
 #include "lockstep/net/socket/poller.h"
@@ -181,6 +182,8 @@ class ControlLoop {
   std::atomic<std::int64_t> centre_step_{0};
 
   // Control thread only, as the rest.
+  MachineSleep machine_sleep_;
+  Deadline::Clock::duration slept_{};  // before this turn
   std::shared_ptr<Watch> watch_;
   std::unique_ptr<Door> door_;
   std::unique_ptr<Centre> centre_;

@@ -48,6 +48,11 @@ class Member {
   void received(const Message& message, Time now);
   // The link broke, or what came over it was not ours.
   void lost(const Error& why);
+  // As Centre::machine_slept.
+  void machine_slept(Clock::duration time) {
+    last_look_ -= time;
+    last_word_ -= time;
+  }
   // To be called at wake_at() at the latest, after all events that happened before.
   void tick(Time now);
   void report(const Error& error);
