@@ -673,6 +673,22 @@ TEST(Centre, ResignsWhenMembersHaveGoneWhileItsMachineWasSuspended) {
   EXPECT_EQ(job.roster().generation.number, 1u);
 }
 
+TEST(Centre, WhatALauncherSawOfAProcessIsToldOfThatOfItsHost) {
+  Formed job(3);
+  HostIdentity other = job.card(1).host;
+  other.network_namespace += 1;
+  job.centre().process_ended(other, job.card(1).pid, "was killed by signal 11", true);
+  job.close(1);
+  ASSERT_EQ(job.roster().departed.size(), 1u);
+  EXPECT_EQ(job.roster().departed[0].kind, Departure::Kind::kDied);
+  EXPECT_THAT(job.roster().departed[0].why, HasSubstr("its connection closed"));
+  job.centre().process_ended(job.card(2).host, job.card(2).pid, "was killed by signal 11", true);
+  job.close(2);
+  ASSERT_EQ(job.roster().departed.size(), 1u);
+  EXPECT_EQ(job.roster().departed[0].kind, Departure::Kind::kFailed);
+  EXPECT_EQ(job.roster().departed[0].why, "was killed by signal 11");
+}
+
 TEST(Centre, ResignsWhenMembersHaveGoneWhileItStoodStill) {
   Formed job(3);
   job.pass(2s);

@@ -519,9 +519,11 @@ void Centre::take_away(int rank, Departure::Kind kind, const std::string& why) {
   at.link.reset();
 }
 
-void Centre::process_ended(std::int32_t pid, const std::string& how, bool own_fault) {
+void Centre::process_ended(const HostIdentity& host, std::int32_t pid, const std::string& how,
+                           bool own_fault) {
   for (Place& at : places_) {
-    if (at.card.pid != pid || at.left) continue;
+    // On other hosts, and in other containers of this one, others have the same number.
+    if (at.card.pid != pid || !same_host(at.card.host, host) || at.left) continue;
     const auto kind = own_fault ? Departure::Kind::kFailed : Departure::Kind::kDied;
     at.departure = {at.card.rank, kind, name_of(at.card), how};
   }

@@ -85,9 +85,10 @@ class Centre {
   // A failure that this process itself has found, which is no rank. With the tag of a generation
   // that has ended it counts nothing: its ranks are others' now.
   void report(const Error& seen, std::optional<std::uint32_t> generation, Time now);
-  // How the process of a member has ended, as its launcher saw. Says more than that its connection
-  // has closed.
-  void process_ended(std::int32_t pid, const std::string& how, bool own_fault);
+  // How the process of a member on this host has ended, as its launcher saw. Says more than that
+  // its connection has closed.
+  void process_ended(const HostIdentity& host, std::int32_t pid, const std::string& how,
+                     bool own_fault);
   // Wants something of all ranks, for as long as the job lives: rank 0 passes it on.
   void wish(const Wish& wish) { wish_ = wish; }
   // Has all ranks write what they did last, but for these processes of a host.

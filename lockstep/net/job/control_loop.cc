@@ -274,7 +274,7 @@ bool ControlLoop::take_orders(Time now) {
   if (orders.wish && centre_) centre_->wish(*orders.wish);
   if (orders.ask_flight && centre_) centre_->ask_flight(this_host(), *orders.ask_flight);
   for (const ProcessEnded& end : orders.ended) {
-    if (centre_) centre_->process_ended(end.pid, end.how, end.own_fault);
+    if (centre_) centre_->process_ended(this_host(), end.pid, end.how, end.own_fault);
   }
   // Without the lock: a report asks for progress, whose source may have locks of its own.
   for (const auto& [error, generation] : orders.reports) {
