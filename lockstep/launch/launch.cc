@@ -476,6 +476,12 @@ class Launcher {
     if (options_.joins) return std::ranges::count(children_, 0, &Child::status) > 0;
     // The end is the same for all: who came to it has the whole result.
     if (std::ranges::any_of(children_, &Child::finished)) return true;
+    // A program may leave the job in order and fail all the same.
+    if (std::ranges::any_of(children_, [this](const Child& child) {
+          return child.generation == generation_ && failed_by_itself(child);
+        })) {
+      return false;
+    }
     const auto centre = centre_.lock();
     if (!centre) {  // it goes once all have left, and when the job has failed
       return std::ranges::any_of(children_, [this](const Child& child) {
@@ -756,6 +762,10 @@ class Launcher {
     if (was_killed(child)) return false;
     const int code = WEXITSTATUS(child.status);
     return code == kExitUsage || code == kExitHalted;
+  }
+
+  static bool failed_by_itself(const Child& child) {
+    return child.status != 0 && !was_killed(child) && !ended_as_told(child);
   }
 
   static bool was_killed(const Child& child) { return WIFSIGNALED(child.status); }

@@ -255,6 +255,12 @@ class Survival(Case):
         _, errors = self.end(process, 0)
         self.assertRegex(errors.splitlines()[-1], r"warning: rank 1 \(pid \d+\) was killed by signal 9")
 
+    def test_all_leave_in_order_and_fail(self):
+        process = self.start("--survive", *LONG, "work:end:fail", "work:end:fail")
+        process.stdout.read()
+        _, errors = self.end(process, 1)
+        self.assertRegex(errors.splitlines()[-1], r"rank [01] \(pid \d+\) failed first, with exit code 1: the culprit$")
+
     def test_nobody_is_left(self):
         process = self.start("--survive", *LONG, "work", "work")
         self.step_with(process, 2)

@@ -13,7 +13,7 @@
 //   work      makes steps in a job that survives losses until it is told to stop; rank 0 tells
 //             every step and how many made it. work:exit:N, work:die: the same until step 20, which
 //             ends the worker; newcomers go on. work:end: ends the run with step 20; work:end:stop
-//             likewise, but stops before it says goodbye
+//             likewise, but stops before it says goodbye; work:end:fail fails after it
 //   come:die  works, but newcomers kill themselves; come:join:die: once they are in the job
 //   in:...    the same, in a job of others
 //
@@ -143,6 +143,10 @@ int work(const std::string& action, const RankEnvironment& environment) {
     try {
       puppet.make_steps(20, end);
       if (action == "work:end:stop") ::raise(SIGSTOP);
+      if (action == "work:end:fail") {
+        fmt::print(stderr, "the culprit\n");
+        return 1;
+      }
       return 128 + puppet.stop;
     } catch (const Error& error) {
       if (!puppet.job.survives(error)) throw;
