@@ -472,14 +472,15 @@ class Standstill(ByHand):
             self.addCleanup(process.kill)
         return out, processes, Standstill.STEPS if where == "saving" else 4
 
-    def stand_still(self, runs):
-        """All processes of each run, once it has come to its step; returns them by their folder."""
+    def stand_still(self, runs, awake=None):
+        """All processes of each run, but for this one of them, once it has come to its step; returns them by their folder."""
         asleep = {}
 
         def all_stand_still():
             for out, processes, step in runs:
                 if out not in asleep and (out / "metrics.jsonl").exists() and f'"step":{step},' in (out / "metrics.jsonl").read_text():
-                    asleep[out] = [pid for process in processes for pid in [process.pid, *children_of(process.pid)]]
+                    pids = [pid for process in processes for pid in [process.pid, *children_of(process.pid)]]
+                    asleep[out] = [pid for i, pid in enumerate(pids) if i != awake]
                     for pid in asleep[out]:
                         os.kill(pid, signal.SIGSTOP)
             return len(asleep) == len(runs) and all(state_of(pid) == "T" for pids in asleep.values() for pid in pids)
@@ -509,17 +510,15 @@ class Standstill(ByHand):
         self.assertFalse(list(out.glob("lease*")) + list(out.glob("*.tmp")), said)
         return said
 
-    def test_one_wakes_earlier_and_becomes_the_centre(self):
-        """The rank 0 before it is another rank then, and lets it write."""
-        timeout = 2
-        run = self.start("launched", "tcp", "training", timeout)
-        (_, _, early, _), = (pids := self.stand_still([run]).values())
-        time.sleep(0.4 * timeout)  # too short for it to count as lost, by itself
-        os.kill(early, signal.SIGCONT)
-        time.sleep(1.6 * timeout)  # it hears of nobody for the timeout
-        for pid in next(iter(pids)):
+    def test_one_is_awake_and_becomes_the_centre(self):
+        """The rank 0 before it comes back as another rank, and lets it write."""
+        out, processes, _ = run = self.start("launched", "tcp", "training", timeout=2)
+        asleep = self.stand_still([run], awake=2)[out]
+        # It writes what it did last when the generation ends.
+        wait_for(lambda: list(out.glob("flight/generation-*/rank-1.json")), "end of the generation")
+        for pid in asleep:
             os.kill(pid, signal.SIGCONT)
-        said = self.expect_result(*run[:2])
+        said = self.expect_result(out, processes)
         self.assertIn("is the centre of the job now", said)
         self.assertRegex(said, r"\[rank 1\] saved checkpoint-\d+ ")
 
