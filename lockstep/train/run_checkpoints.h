@@ -112,9 +112,9 @@ class RunCheckpoints {
   const CheckpointPolicy policy_;
   std::chrono::steady_clock::time_point latest_save_ = std::chrono::steady_clock::now();
   const std::shared_ptr<const Tokenizer> tokenizer_;
-  std::int64_t latest_step_;                // for which a save was due, or from which we resumed
-  std::int64_t due_step_ = 0;               // the last that was due; 0: none
-  std::int64_t copied_step_ = 0;            // the last whose state is with the writer; 0: none
+  std::int64_t latest_step_;      // for which a save was due, or from which we resumed
+  std::int64_t due_step_ = 0;     // the last that was due; 0: none
+  std::int64_t copied_step_ = 0;  // the last whose state is with the writer; 0: none
   mutable std::mutex mutex_;
   std::vector<std::int64_t> damaged_;       // guarded by mutex_; the writer's thread reads it
   bool lost_ = false;                       // a save was lost with its generation: one is due
