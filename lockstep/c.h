@@ -62,6 +62,7 @@ typedef enum lockstep_code {
   LOCKSTEP_BLOCK_MISMATCH = 19,
   LOCKSTEP_COMPONENT_MISMATCH = 20,
   LOCKSTEP_REPLICA_MISMATCH = 21, /* workers hold different weights */
+  LOCKSTEP_DEVICE = 22,           /* a GPU refused something */
   LOCKSTEP_INTERNAL = 99,         /* out of memory, or a bug */
   LOCKSTEP_NOT_YET = 100          /* no error: what was waited for has not ended */
 } lockstep_code;

@@ -29,6 +29,7 @@ std::string_view to_string(ErrorCode code) {
     case ErrorCode::kBlockMismatch: return "block mismatch";
     case ErrorCode::kComponentMismatch: return "component mismatch";
     case ErrorCode::kReplicaMismatch: return "replica mismatch";
+    case ErrorCode::kDevice: return "device error";
   }
   return "unknown error";
 }

@@ -28,6 +28,7 @@ enum class ErrorCode {
   kBlockMismatch,
   kComponentMismatch,
   kReplicaMismatch,  // workers hold different weights
+  kDevice,           // a GPU refused something: a fault of one worker alone
 };
 
 // The code as it appears in messages and logs, e.g. "size mismatch".

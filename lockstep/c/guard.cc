@@ -45,6 +45,7 @@ constexpr CodePair kCodes[] = {
     {ErrorCode::kBlockMismatch, LOCKSTEP_BLOCK_MISMATCH},
     {ErrorCode::kComponentMismatch, LOCKSTEP_COMPONENT_MISMATCH},
     {ErrorCode::kReplicaMismatch, LOCKSTEP_REPLICA_MISMATCH},
+    {ErrorCode::kDevice, LOCKSTEP_DEVICE},
 };
 
 }  // namespace

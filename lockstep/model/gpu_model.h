@@ -64,8 +64,8 @@ class GpuModel {
   // The longest wait for the GPU, for each lane that is enqueued. Ten minutes unless it is set.
   virtual void set_patience(std::chrono::nanoseconds patience) = 0;
   // Other memory: so many accumulators, whose contents are lost unless the number stays, and
-  // moments for `shard`, which are zeros unless the range stays. Waits. Throws Error{kIo} when the
-  // GPU has too little.
+  // moments for `shard`, which are zeros unless the range stays. Waits. Throws Error{kDevice} when
+  // the GPU has too little.
   virtual void resize(std::uint32_t accumulators, Range shard) = 0;
 
   // Whole flat buffers; moments are those of the shard.
@@ -140,8 +140,8 @@ struct GpuVersions {
 };
 GpuVersions gpu_versions();
 
-// Throws Error{kInvalidArgument} for a model that the kernels do not support, Error{kIo} when there
-// is no GPU or too little memory.
+// Throws Error{kInvalidArgument} for a model that the kernels do not support, Error{kDevice} when
+// there is no GPU or too little memory.
 std::unique_ptr<GpuModel> make_gpu_model(const GpuModelOptions& options);
 
 // The best rate, in GFLOP/s, of several products of random matrices of 8192 x 8192.

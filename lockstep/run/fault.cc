@@ -39,14 +39,15 @@ Fault read_fault(const std::string& text, int rank, Replica* replica) {
     words[word.substr(0, word.find('='))] = word.substr(word.find('=') + 1);
   }
   const std::string action = words["do"];
-  constexpr std::string_view kActions[] = {"kill",   "stop", "crash", "flip",
-                                           "memory", "fail", "slow"};
+  constexpr std::string_view kActions[] = {"kill",   "stop", "crash",  "flip",
+                                           "memory", "fail", "device", "slow"};
   if (std::ranges::find(kActions, action) == std::end(kActions)) {
     throw Error(
         ErrorCode::kInvalidArgument,
-        fmt::format("LOCKSTEP_FAULT={}: do=kill, stop, crash, flip, memory, fail or slow is "
-                    "missing",
-                    text));
+        fmt::format(
+            "LOCKSTEP_FAULT={}: do=kill, stop, crash, flip, memory, fail, device or slow is "
+            "missing",
+            text));
   }
   const std::string own = rank < 0 ? "newcomer" : std::to_string(rank);
   if (words["rank"] != "any" && words["rank"] != own) return {};
@@ -62,6 +63,7 @@ Fault read_fault(const std::string& text, int rank, Replica* replica) {
     if (at != place || (step != "any" && std::to_string(now) != step)) return;
     if (action == "flip" && replica != nullptr) return flip_a_bit(*replica);
     if (action == "fail") throw Error(ErrorCode::kIo, "this failure was asked for");
+    if (action == "device") throw Error(ErrorCode::kDevice, "this failure was asked for");
     if (action == "memory") throw std::bad_alloc();
     if (action == "crash") std::raise(SIGSEGV);
     std::raise(action == "kill" ? SIGKILL : SIGSTOP);

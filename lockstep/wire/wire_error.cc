@@ -10,8 +10,8 @@ namespace lockstep {
 static_assert(static_cast<int>(ErrorCode::kInvalidArgument) == 0);
 static_assert(static_cast<int>(ErrorCode::kPeerLost) == 9);
 static_assert(static_cast<int>(ErrorCode::kMessageTooLarge) == 16);
-static_assert(static_cast<int>(ErrorCode::kReplicaMismatch) == 20);
-constexpr auto kLastCode = static_cast<std::uint8_t>(ErrorCode::kReplicaMismatch);
+static_assert(static_cast<int>(ErrorCode::kDevice) == 21);
+constexpr auto kLastCode = static_cast<std::uint8_t>(ErrorCode::kDevice);
 
 void write_error(ByteWriter& writer, const Error& error) {
   writer.u8(static_cast<std::uint8_t>(error.code()));

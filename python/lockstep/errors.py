@@ -30,6 +30,7 @@ class Code(enum.IntEnum):
     BLOCK_MISMATCH = 19
     COMPONENT_MISMATCH = 20
     REPLICA_MISMATCH = 21
+    DEVICE = 22
     INTERNAL = 99
 
 

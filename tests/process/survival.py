@@ -70,8 +70,8 @@ class Losses(Case):
 
     def test_a_worker_that_fails_by_itself(self):
         rows = [("tcp", "memory", "bad_alloc"), ("server", "memory", "bad_alloc"), ("local", "memory", "bad_alloc"),
-                ("shm", "crash", "signal 11")]
-        for transport, action, words in rows[:3] if SANITIZED else rows:  # sanitizers turn a crash into an exit code
+                ("tcp", "device", "device error: this failure was asked for"), ("shm", "crash", "signal 11")]
+        for transport, action, words in rows[:4] if SANITIZED else rows:  # sanitizers turn a crash into an exit code
             with self.subTest(transport=transport, action=action):
                 said = self.survives(f"rank=1 step=3 at=backward do={action}", "--transport", transport)
                 self.assertRegex(said, rf"step 3: lost rank 1 .*{words}.*; the step is computed again by 2 workers")

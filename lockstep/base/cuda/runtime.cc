@@ -22,7 +22,8 @@ void give_up_cuda() { given_up.store(true, std::memory_order_relaxed); }
 
 void check_cuda(cudaError_t status, const char* operation) {
   if (status == cudaSuccess) return;
-  throw Error(ErrorCode::kIo, fmt::format("CUDA: {}: {}", operation, cudaGetErrorString(status)));
+  throw Error(ErrorCode::kDevice,
+              fmt::format("CUDA: {}: {}", operation, cudaGetErrorString(status)));
 }
 
 CudaStream make_stream() {
@@ -51,7 +52,7 @@ DeviceMemory::DeviceMemory(std::size_t bytes, const char* purpose) : bytes_(byte
     std::size_t free = 0;
     std::size_t total = 0;
     static_cast<void>(cudaMemGetInfo(&free, &total));
-    throw Error(ErrorCode::kIo,
+    throw Error(ErrorCode::kDevice,
                 fmt::format("out of GPU memory: {:.2f} GiB for {}, where {:.2f} of {:.2f} GiB are "
                             "free",
                             gib(bytes), purpose, gib(free), gib(total)));

@@ -12,7 +12,7 @@
 
 namespace lockstep {
 
-// Throws Error{kIo} that says what was being done, unless `status` is success.
+// Throws Error{kDevice} that says what was being done, unless `status` is success.
 void check_cuda(cudaError_t status, const char* operation);
 
 // Whether a wait for the GPU has ended by its deadline (wait_for()). From then on nothing is freed
@@ -48,7 +48,7 @@ CudaEvent make_timer_event();  // that can be timed
 class DeviceMemory {
  public:
   DeviceMemory() = default;
-  // Throws Error{kIo} with what was needed and what was free; `purpose` names it.
+  // Throws Error{kDevice} with what was needed and what was free; `purpose` names it.
   DeviceMemory(std::size_t bytes, const char* purpose);
 
   void* data() const { return data_.get(); }

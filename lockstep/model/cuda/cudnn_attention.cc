@@ -190,7 +190,7 @@ struct CudnnAttention::State {
     backward.emplace(raw);
     describe_backward(*backward, sizes);
     if (!forward->build() || !backward->build()) {
-      throw Error(ErrorCode::kIo, "cuDNN has no attention of this shape");
+      throw Error(ErrorCode::kDevice, "cuDNN has no attention of this shape");
     }
     delta_bytes = (shape.rows * shape.heads * shape.context * sizeof(float) + 255) / 256 * 256;
   }

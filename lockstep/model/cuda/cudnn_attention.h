@@ -21,8 +21,8 @@ struct CudaAttentionShape {
 };
 
 // cuDNN's fused attention in bf16, for one shape, with the deterministic backward pass, in as many
-// calls as the scratch memory asks for (attention_rows()). Throws Error{kIo} where cuDNN has none
-// for the shape.
+// calls as the scratch memory asks for (attention_rows()). Throws Error{kDevice} where cuDNN has
+// none for the shape.
 class CudnnAttention {
  public:
   explicit CudnnAttention(const CudaAttentionShape& shape, std::size_t scratch = kGpuScratch);

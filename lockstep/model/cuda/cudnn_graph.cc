@@ -45,8 +45,8 @@ void check_cudnn(cudnnStatus_t status, const char* operation) {
   if (status == CUDNN_STATUS_SUCCESS) return;
   std::array<char, 512> detail{};
   cudnnGetLastErrorString(detail.data(), detail.size());
-  throw Error(ErrorCode::kIo, fmt::format("cuDNN: {}: {} ({})", operation,
-                                          cudnnGetErrorString(status), detail.data()));
+  throw Error(ErrorCode::kDevice, fmt::format("cuDNN: {}: {} ({})", operation,
+                                              cudnnGetErrorString(status), detail.data()));
 }
 
 CudnnDescriptor::CudnnDescriptor(cudnnBackendDescriptorType_t type) {

@@ -60,7 +60,7 @@ const GpuModelOptions& checked(const GpuModelOptions& options) {
   std::size_t free = 0;
   std::size_t total = 0;
   check_cuda(cudaMemGetInfo(&free, &total), "asking for free memory");
-  if (const auto line = gpu_memory_refusal(options, free)) throw Error(ErrorCode::kIo, *line);
+  if (const auto line = gpu_memory_refusal(options, free)) throw Error(ErrorCode::kDevice, *line);
   return options;
 }
 

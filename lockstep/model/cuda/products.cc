@@ -22,7 +22,7 @@ constexpr int kProposals = 12;
 
 void check(cublasStatus_t status, const char* operation) {
   if (status == CUBLAS_STATUS_SUCCESS) return;
-  throw Error(ErrorCode::kIo,
+  throw Error(ErrorCode::kDevice,
               fmt::format("cuBLASLt: {}: {}", operation, cublasLtGetStatusString(status)));
 }
 
@@ -190,8 +190,8 @@ Plan& CudaProducts::State::plan(const Call& call) {
     }
   }
   if (plan.proposals.empty()) {
-    throw Error(ErrorCode::kIo, fmt::format("cuBLASLt has no product of {} x {} x {}", call.tokens,
-                                            call.ins, call.outs));
+    throw Error(ErrorCode::kDevice, fmt::format("cuBLASLt has no product of {} x {} x {}",
+                                                call.tokens, call.ins, call.outs));
   }
   return plan;
 }

@@ -250,7 +250,8 @@ void ControlPlane::fail(const Error& seen) {
   latch().check();
   // Out of descriptors or memory, for one: no other rank is to blame.
   const bool own = seen.rank() < 0 || seen.rank() == rank_;
-  if (seen.code() == ErrorCode::kIo && own && others_survive()) {
+  const bool lacks = seen.code() == ErrorCode::kIo || seen.code() == ErrorCode::kDevice;
+  if (lacks && own && others_survive()) {
     give_up(std::string(seen.message()), Error(seen.code(), std::string(seen.message()), rank_));
     throw Error(*latch().error());
   }
