@@ -377,15 +377,15 @@ TEST(Checkpoints, SymbolicLinksInPlaceOfARunsFoldersAreNotFollowed) {
   FlightFile file;
   file.rank = 0;
   std::filesystem::create_directory_symlink(precious.path(), flight);
-  EXPECT_THAT(message_of([&] { write_flight_file(flight, file); }), HasSubstr("flight is not a"));
+  EXPECT_THAT(io_error_of([&] { write_flight_file(flight, file); }), HasSubstr("flight is not a"));
   std::filesystem::remove(flight);
   const std::string own = write_flight_file(flight, file);
   const auto generation = std::filesystem::path(own).parent_path();
   std::filesystem::remove_all(generation);
   std::filesystem::create_directory_symlink(precious.path(), generation);
-  EXPECT_THAT(message_of([&] { write_flight_file(flight, file); }), HasSubstr("is not a folder"));
+  EXPECT_THAT(io_error_of([&] { write_flight_file(flight, file); }), HasSubstr("is not a folder"));
   std::filesystem::create_directory_symlink(precious.path(), out.path() + "/" + kTensorBoardFolder);
-  EXPECT_THAT(message_of([&] { TensorBoardFile(out.path(), 0); }), HasSubstr("is not a folder"));
+  EXPECT_THAT(io_error_of([&] { TensorBoardFile(out.path(), 0); }), HasSubstr("is not a folder"));
   EXPECT_THAT(names_in(precious.path()), ElementsAreArray(theirs));
   for (const std::string& name : theirs) {
     EXPECT_THAT(names_in(precious.path() + "/" + name), ElementsAre("letter"));
