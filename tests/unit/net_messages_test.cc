@@ -80,7 +80,7 @@ TEST(Message, ComesBackWholeHoweverTheStreamIsCut) {
 
 TEST(Message, HeaderIsWhatThePageSays) {
   const auto bytes = frame(MessageKind::kVerdict, bytes_of("ab"));
-  EXPECT_EQ(bytes, bytes_of(std::string_view("LSKP\x04\x00\x23\x00\x02\x00\x00\x00"
+  EXPECT_EQ(bytes, bytes_of(std::string_view("LSKP\x05\x00\x23\x00\x02\x00\x00\x00"
                                              "ab",
                                              14)));
 }
@@ -227,7 +227,7 @@ TEST(WireError, RefusesUnknownCodesAndRanks) {
   EXPECT_EQ(decode_wire_error(body), (WireError{ErrorCode::kMessageTooLarge, 7, "text"}));
   expect_exact(body, [](auto bytes) { return decode_wire_error(bytes).has_value(); });
   auto bad_code = body;
-  bad_code[0] = std::byte{21};
+  bad_code[0] = std::byte{22};
   EXPECT_FALSE(decode_wire_error(bad_code));
   auto bad_rank = body;
   store_little_endian<std::int32_t>(bad_rank.data() + 1, -2);

@@ -65,7 +65,7 @@ TEST(TrainOptions, OfWorkersThatComeAndGo) {
   EXPECT_THAT(refused([](O o) { o.min_workers = 4; }), HasSubstr("there are only 3 workers"));
   EXPECT_THAT(refused([](O o) { o.listen = "somewhere"; }), HasSubstr("--listen somewhere"));
   EXPECT_THAT(refused([](O o) { o.join = "here"; }), HasSubstr("--join here: not HOST:PORT"));
-  EXPECT_THAT(refused([](O o) { o.join = o.listen = "a:1"; }), HasSubstr("--join for those"));
+  EXPECT_THAT(refused([](O o) { o.join = o.listen = "a:1"; }), HasSubstr("give one of them"));
   EXPECT_THAT(refused([](O o) { o.expect = 3; }), HasSubstr("--listen HOST:PORT"));
   EXPECT_THAT(refused([](O o) {
                 o.listen = "a:1";
