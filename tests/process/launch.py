@@ -120,7 +120,7 @@ class Launch(Case):
         pids = self.ready(process, 2)
         watch = Stopwatch()
         process.send_signal(signal.SIGINT)
-        self.assertIn("once more", process.stderr.readline())
+        self.assertIn("press Ctrl-C again", process.stderr.readline())
         process.send_signal(signal.SIGTERM)
         self.end(process, 130, pids.values())
         self.assertLess(watch.seconds(), SLACK)

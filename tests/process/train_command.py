@@ -125,7 +125,7 @@ class Training(Case):
             self.assertEqual((run.returncode, run.stdout), (0, ""), run.stderr)
             self.assertFalse(out.exists())
             for line in (r"model: [\d.]+k parameters", r"run: 1000 steps", r"memory: about [\d.]+MB",
-                         r"time: about \d+(s|m\d+s) for 1000 steps, \d\.\d+ s each", "nothing was written"):
+                         r"time: about \d+(s|m\d+s) for 1000 steps; a step took \d\.\d+ s", "nothing was written"):
                 self.assertRegex(run.stderr, line)
 
     def test_a_dry_run_leaves_all_folders_as_they_are(self):
