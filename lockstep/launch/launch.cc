@@ -719,7 +719,7 @@ class Launcher {
     const auto centre = centre_.lock();
     if (options_.joins) child.rank = child.flight->snapshot().rank;
     // There is no job to come to.
-    const bool over = options_.joins ? !end.killed && cannot_join(end.number)
+    const bool over = options_.joins ? !end.killed && cannot_join(child, end.number)
                                      : !centre || centre->latch().tripped();
     if (over && !options_.joins) restart_.stop();
     // One that failed has told the job itself.
@@ -739,9 +739,11 @@ class Launcher {
   }
 
   // In a job of another launcher that survives losses, a rank exits with kExitEcho only when the
-  // job ends. If none of our ranks has computed a lane, the job may not exist, or cannot begin.
-  bool cannot_join(int exit_code) const {
-    return exit_code == kExitEcho || std::ranges::none_of(children_, has_computed);
+  // job ends. If none of our ranks has computed a lane, the job may not exist, or cannot begin; if
+  // this one was never in it, the job has ended since.
+  bool cannot_join(const Child& child, int exit_code) const {
+    return exit_code == kExitEcho || child.rank < 0 ||
+           std::ranges::none_of(children_, has_computed);
   }
 
   static bool has_computed(const Child& child) {

@@ -669,6 +669,8 @@ void Worker::become_narrator(bool takes_over) {
     };
   }
   narrator_.emplace(options_, *plan_, trainer_->steps_done(), takes_over, hold_, listener);
+  // The rank 0 before may not have come to tell of the last step; metrics keep one line of it.
+  if (takes_over && trainer_->standing().last) trainer_->standing().last->reported = false;
 }
 
 // Who is not rank 0 any more has lines of metrics, perhaps, that wait for the lease. Collective.

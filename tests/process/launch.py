@@ -7,6 +7,7 @@ import re
 import signal
 import subprocess
 import sys
+import tempfile
 import threading
 import time
 import unittest
@@ -21,9 +22,9 @@ LONG = ["--stop-grace", "60000"]
 
 
 class Case(unittest.TestCase):
-    def start(self, *arguments):
+    def start(self, *arguments, **environment):
         process = subprocess.Popen([PUPPET, *arguments], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
-                                   env=ENVIRONMENT, preexec_fn=die_with_parent)
+                                   env={**ENVIRONMENT, **environment}, preexec_fn=die_with_parent)
         self.addCleanup(process.communicate)
         self.addCleanup(process.kill)
         return process
@@ -327,6 +328,12 @@ class Survival(Case):
         self.assertEqual(errors.count("; a worker is started in its place"), 4)
         self.assertIn("is not started again", errors)
         self.end(process, 1)
+
+    def test_a_rank_whose_job_of_others_has_ended_is_started_once(self):
+        with tempfile.TemporaryDirectory() as folder:
+            process = self.start("--survive", "--join", *LONG, "gone", LAUNCH_PUPPET_GONE=f"{folder}/gone")
+            _, errors = self.end(process, 1)
+        self.assertEqual(errors.count("a worker is started in its place"), 1, errors)
 
     def test_who_stands_still_at_the_end_of_a_job_of_others_is_ended(self):
         process = self.start("--survive", "--join", *LONG, "--end-grace", "300", "in:ok", "in:wait", "wait")

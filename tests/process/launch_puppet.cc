@@ -16,9 +16,12 @@
 //             likewise, but stops before it says goodbye; work:end:fail fails after it
 //   come:die  works, but newcomers kill themselves; come:join:die: once they are in the job
 //   in:...    the same, in a job of others
+//   gone      computes in a job of others and kills itself; whoever is started for it finds the job
+//             ended and fails with code 1. LAUNCH_PUPPET_GONE names the file by which they know
 //
 // With --join it starts newcomers to a job that is elsewhere.
 
+#include <fcntl.h>
 #include <fmt/format.h>
 #include <unistd.h>
 
@@ -164,6 +167,11 @@ void wait_for_the_others() {
   }
 }
 
+// Whether this is the first process that comes here.
+bool is_first_of(const char* path) {
+  return Descriptor(::open(path, O_WRONLY | O_CREAT | O_EXCL | O_CLOEXEC, 0600)) ? true : false;
+}
+
 int act(std::string action, const RankEnvironment& environment) {
   const int rank = environment.rank;
   if (action.starts_with(kLast)) {
@@ -175,6 +183,16 @@ int act(std::string action, const RankEnvironment& environment) {
     flight.emplace(Descriptor(*environment.flight));
     flight->set_place(environment.local_rank.value_or(0), 9, 1, 1);
     action.erase(0, kIn.size());
+  }
+  if (action == "gone") {
+    if (!is_first_of(std::getenv("LAUNCH_PUPPET_GONE"))) {
+      fmt::print(stderr, "the job has ended\n");
+      return 1;
+    }
+    flight.emplace(Descriptor(*environment.flight));
+    flight->set_place(environment.local_rank.value_or(0), 9, 1, 1);
+    { const PhaseRecord computed(*flight, "forward", 1, 0); }
+    ::raise(SIGKILL);
   }
   if (action.starts_with("work") || action.starts_with("come")) return work(action, environment);
   if (action == "ok") {

@@ -23,6 +23,7 @@ from .process_group import ProcessGroup
 
 # Seconds; a process that is silent for so long is dead, if the group's own timeout is not shorter. That one is for waits.
 HEARTBEAT = 30.0
+TELLING = timedelta(seconds=5)
 ELSEWHERE = ("192.0.2.1", "2001:db8::1")  # no hosts, but addresses for examples: the default route leads there
 SIOCGIFADDR = 0x8915
 
@@ -106,12 +107,14 @@ def _meet(store, rank: int, size: int, timeout: timedelta):
             listener = _listen("127.0.0.1" if len(hosts) == 1 else _own_address(network["interface"]))
         except Exception as error:
             store.set("place", json.dumps({"error": f"rank 0: {error}"}))
+            _wait_until_told(store, size)
             raise
         host, port = listener.getsockname()[:2]
         store.set("place", json.dumps({"host": host, "port": port, "secret": secrets.token_hex(16),
                                        "attempt": secrets.token_hex(8)}))
     place = json.loads(store.get("place"))
     if "error" in place:
+        store.set(f"told {rank}", "")
         raise RuntimeError(place["error"])
     return lockstep.join(rank=rank, world_size=size, master_host=place["host"], master_port=place["port"],
                          listener=listener.detach() if listener else None, name="torch", attempt=place["attempt"],
@@ -131,6 +134,14 @@ def _wait_for_all(store, size, timeout):
         missing = [key for key in keys if not store.check([key])]
         raise RuntimeError(f"{', '.join(missing) or 'some ranks'} of {size} did not come within "
                            f"{timeout.total_seconds():g} s") from error
+
+
+def _wait_until_told(store, size):
+    """The store goes with the process of rank 0, so the others read its error first."""
+    try:
+        store.wait([f"told {rank}" for rank in range(1, size)], TELLING)
+    except Exception:  # some are gone already
+        pass
 
 
 def _host() -> str:
