@@ -137,8 +137,10 @@ const FlightWatch::Watched* FlightWatch::find(const FlightRecorder& recorder) co
 }
 
 void FlightWatch::put_off(const Watched& watched, FlightFile file) {
-  pending_.push_back(
-      {watched.recorder, watched.place.folder, std::move(file), Deadline::after(watched.timeout)});
+  // A rank that stops now may be expelled a fifth of the timeout sooner than that: its last
+  // heartbeat counts.
+  pending_.push_back({watched.recorder, watched.place.folder, std::move(file),
+                      Deadline::after(watched.timeout / 2)});
   bell_.set();
 }
 

@@ -44,8 +44,8 @@ class FlightWatch {
   FlightWatch& operator=(const FlightWatch&) = delete;
 
   // A rank of this process, watched until remove(). Its files go to FlightPlace::of(out), the same
-  // for all ranks of a run, within `timeout`, that of the job: who stands still for longer may wake
-  // when the job is over, and then `out` is somebody else's.
+  // for all ranks of a run, within half of `timeout`, that of the job: a process that stands still
+  // for longer may wake when the job is over, and then `out` is another job's.
   void add(const std::shared_ptr<FlightRecorder>& recorder, const std::string& out,
            std::chrono::nanoseconds timeout);
   void remove(const std::shared_ptr<FlightRecorder>& recorder);
