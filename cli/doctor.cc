@@ -22,6 +22,7 @@
 #include "cli/options.h"
 #include "lockstep/base/descriptor.h"
 #include "lockstep/base/error.h"
+#include "lockstep/base/exit_code.h"
 #include "lockstep/base/host.h"
 #include "lockstep/base/index.h"
 #include "lockstep/base/text.h"
