@@ -186,13 +186,13 @@ def measure(name, shares, options, folder):
     try:
         results = {balance: [] for balance in ways}
         sums, bounds, at_once = [], [], []
-        for _ in range(options.rounds):
+        for number in range(options.rounds):
             rates = separate_rates(workers, options, folder, ranks)
             sums.append(sum(rates))
             bounds.append(bound(rates, options.lanes_per_worker * ranks))
             at_once.append(sum(separate_rates(workers, options, folder, ranks, at_once=True)) / sums[-1])
             hashes = set()
-            for balance in ways:
+            for balance in ways[::-1] if number % 2 else ways:  # neither is always the first
                 rows, weights = joint(workers, options, folder, ranks, balance)
                 hashes.add(weights)
                 results[balance].append((rate(rows[options.steps // 2:]) / sums[-1], rows))
