@@ -104,7 +104,7 @@ struct MemberState : Job::State {
                       error.rank());
         }
       }
-      standing = Standing::kBroken;
+      standing = newcomer ? Standing::kEnters : Standing::kBroken;
     }
   }
 

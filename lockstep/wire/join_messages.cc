@@ -159,7 +159,7 @@ std::optional<Join> decode_join(std::span<const std::byte> body) {
   join.last = read_generation(reader);
   join.step = reader.i64();
   join.card = read_card(reader);
-  const bool known = join.standing <= Standing::kWaits;
+  const bool known = join.standing <= Standing::kEnters;
   if (!reader.finished() || !known || join.step < 0 || join.min_workers > kMaxWorldSize) {
     return std::nullopt;
   }
@@ -212,6 +212,7 @@ std::vector<std::byte> encode(const RosterChange& change) {
   write_centre(writer, change.centre);
   write_generation(writer, change.generation);
   writer.u8(change.too_few ? 1 : 0);
+  writer.u32(change.newcomers);
   writer.i64(change.step);
   write_departed(writer, change.departed);
   write_cards(writer, change.added);
@@ -225,6 +226,7 @@ std::optional<RosterChange> decode_roster_change(std::span<const std::byte> body
   change.centre = read_centre(reader);
   change.generation = read_generation(reader);
   change.too_few = read_flag(reader);
+  change.newcomers = reader.u32();
   change.step = reader.i64();
   change.departed = read_departed(reader);
   change.added = read_cards(reader);
@@ -250,9 +252,10 @@ std::optional<RosterMessage> changed(const RosterMessage& before, const RosterCh
     }
   }
   after.roster.insert(after.roster.end(), change.added.begin(), change.added.end());
-  after.newcomers = static_cast<std::uint32_t>(change.added.size());
+  after.newcomers = change.newcomers;
   const int count = static_cast<int>(after.roster.size());
   if (lost != change.departed.end() || count == 0 || count > kMaxWorldSize) return std::nullopt;
+  if (after.newcomers > after.roster.size()) return std::nullopt;
   if (change.centre.rank < -1 || change.centre.rank >= count) return std::nullopt;
   for (int rank = 0; rank < count; ++rank) {
     after.roster[index_of(rank)].rank = rank;

@@ -60,6 +60,7 @@ enum class Standing : std::uint8_t {
   kBoundary,  // its last generation ends in order, as all its members know
   kBroken,    // its last generation failed
   kWaits,     // as kBoundary, but it has saved its work and waits for more workers
+  kEnters,    // it was let in, and that generation ended before it had begun
 };
 
 // A member asks to be let in, or to be in the next generation.
@@ -111,7 +112,7 @@ struct RosterMessage {
   GenerationName generation = {};
   bool survives = false;        // the job goes on without members that are lost
   bool too_few = false;         // to go on: they are to save their work and wait for others
-  std::uint32_t newcomers = 0;  // these are the last ranks
+  std::uint32_t newcomers = 0;  // these last ranks were in no generation that has begun
   std::int64_t step = 0;        // the most steps that a member has done
   std::vector<Departure> departed = {};  // ascending
   Roster roster;
@@ -125,6 +126,7 @@ struct RosterChange {
   CentreCard centre;
   GenerationName generation = {};
   bool too_few = false;
+  std::uint32_t newcomers = 0;
   std::int64_t step = 0;
   std::vector<Departure> departed;  // ascending
   Roster added;                     // they get the ranks behind those that are left

@@ -908,7 +908,8 @@ void SurvivalSimulator::survive(int number) {
   const bool parts = process.phase == Phase::kCollective &&
                      process.generation->collectives.at(process.sequence).call == Call::kPart;
   if (parts && process.leaving) return finish(number, "left");
-  start_regroup(number, parts ? process.standing : Standing::kBroken);
+  const Standing broken = process.newcomer ? Standing::kEnters : Standing::kBroken;
+  start_regroup(number, parts ? process.standing : broken);
 }
 
 void SurvivalSimulator::end_process(int number, std::string_view why) {

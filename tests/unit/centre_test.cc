@@ -458,17 +458,23 @@ TEST(Centre, OfNewcomersThatCannotReachEachOtherTheFirstIsLetIn) {
   EXPECT_TRUE(job.wishes.empty());
 }
 
+// A newcomer, process 7, has the roster and connects to processes 0 and 1.
+void let_newcomer_in(Formed& job) {
+  job.say(0, MessageKind::kDescription, encode(Description{0, {std::byte{1}}}));
+  job.open(7);
+  job.join(7, Standing::kPrepared);
+  job.answers = false;
+  for (const int process : {0, 1}) job.join(process, Standing::kBoundary);
+  ASSERT_THAT(job.processes(), ElementsAre(0, 1, 7));
+  ASSERT_EQ(job.roster().newcomers, 1u);
+}
+
 TEST(Centre, WhateverANewcomerReportsWhileItEntersIsItsOwnLoss) {
   for (const ErrorCode code : {ErrorCode::kIo, ErrorCode::kAuthentication,
                                ErrorCode::kUnexpectedMessage, ErrorCode::kNoConnection}) {
     for (const int suspected : {-1, 0}) {
       Formed job(2);
-      job.say(0, MessageKind::kDescription, encode(Description{0, {std::byte{1}}}));
-      job.open(7);
-      job.join(7, Standing::kPrepared);
-      job.answers = false;
-      for (const int process : {0, 1}) job.join(process, Standing::kBoundary);
-      ASSERT_THAT(job.processes(), ElementsAre(0, 1, 7));
+      let_newcomer_in(job);
       job.answers = true;
       job.report(7, Error(code, "too many open files", suspected));
       job.pass(1s);
@@ -478,6 +484,39 @@ TEST(Centre, WhateverANewcomerReportsWhileItEntersIsItsOwnLoss) {
       EXPECT_THAT(job.roster().departed[0].why, HasSubstr("too many open files"));
     }
   }
+}
+
+TEST(Centre, ADeathExplainsWhatANewcomerReportsWhileItEnters) {
+  Formed job(2);
+  let_newcomer_in(job);
+  job.report(7, Error(ErrorCode::kPeerLost, "receiving descriptors", 1));
+  job.pass(50ms);
+  job.close(1);
+  for (const int process : {0, 7}) {
+    job.join(process, process == 7 ? Standing::kEnters : Standing::kBroken);
+  }
+  EXPECT_FALSE(job.centre().verdict());
+  EXPECT_THAT(job.processes(), ElementsAre(0, 7));
+  ASSERT_EQ(job.roster().departed.size(), 1u);
+  EXPECT_EQ(job.roster().departed[0].rank, 1);
+  EXPECT_THAT(job.roster().departed[0].why, HasSubstr("its connection closed"));
+}
+
+TEST(Centre, ANewcomerWhoseGenerationEndsBeforeItHasBegunIsOneOfTheNextToo) {
+  Formed job(2);
+  let_newcomer_in(job);
+  job.close(1);
+  job.join(0, Standing::kBroken);
+  job.join(7, Standing::kEnters);
+  EXPECT_THAT(job.processes(), ElementsAre(0, 7));
+  EXPECT_EQ(job.roster().newcomers, 1u);
+  job.report(7, Error(ErrorCode::kNoConnection, "no route to host", 0));
+  job.answers = true;
+  job.pass(1s);
+  EXPECT_FALSE(job.centre().verdict());
+  EXPECT_THAT(job.processes(), ElementsAre(0));
+  ASSERT_EQ(job.roster().departed.size(), 1u);
+  EXPECT_THAT(job.roster().departed[0].why, HasSubstr("no route to host"));
 }
 
 TEST(Centre, TheLastWordsOfWhoGivesUpWhileTheGenerationFormsAreTold) {

@@ -196,7 +196,7 @@ void Centre::join(Peers::iterator peer, const Message& message, Time now) {
     if (place(*rank).link > link) return hang_up(peer);  // a link that it has given up
     take_link(*rank, link);
     if (in_generation()) {
-      if (join->standing == Standing::kBroken) {
+      if (join->standing == Standing::kBroken || join->standing == Standing::kEnters) {
         end_generation(
             Error(ErrorCode::kPeerLost, fmt::format("{} cannot go on", name_of(place(*rank).card))),
             now);
@@ -348,6 +348,7 @@ void Centre::answer(int rank, const Join& join) {
   ranks_[at.card.id] = rank;
   if (!std::exchange(at.answered, true)) --awaited_;
   at.waits = join.standing == Standing::kWaits;
+  at.enters = join.standing == Standing::kEnters;
   survives_ = survives_ && join.survives;
   min_workers_ = std::max<std::size_t>(min_workers_, join.min_workers);
 }
@@ -363,16 +364,12 @@ void Centre::hear(int rank, const Message& message, Time now) {
     case MessageKind::kReport:
       if (const auto report = decode_report(message.body)) {
         if (report->generation != tag()) return;
-        Report told = *report;
-        // A newcomer that cannot reach somebody, or lacks what it takes, is not let in; nobody else
-        // is to blame.
-        const auto fresh = static_cast<int>(places_.size() - roster_->newcomers);
-        const bool enters = phase_ == Phase::kForming && rank >= fresh;
-        if (enters && told.error.code() != ErrorCode::kAborted) {
-          told.error = Error(ErrorCode::kPeerLost, std::string(told.error.message()), rank);
-        }
-        place(rank).failed = told.error.rank() == rank || told.error.rank() < 0;
-        return health_->report(rank, told, now);
+        const Error& error = report->error;
+        const bool aborts = error.code() == ErrorCode::kAborted;
+        const bool enters = phase_ == Phase::kForming && place(rank).enters && !aborts;
+        place(rank).failed = enters || error.rank() == rank || error.rank() < 0;
+        if (enters) return health_->cannot_enter(rank, error, now);
+        return health_->report(rank, *report, now);
       }
       break;
     case MessageKind::kHeartbeat:
@@ -550,7 +547,7 @@ void Centre::start_regrouping(Time now) {
   next_heartbeat_ = std::min(next_heartbeat_, now);
   may_wait_ = told_end_ = false;
   health_.reset();
-  for (Place& at : places_) at.answered = at.waits = at.ready = false;
+  for (Place& at : places_) at.answered = at.waits = at.enters = at.ready = false;
   awaited_ = static_cast<std::size_t>(std::ranges::count(places_, false, &Place::gone));
 }
 
@@ -575,8 +572,8 @@ void Centre::judge_silence(Time now) {
     if (now - since_ < kReadyTimeouts * timeout) return;
     // Others may wait for a newcomer that cannot reach them: it is the first to go.
     const auto late = [](const Place& at) { return !at.gone && !at.ready; };
-    const auto fresh = places_.end() - static_cast<std::ptrdiff_t>(roster_->newcomers);
-    auto found = std::find_if(fresh, places_.end(), late);
+    const auto is_late_newcomer = [&](const Place& at) { return at.enters && late(at); };
+    auto found = std::ranges::find_if(places_, is_late_newcomer);
     if (found == places_.end()) found = std::ranges::find_if(places_, late);
     if (found == places_.end()) return;
     return lose(Error(ErrorCode::kTimeout, name_of(found->card) + " did not get ready in time",
@@ -674,6 +671,7 @@ void Centre::form(const std::vector<LinkId>& newcomers, bool too_few, Time now) 
                       .centre = options_.card,
                       .generation = {generation_.number + 1, options_.make_id()},
                       .too_few = too_few,
+                      .newcomers = 0,
                       .step = step_,
                       .departed = {},
                       .added = {}};
@@ -684,14 +682,16 @@ void Centre::form(const std::vector<LinkId>& newcomers, bool too_few, Time now) 
     if (at.gone) {
       change.departed.push_back(at.departure);
     } else {
-      next.push_back({.card = at.card, .link = at.link});
+      next.push_back({.card = at.card, .link = at.link, .enters = at.enters});
     }
   }
   const std::size_t survivors = next.size();
   for (const LinkId link : newcomers) {
-    next.push_back({.card = peers_.at(link).join->card, .link = link});
+    next.push_back({.card = peers_.at(link).join->card, .link = link, .enters = true});
     change.added.push_back(next.back().card);
   }
+  const auto first_new = std::ranges::find(next, true, &Place::enters);
+  change.newcomers = static_cast<std::uint32_t>(next.end() - first_new);
   const bool known = roster_.has_value();  // to those who get the difference only
   set_places(std::move(next));
   Roster roster;
@@ -714,7 +714,7 @@ void Centre::form(const std::vector<LinkId>& newcomers, bool too_few, Time now) 
   roster_ = message_of(std::move(roster));
   roster_->centre = change.centre;
   roster_->too_few = too_few;
-  roster_->newcomers = static_cast<std::uint32_t>(newcomers.size());
+  roster_->newcomers = change.newcomers;
   roster_->departed = change.departed;
   phase_ = Phase::kForming;
   awaited_ = places_.size();

@@ -156,6 +156,7 @@ class Centre {
     // While the next generation is under way:
     bool answered = false;  // it has joined again
     bool waits = false;     // for more workers
+    bool enters = false;    // it was in no generation that has begun
     bool ready = false;     // for collectives of the new generation
   };
 

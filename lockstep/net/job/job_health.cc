@@ -149,6 +149,16 @@ void JobHealth::report(int rank, const Report& report, Time now) {
   decide(error.code(), seen_by(rank, error), valid(error.rank()) ? error.rank() : rank);
 }
 
+void JobHealth::cannot_enter(int rank, const Error& error, Time now) {
+  set_last_heard(rank, now);
+  if (valid(error.rank()) && error.rank() != rank) {
+    ranks_[rank].enters = true;
+    suspect(rank, error, now);
+  } else {
+    decide(ErrorCode::kPeerLost, seen_by(rank, error), rank);
+  }
+}
+
 void JobHealth::centre_report(const std::string& name, const Error& error, Time now) {
   if (error.code() == ErrorCode::kAborted) {
     if (!verdict_) verdict_ = aborted_error(name, -1, error.message());
@@ -186,7 +196,10 @@ void JobHealth::resolve_suspicion() {
   if (ranks_[accused].suspicion) reporter = accusers_.front();  // a circle: the first word counts
   const Error& error = *ranks_[reporter].suspicion;
   const int rank = error.rank();
-  if (ranks_[rank].departed) {
+  if (ranks_[reporter].enters && !ranks_[rank].departed) {
+    decide(ErrorCode::kPeerLost,
+           fmt::format("{}: {}", ranks_[reporter].name, error.message()), reporter);
+  } else if (ranks_[rank].departed) {
     decide(ErrorCode::kPeerLost, fmt::format("{} has left the job", ranks_[rank].name), rank);
   } else if (error.code() == ErrorCode::kTimeout) {
     decide(ErrorCode::kTimeout, seen_by(reporter, error), rank);  // alive, but it did not come

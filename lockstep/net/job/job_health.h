@@ -33,6 +33,9 @@ class JobHealth {
 
   void heartbeat(int rank, std::vector<Progress> progress, Time now);
   void report(int rank, const Report& report, Time now);
+  // A newcomer tells why it cannot enter: because it lost a rank, which then dies or falls silent
+  // within the grace, or by its own fault.
+  void cannot_enter(int rank, const Error& error, Time now);
   // A failure that the centre's own process has found, where it is no rank: `error` says all.
   void centre_report(const std::string& name, const Error& error, Time now);
   // The rank leaves in good order: that its link then closes is no death.
@@ -59,6 +62,7 @@ class JobHealth {
     bool departed = false;
     std::vector<Progress> progress;
     std::optional<Error> suspicion;  // the first rank that it accused, and why
+    bool enters = false;             // a newcomer, whose suspicion alone counts against itself
   };
   // Heartbeats may be old: before blaming anybody, all ranks are asked where they are now.
   struct Question {
