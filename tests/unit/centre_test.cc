@@ -739,6 +739,57 @@ TEST(Centre, ResignsWhenMembersHaveGoneWhileItStoodStill) {
   for (const int process : {0, 2}) EXPECT_FALSE(job.linked(process));
 }
 
+// Members count from its last heartbeat, which was 2 s before the pause.
+TEST(Centre, ResignsWhenAMemberHeardNothingForTheTimeoutThoughItStoodStillForLess) {
+  for (const bool reported : {true, false}) {
+    Formed job(3);
+    job.pass(2s);
+    job.heartbeats();
+    job.now += 2s - 1ms;  // it hears of its members now, and says nothing itself
+    job.centre().received(job.link(2),
+                          {MessageKind::kHeartbeat, encode(Pulse{tag_of(job.roster().generation)})},
+                          job.now);
+    job.now += 8s + 2ms;
+    if (reported) {
+      job.report(1, Error(ErrorCode::kPeerLost, "heard nothing from the launcher for 10s", -1));
+    } else {
+      job.close(1);
+    }
+    EXPECT_TRUE(job.centre().resigned());
+    EXPECT_EQ(job.roster().generation.number, 1u);
+  }
+}
+
+// A member whose link was cut for the timeout has not failed by itself.
+TEST(Centre, WhoHasLostTheCentreIsOutOfReach) {
+  Formed job(3);
+  job.pass(2s);
+  job.heartbeats();
+  job.report(1, Error(ErrorCode::kPeerLost, "heard nothing from the launcher for 10s", -1));
+  EXPECT_FALSE(job.centre().resigned());
+  EXPECT_THAT(job.processes(), ElementsAre(0, 2));
+  EXPECT_EQ(job.roster().departed[0].kind, Departure::Kind::kExpelled);
+}
+
+TEST(Centre, ThatNeverMovesKeepsAMemberThatLostItInAPause) {
+  Formed job(3, /*moves=*/false);
+  job.pass(2s);
+  job.heartbeats();
+  job.now += 60s;
+  job.report(1, Error(ErrorCode::kPeerLost, "heard nothing from the launcher for 10s", -1));
+  for (const int process : {0, 1, 2}) {
+    if (job.linked(process)) job.close(process);
+    job.open(process);
+    job.join(process, Standing::kBroken);
+  }
+  for (int i = 0; i < 3; ++i) {
+    job.pass(2s);
+    job.heartbeats();
+  }
+  EXPECT_EQ(job.roster().generation.number, 2u);
+  EXPECT_THAT(job.processes(), ElementsAre(0, 1, 2));
+}
+
 TEST(Centre, ThatNeverMovesWaitsForItsMembersAfterAPause) {
   Formed job(3, /*moves=*/false);
   job.pass(2s);

@@ -186,10 +186,11 @@ void BoardSync::await(std::atomic<std::uint64_t> Board::*counter, std::uint64_t 
 // Looks and tells the time of it. Whether it is ready.
 template <typename Ready>
 bool BoardSync::look_at(const Ready& ready) {
-  const int looks = oversubscribed_ ? 1 : kTimedLooks;
-  for (int i = 0; i < looks; ++i) {
-    if (ready()) return true;
+  if (ready()) return true;
+  // With fewer cores than ranks the next look comes after another rank had this one's core.
+  for (int i = 1; i < kTimedLooks && !oversubscribed_; ++i) {
     collective_->looked();
+    if (ready()) return true;
   }
   collective_->goes_on();
   return false;

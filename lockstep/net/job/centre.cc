@@ -56,7 +56,8 @@ Centre::Centre(CentreOptions options, Time now)
     : options_(std::move(options)),
       gathering_(options_.world_size, options_.version,
                  later(now, options_.patience.count() > 0 ? options_.patience : options_.timeout)),
-      last_event_(now) {}
+      last_event_(now),
+      last_word_(now) {}
 
 Centre::Centre(CentreOptions options, Inheritance inherited, Time now)
     : Centre(std::move(options), now) {
@@ -365,9 +366,13 @@ void Centre::hear(int rank, const Message& message, Time now) {
       if (const auto report = decode_report(message.body)) {
         if (report->generation != tag()) return;
         const Error& error = report->error;
+        const bool lost_us =
+            error.code() == ErrorCode::kPeerLost && error.rank() == roster_->centre.rank;
+        if (woke_ && lost_us) return miss(rank, now);
         const bool aborts = error.code() == ErrorCode::kAborted;
         const bool enters = phase_ == Phase::kForming && place(rank).enters && !aborts;
-        place(rank).failed = enters || error.rank() == rank || error.rank() < 0;
+        const bool own_fault = error.rank() == rank || (error.rank() < 0 && !lost_us);
+        place(rank).failed = enters || own_fault;
         if (enters) return health_->cannot_enter(rank, error, now);
         return health_->report(rank, *report, now);
       }
@@ -788,8 +793,12 @@ void Centre::notice_pause(Time now) {
   }
   last_event_ = now;
   if (phase_ == Phase::kGathering || !survives_ || verdict_) return;
-  // Members of a centre that stays where it is come again: in doubt it waits for them.
-  if (slept >= (options_.moves ? options_.timeout : options_.timeout / 2)) woke_ = now;
+  // The members count from the last heartbeat on, which may be a while before the pause. Those of a
+  // centre that stays where it is come again: in doubt it waits for them.
+  const Clock::duration unheard = std::max(slept, now - last_word_);
+  if (options_.moves ? unheard >= options_.timeout : slept >= options_.timeout / 2) {
+    woke_ = last_word_ = now;
+  }
   if (!woke_ || now == *woke_) return;
   // What a member sent before it left may come after the pause, too, but then all at once and with
   // the end of its link.
@@ -874,6 +883,7 @@ void Centre::decide(Time now) {
     // Until all are back after a pause, others may have a centre already: nobody is to rely on this
     // one.
     if (!woke_ || !options_.moves) send_to_all(MessageKind::kHeartbeat, encode(Pulse{tag()}));
+    last_word_ = now;
     next_heartbeat_ = now + between_heartbeats();
   }
 }

@@ -95,7 +95,10 @@ class Centre {
   void ask_flight(const HostIdentity& host, const std::vector<std::int32_t>& but);
   // The machine was suspended for so long, by a clock that stood still meanwhile. Before any event
   // that has come since.
-  void machine_slept(Clock::duration time) { last_event_ -= time; }
+  void machine_slept(Clock::duration time) {
+    last_event_ -= time;
+    last_word_ -= time;
+  }
   // To be called at wake_at() at the latest, after all events that happened before.
   void tick(Time now);
   // Says goodbye to all; a verdict that is still open is decided first. `progress` is that of this
@@ -248,6 +251,7 @@ class Centre {
   // they may have another centre, and this one forms no generation.
   std::optional<Time> woke_;
   Time last_event_{};
+  Time last_word_{};  // to all
   bool resigned_ = false;
 
   Wish wish_;

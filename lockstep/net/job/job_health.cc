@@ -197,8 +197,8 @@ void JobHealth::resolve_suspicion() {
   const Error& error = *ranks_[reporter].suspicion;
   const int rank = error.rank();
   if (ranks_[reporter].enters && !ranks_[rank].departed) {
-    decide(ErrorCode::kPeerLost,
-           fmt::format("{}: {}", ranks_[reporter].name, error.message()), reporter);
+    decide(ErrorCode::kPeerLost, fmt::format("{}: {}", ranks_[reporter].name, error.message()),
+           reporter);
   } else if (ranks_[rank].departed) {
     decide(ErrorCode::kPeerLost, fmt::format("{} has left the job", ranks_[rank].name), rank);
   } else if (error.code() == ErrorCode::kTimeout) {

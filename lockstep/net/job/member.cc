@@ -254,11 +254,12 @@ void Member::tick(Time now) {
   last_heard_ = excuse_own_pause(last_heard_, last_look_, now, timeout_);
   last_look_ = now;
   if (connected_ && now - last_heard_ >= timeout_) {
-    const std::string how =
-        fmt::format("has been silent for {}: stopped or cut off", format_duration(timeout_));
+    const std::string time = format_duration(timeout_);
     // If it ever wakes, let it know why we left.
-    report(Error(ErrorCode::kPeerLost, how, centre_.rank));
-    lose_centre(how);
+    report(Error(ErrorCode::kPeerLost,
+                 fmt::format("heard nothing from {} for {}", name_of(centre_), time),
+                 centre_.rank));
+    lose_centre(fmt::format("has been silent for {}: stopped or cut off", time));
   }
   if (now >= next_heartbeat_) {
     if (centre_left()) {
