@@ -4,8 +4,10 @@
 #include <atomic>
 #include <bit>
 #include <cstdint>
+#include <cstring>
 #include <optional>
 #include <type_traits>
+#include <utility>
 
 namespace lockstep {
 
@@ -16,14 +18,7 @@ class SeqLock {
   static constexpr std::size_t kWords = sizeof(T) / sizeof(std::uint64_t);
 
  public:
-  void store(const T& value) {
-    const auto words = std::bit_cast<std::array<std::uint64_t, kWords>>(value);
-    const std::uint64_t version = version_.load(std::memory_order_relaxed);
-    version_.store(version + 1, std::memory_order_relaxed);
-    // Release on every word: whoever sees a new word also sees the odd version.
-    for (std::size_t i = 0; i < kWords; ++i) words_[i].store(words[i], std::memory_order_release);
-    version_.store(version + 2, std::memory_order_release);
-  }
+  void store(const T& value) { store_words(value, std::make_index_sequence<kWords>()); }
 
   T load() const {
     for (;;) {
@@ -41,6 +36,23 @@ class SeqLock {
   }
 
  private:
+  // Word by word, without a loop: the compiler then keeps a value that is made of words in registers.
+  // It would put an array together on the stack, and read it there before the stores are through.
+  template <std::size_t... kIndices>
+  void store_words(const T& value, std::index_sequence<kIndices...>) {
+    const std::uint64_t version = version_.load(std::memory_order_relaxed);
+    version_.store(version + 1, std::memory_order_relaxed);
+    // Release on every word: whoever sees a new word also sees the odd version.
+    (words_[kIndices].store(word_of<kIndices>(value), std::memory_order_release), ...);
+    version_.store(version + 2, std::memory_order_release);
+  }
+  template <std::size_t kIndex>
+  static std::uint64_t word_of(const T& value) {
+    std::uint64_t word;
+    std::memcpy(&word, reinterpret_cast<const char*>(&value) + kIndex * sizeof word, sizeof word);
+    return word;
+  }
+
   std::optional<T> load_once() const {
     std::array<std::uint64_t, kWords> words;
     const std::uint64_t before = version_.load(std::memory_order_acquire);

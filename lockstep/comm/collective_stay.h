@@ -59,9 +59,7 @@ class CollectiveStay {
   Deadline enter() {
     if (entered_) return *deadline_;
     begin_ = recorder_.ticks();
-    MeshFrame call = stamp_;
-    call.generation = recorder_.generation();
-    number_ = track_.ring.enter(call, begin_);
+    number_ = track_.ring.enter(FlightCall(stamp_, recorder_.generation()), begin_);
     entered_ = true;
     if (!deadline_) deadline_ = patience_.at(begin_, recorder_.ticks_per_millisecond());
     return *deadline_;

@@ -377,10 +377,11 @@ std::vector<Progress> Communicator::State::progress() const {
     const auto entry = track_->ring.at(entered - 1 - i);
     if (!entry) break;
     if (i > 0) progress.push_back({group_, 0, false, ""});
-    progress.back().sequence = entry->what.sequence;
+    const MeshFrame call = entry->what.frame();
+    progress.back().sequence = call.sequence;
     // In one that failed this rank stays for ever.
     progress.back().inside = i == 0 && (entry->end == 0 || unpack_end(entry->note).failed);
-    progress.back().description = describe(entry->what);
+    progress.back().description = describe(call);
   }
   return progress;
 }

@@ -19,7 +19,7 @@ namespace lockstep {
 
 // All zeros but for the mark is a recorder that has recorded nothing.
 struct FlightMemory {
-  static constexpr std::uint64_t kMark = 0x4c4b'5346'4c54'0002;  // changes with the layout
+  static constexpr std::uint64_t kMark = 0x4c4b'5346'4c54'0003;  // changes with the layout
   static constexpr std::size_t kTracks = 4;
   static constexpr std::size_t kMostWords = 512;
 
@@ -83,6 +83,22 @@ bool FlightClock::counter_is_even() {
 std::uint64_t FlightClock::read_clock() {
   const auto time = std::chrono::steady_clock::now().time_since_epoch();
   return static_cast<std::uint64_t>(std::chrono::nanoseconds(time).count());
+}
+
+MeshFrame FlightCall::frame() const {
+  MeshFrame frame;
+  frame.kind = static_cast<std::uint8_t>(codes_);
+  frame.type = static_cast<std::uint8_t>(codes_ >> 8);
+  frame.op = static_cast<std::uint8_t>(codes_ >> 16);
+  frame.algorithm = static_cast<std::uint8_t>(codes_ >> 24);
+  frame.generation = static_cast<std::uint32_t>(codes_ >> 32);
+  frame.group = static_cast<std::uint32_t>(group_and_bucket_);
+  frame.bucket = static_cast<std::uint32_t>(group_and_bucket_ >> 32);
+  frame.sequence = sequence_;
+  frame.count = count_;
+  frame.shape = shape_;
+  frame.step = static_cast<std::uint32_t>(step_);
+  return frame;
 }
 
 std::uint64_t pack(const CollectiveEnd& end) {
@@ -238,7 +254,7 @@ FlightSnapshot FlightRecorder::snapshot() const {
       const auto entry = track.ring.at(i);
       if (!entry) continue;
       FlightSnapshot::Collective each{
-          .call = entry->what, .begin = time_of(entry->begin), .end = time_of(entry->end)};
+          .call = entry->what.frame(), .begin = time_of(entry->begin), .end = time_of(entry->end)};
       const CollectiveEnd end = unpack_end(entry->note);
       each.failed = end.failed;
       each.waited_for = end.longest.rank;

@@ -128,10 +128,37 @@ struct FlightPhase {
   std::uint32_t generation = 0;
 };
 
-// The collectives of one communicator after another with the same group number. `call.generation`
-// is the generation's number here, not its tag.
+// What a rank called, of a frame's fields all that its messages have in common. They are put
+// together from registers: a frame has just been written field by field when it is recorded, and to
+// copy it whole would wait for all these stores.
+class FlightCall {
+ public:
+  FlightCall() = default;
+  // `generation`: its number, not its tag as in `frame`.
+  FlightCall(const MeshFrame& frame, std::uint32_t generation)
+      : codes_(frame.kind | std::uint64_t{frame.type} << 8 | std::uint64_t{frame.op} << 16 |
+               std::uint64_t{frame.algorithm} << 24 | std::uint64_t{generation} << 32),
+        group_and_bucket_(frame.group | std::uint64_t{frame.bucket} << 32),
+        sequence_(frame.sequence),
+        count_(frame.count),
+        shape_(frame.shape),
+        step_(frame.step) {}
+
+  // With the number of the generation.
+  MeshFrame frame() const;
+
+ private:
+  std::uint64_t codes_ = 0;
+  std::uint64_t group_and_bucket_ = 0;
+  std::uint64_t sequence_ = 0;
+  std::uint64_t count_ = 0;
+  std::uint64_t shape_ = 0;
+  std::uint64_t step_ = 0;
+};
+
+// The collectives of one communicator after another with the same group number.
 struct FlightTrack {
-  FlightRing<MeshFrame> ring;
+  FlightRing<FlightCall> ring;
   WaitNote waits;
 };
 // How a collective ended, as FlightRing has it in `note`.
