@@ -17,12 +17,31 @@
 namespace lockstep::flight_recorder_test {
 namespace {
 
-MeshFrame call(std::uint64_t sequence) {
+FlightCall call(std::uint64_t sequence) {
   MeshFrame frame;
   frame.kind = static_cast<std::uint8_t>(Collective::kAllReduce);
   frame.sequence = sequence;
   frame.count = 3 * sequence;
-  return frame;
+  return {frame, 0};
+}
+
+TEST(FlightRecorder, ACallKeepsWhatItsMessagesHaveInCommon) {
+  MeshFrame frame{.kind = 1,
+                  .type = 2,
+                  .op = 3,
+                  .algorithm = 4,
+                  .generation = 5,
+                  .group = 6,
+                  .sequence = 7,
+                  .count = 8,
+                  .shape = 9,
+                  .step = 10,
+                  .bucket = 11};
+  EXPECT_EQ(FlightCall(frame, 5).frame(), frame);
+  frame.generation = 0xffffffff;
+  frame.group = frame.step = frame.bucket = 0xfffffffe;
+  frame.kind = frame.type = frame.op = frame.algorithm = 0xff;
+  EXPECT_EQ(FlightCall(frame, 0xffffffff).frame(), frame);
 }
 
 TEST(FlightRecorder, KeepsTheLastThousandInOrder) {
@@ -34,8 +53,8 @@ TEST(FlightRecorder, KeepsTheLastThousandInOrder) {
   }
   const FlightSnapshot snapshot = recorder.snapshot();
   ASSERT_GE(snapshot.collectives.size(), 1000U);
-  EXPECT_EQ(snapshot.collectives.size(), FlightRing<MeshFrame>::kSlots);
-  std::uint64_t expected = kAll - FlightRing<MeshFrame>::kSlots;
+  EXPECT_EQ(snapshot.collectives.size(), FlightRing<FlightCall>::kSlots);
+  std::uint64_t expected = kAll - FlightRing<FlightCall>::kSlots;
   for (const auto& each : snapshot.collectives) {
     EXPECT_EQ(each.call.sequence, ++expected);
     EXPECT_EQ(each.call.count, 3 * expected);
