@@ -117,7 +117,7 @@ class Job {
   int rank() const;
   int world_size() const;
   std::uint32_t generation() const;  // the first is 1; 0: a job of this process alone
-  // The last ranks of the generation, which were in none before. In the first generation: none.
+  // The last ranks of the generation, which were in none that has begun. In the first one: none.
   int newcomers() const;
   // Who has gone since the generation that this worker was in before, and why.
   struct Departure {

@@ -38,7 +38,7 @@ STEPS = 12
 STEP = 4  # at which it happens: one that is validated, verified and saved
 SHAPE = ("--hidden 32 --layers 2 --heads 2 --intermediate 48 --context 32 --global-batch 22 --micro-batch 2 --threads 1 --bucket-mb 0.02 "
          "--log plain --eval-every 4 --verify-every 2 --save-every 4").split()
-PLACES = ("step", "data", "forward", "backward", "bucket", "communication", "tail", "update", "validation", "verify", "save", "end")
+PLACES = ("step", "data", "forward", "backward", "bucket", "communication", "tail", "update", "validation", "verify", "report", "save", "end")
 SHARDED_PLACES = ("norm", "gather")
 REGROUP = ("standing", "roster", "ready", "go", "transfer")
 VICTIMS = {"rank 0": (0,), "middle": (1,), "last": (3,), "two of two pairs": (0, 2), "a pair": (2, 3)}

@@ -3,8 +3,6 @@
 #include <fcntl.h>
 #include <fmt/format.h>
 #include <poll.h>
-#include <sched.h>
-#include <sys/prctl.h>
 #include <sys/wait.h>
 #include <unistd.h>
 
@@ -23,7 +21,6 @@
 #include <string_view>
 #include <utility>
 
-#include "lockstep/base/cores.h"
 #include "lockstep/base/deadline.h"
 #include "lockstep/base/descriptor.h"
 #include "lockstep/base/exit_code.h"
@@ -35,99 +32,25 @@
 #include "lockstep/flight/flight_file.h"
 #include "lockstep/launch/blocked_signals.h"
 #include "lockstep/launch/memory_file.h"
-#include "lockstep/launch/piped_process.h"
 #include "lockstep/launch/rank_environment.h"
 #include "lockstep/launch/rank_lines.h"
 #include "lockstep/launch/restart_policy.h"
 #include "lockstep/launch/secret_file.h"
+#include "lockstep/launch/start_rank.h"
+#include "lockstep/launch/started_rank.h"
 #include "lockstep/net/job/blame.h"
 #include "lockstep/net/job/control_plane.h"
 #include "lockstep/net/socket/interface.h"
 #include "lockstep/net/socket/socket.h"
 
-extern char** environ;
-
 namespace lockstep {
 namespace {
 
-constexpr const char* kLaunchedVariable = "LOCKSTEP_LAUNCHED_RANK";
 constexpr std::string_view kErrorPrefix = "error: ";
-// What a launcher tells its ranks, and these not theirs.
-constexpr std::string_view kOfALauncher[] = {
-    kRankVariable,         kWorldSizeVariable,  kLocalRankVariable, kLaunchedVariable,
-    kMasterHostVariable,   kMasterPortVariable, kListenerVariable,  kHostedVariable,
-    kAttemptVariable,      kSecretVariable,     kNewcomerVariable,  kFlightMemoryVariable,
-    kFlightFolderVariable, kStatusVariable};
 constexpr int kCompanion = -1;  // among the parts of the job; the others are ranks
 constexpr std::string_view kClearLine = "\r\x1b[K";
 // How often the job is asked what has become of its members.
 constexpr std::chrono::milliseconds kBetweenLooks{100};
-
-struct Child {
-  int place = 0;                  // among the ranks that we start
-  int rank = 0;                   // in the newest generation that it was in; -1: in none yet
-  std::uint32_t generation = 0;   // that one
-  std::int64_t joined_after = 0;  // steps that were done when it came to be in one
-  bool worked = false;            // it took part in a step
-  std::optional<std::int64_t> first_step;  // with lanes that it computed, in a job of others
-  std::optional<Deadline> lost;            // to the job: it ends by itself until then, or is killed
-  bool killed_by_us = false;               // for that reason
-  bool left_over = false;                  // it came too late, and is ended
-  pid_t pid = -1;
-  bool running = true;
-  int status = 0;       // as waitpid gives it; 0 for one that has left
-  bool left = false;    // before the end
-  Descriptor messages;  // the read end of its stderr
-  RankLines lines;
-  std::shared_ptr<FlightRecorder> flight;  // the memory that we share with it
-
-  // It came to the end of the run.
-  bool finished() const { return !running && status == 0 && !left; }
-};
-
-// What the environment tells a rank. A newcomer gets its rank from the job.
-struct RankSetup {
-  int place = 0;
-  bool newcomer = false;
-  std::string attempt;
-  std::optional<HostPort> rendezvous;
-  int secret = -1;
-  int flight = -1;
-};
-
-int world_size(const LaunchOptions& options) {
-  return options.expect > 0 ? options.expect : options.ranks;
-}
-
-std::vector<std::string> environment_for(const RankSetup& setup, const LaunchOptions& options) {
-  std::vector<std::string> variables = {fmt::format("{}={}", kLaunchedVariable, setup.place)};
-  if (setup.newcomer) {
-    variables.push_back(fmt::format("{}=1", kNewcomerVariable));
-  } else {
-    variables.push_back(fmt::format("{}={}", kRankVariable, setup.place));
-    variables.push_back(fmt::format("{}={}", kWorldSizeVariable, world_size(options)));
-  }
-  variables.push_back(fmt::format("{}={}", kLocalRankVariable, setup.place));
-  variables.insert(variables.end(), options.environment.begin(), options.environment.end());
-  if (setup.rendezvous) {
-    variables.push_back(fmt::format("{}={}", kMasterHostVariable, setup.rendezvous->host));
-    variables.push_back(fmt::format("{}={}", kMasterPortVariable, setup.rendezvous->port));
-    variables.push_back(fmt::format("{}=1", kHostedVariable));
-    variables.push_back(fmt::format("{}={}", kAttemptVariable, setup.attempt));
-  }
-  if (setup.secret >= 0) variables.push_back(fmt::format("{}={}", kSecretVariable, setup.secret));
-  variables.push_back(fmt::format("{}={}", kFlightMemoryVariable, setup.flight));
-  if (!options.flight_folder.empty()) {
-    variables.push_back(fmt::format("{}={}", kFlightFolderVariable, options.flight_folder));
-  }
-  for (char** variable = environ; *variable != nullptr; ++variable) {
-    const std::string_view text(*variable);
-    const std::string_view name = text.substr(0, text.find('='));
-    if (std::ranges::find(kOfALauncher, name) != std::end(kOfALauncher)) continue;
-    variables.emplace_back(text);
-  }
-  return variables;
-}
 
 // Where ranks of this host find the listener. What they listen on themselves has the same address,
 // and ranks of other hosts must reach them by it.
@@ -144,43 +67,6 @@ Descriptor inherited_status() {
   Descriptor status(std::atoi(number));
   ::fcntl(status.get(), F_SETFD, FD_CLOEXEC);
   return status;
-}
-
-// Every rank stays on its share of the cores: schedulers like to put two that talk on one core.
-cpu_set_t cores_for(int rank, int ranks) {
-  cpu_set_t set;
-  CPU_ZERO(&set);
-  for (const int core : share_of_cores(own_cores(), rank, ranks)) CPU_SET(core, &set);
-  return set;
-}
-
-// Between fork and exec: system calls only.
-[[noreturn]] void become_rank(bool reads, pid_t parent, const cpu_set_t& cores,
-                              const sigset_t& signals, int messages, int secret, int flight,
-                              const char* program, char* const* arguments,
-                              char* const* environment) {
-  ::prctl(PR_SET_PDEATHSIG, SIGKILL);
-  if (::getppid() != parent) ::_exit(1);  // it ended before we asked to end with it
-  ::sched_setaffinity(0, sizeof cores, &cores);
-  for (const int number : {SIGUSR1, SIGUSR2}) ::signal(number, SIG_IGN);  // until it listens
-  ::signal(SIGHUP, SIG_IGN);  // a terminal that is closed tells all at once: we stop it in order
-  ::sigprocmask(SIG_SETMASK, &signals, nullptr);
-  ::dup2(messages, STDERR_FILENO);
-  if (secret >= 0) ::fcntl(secret, F_SETFD, 0);
-  ::fcntl(flight, F_SETFD, 0);
-  if (!reads) {
-    const int nothing = ::open("/dev/null", O_RDONLY);
-    ::dup2(nothing, STDIN_FILENO);
-    ::close(nothing);
-  }
-  if (*program != '\0') {
-    ::execvpe(program, arguments, environment);
-  } else {
-    ::execve("/proc/self/exe", arguments, environment);
-  }
-  constexpr std::string_view kText = "the program could not be started\n";
-  [[maybe_unused]] const ssize_t written = ::write(STDERR_FILENO, kText.data(), kText.size());
-  ::_exit(1);
 }
 
 class Launcher {
@@ -207,7 +93,7 @@ class Launcher {
       if (stop_at_ && stop_at_->expired()) end_the_rest();
       note_verdict();
     }
-    for (Child& child : children_) forward(child);
+    for (StartedRank& child : children_) forward(child);
     note_verdict();
     // Who aborts a job may end with code 0 itself.
     const bool aborted = verdict_ && verdict_->code() == ErrorCode::kAborted;
@@ -278,7 +164,7 @@ class Launcher {
   void start(int place, bool newcomer) {
     std::array<int, 2> pipe{};
     if (::pipe2(pipe.data(), O_CLOEXEC) != 0) throw_io("pipe", errno);
-    Child child;
+    StartedRank child;
     child.place = place;
     child.rank = newcomer ? -1 : place;
     child.messages = Descriptor(pipe[0]);
@@ -290,21 +176,15 @@ class Launcher {
     child.flight = std::move(flight);
     if (options_.flight_board) options_.flight_board->add(child.flight);
     ::fcntl(pipe[0], F_SETFL, O_NONBLOCK);
-    std::vector<std::string> environment = environment_for(
-        {place, newcomer, attempt_, rendezvous_, secret_.get(), flight_file.get()}, options_);
-    std::vector<std::string> arguments = options_.arguments;
-    arguments.insert(arguments.begin(), options_.program.empty() ? "lockstep" : options_.program);
-    const std::vector<char*> argv = pointers_to(arguments);
-    const std::vector<char*> envp = pointers_to(environment);
-    const cpu_set_t cores = cores_for(place, options_.ranks);
-    const bool reads = place == 0 && !newcomer;
-    const pid_t parent = ::getpid();
-    child.pid = ::fork();
-    if (child.pid < 0) throw_io("fork", errno);
-    if (child.pid == 0) {
-      become_rank(reads, parent, cores, signals_.before(), write_end.get(), secret_.get(),
-                  flight_file.get(), options_.program.c_str(), argv.data(), envp.data());
-    }
+    child.pid = start_rank({.place = place,
+                            .newcomer = newcomer,
+                            .attempt = attempt_,
+                            .rendezvous = rendezvous_,
+                            .secret = secret_.get(),
+                            .flight = flight_file.get(),
+                            .messages = write_end.get(),
+                            .signals = signals_.before()},
+                           options_);
     restart_.started(place, std::chrono::steady_clock::now());
     children_.push_back(std::move(child));
   }
@@ -317,7 +197,7 @@ class Launcher {
     if (!centre) return;
     for (const MemberEvent& event : centre->take_events()) {
       if (event.departure) others_.erase(event.card.id);
-      Child* child = child_of(event.card);
+      StartedRank* child = child_of(event.card);
       if (child == nullptr) continue;
       if (event.departure && event.departure->kind != Departure::Kind::kLeft) {
         // It may have something to say yet; but one that is stopped never ends by itself.
@@ -325,7 +205,7 @@ class Launcher {
       }
     }
     learn_ranks();
-    for (Child& child : children_) {
+    for (StartedRank& child : children_) {
       if (child.running && child.lost && child.lost->expired()) {
         child.killed_by_us = true;
         ::kill(child.pid, SIGKILL);
@@ -344,15 +224,10 @@ class Launcher {
 
   // The same for ranks of a job that others have started.
   void look_after_joined() {
-    for (Child& child : children_) {
+    for (StartedRank& child : children_) {
       if (!child.running || child.worked) continue;
-      const FlightSnapshot seen = child.flight->snapshot();
-      child.rank = seen.rank;
-      for (const FlightSnapshot::Phase& phase : seen.phases) {
-        if (phase.lane < 0) continue;
-        if (!child.first_step) child.first_step = phase.step;
-        child.worked = child.worked || phase.step > *child.first_step;
-      }
+      child.rank = child.flight->snapshot().rank;
+      child.worked = child.has_gone_on();
       if (child.worked) restart_.took_part(child.place);
     }
     end_who_stands_still();
@@ -361,11 +236,11 @@ class Launcher {
   // Where the centre is elsewhere, nobody tells who of ours is lost. When the run is over, who was
   // in it ends by itself, and so does who runs on alone, unless it stands still.
   void end_who_stands_still() {
-    const bool over = std::ranges::any_of(children_, &Child::finished);
+    const bool over = std::ranges::any_of(children_, &StartedRank::finished);
     if (over) restart_.stop();
     if (!over && !only_stopped_ones_run()) return ends_at_.reset();
     if (!ends_at_) ends_at_ = Deadline::after(options_.end_grace);
-    for (Child& child : children_) {
+    for (StartedRank& child : children_) {
       const bool came_too_late = over && child.rank < 0;
       if (!child.running || (!came_too_late && !ends_at_->expired())) continue;
       child.left_over = true;
@@ -374,17 +249,9 @@ class Launcher {
   }
 
   bool only_stopped_ones_run() const {
-    return !restart_.next() && std::ranges::all_of(children_, [](const Child& child) {
-      return !child.running || is_stopped(child);
+    return !restart_.next() && std::ranges::all_of(children_, [](const StartedRank& child) {
+      return !child.running || child.is_stopped();
     });
-  }
-
-  // Without taking notice, so that it is seen again.
-  static bool is_stopped(const Child& child) {
-    siginfo_t seen{};
-    const auto pid = static_cast<id_t>(child.pid);
-    const int result = ::waitid(P_PID, pid, &seen, WSTOPPED | WNOHANG | WNOWAIT);
-    return result == 0 && seen.si_pid == child.pid;
   }
 
   // Nobody of ours is left, and the job goes on without us.
@@ -414,12 +281,12 @@ class Launcher {
 
   // When the last member has ended, nobody is left to let newcomers in.
   void end_leftovers() {
-    const bool members = std::ranges::any_of(children_, [this](const Child& child) {
+    const bool members = std::ranges::any_of(children_, [this](const StartedRank& child) {
       return child.running && child.generation == generation_ && !child.lost;
     });
     if (!formed() || members || others_work()) return;
     restart_.stop();
-    for (Child& child : children_) {
+    for (StartedRank& child : children_) {
       // Those that the job has lost end by themselves, or are ended while it runs.
       if (!child.running || (child.lost && !centre_.expired())) continue;
       child.left_over = true;
@@ -436,7 +303,7 @@ class Launcher {
     generation_ = roster->generation.number;
     others_.clear();
     for (const Card& card : roster->roster) {
-      Child* child = child_of(card);
+      StartedRank* child = child_of(card);
       if (child == nullptr) {
         if (!is_ours(card)) others_.insert(card.id);
         continue;
@@ -451,7 +318,7 @@ class Launcher {
   // Another generation forms after `step`. Who has gone from the one before had no part in any
   // later step.
   void see_who_worked(std::int64_t step) {
-    for (Child& child : children_) {
+    for (StartedRank& child : children_) {
       const bool was_in = child.generation > 0 && child.generation == generation_;
       if (!was_in || child.worked || step <= child.joined_after) continue;
       child.worked = true;
@@ -462,29 +329,30 @@ class Launcher {
   // Containers of one machine have networks of their own, and the same process numbers.
   bool is_ours(const Card& card) const {
     return same_host(card.host, host_) &&
-           std::ranges::find(children_, card.pid, &Child::pid) != children_.end();
+           std::ranges::find(children_, card.pid, &StartedRank::pid) != children_.end();
   }
 
-  Child* child_of(const Card& card) {
-    const auto found = std::ranges::find_if(
-        children_, [&](const Child& child) { return child.pid == card.pid && child.running; });
+  StartedRank* child_of(const Card& card) {
+    const auto found = std::ranges::find_if(children_, [&](const StartedRank& child) {
+      return child.pid == card.pid && child.running;
+    });
     return found == children_.end() || !same_host(card.host, host_) ? nullptr : &*found;
   }
 
   // Whether the ranks that were left at the end came to it in order.
   bool ended_well() const {
-    if (options_.joins) return std::ranges::count(children_, 0, &Child::status) > 0;
+    if (options_.joins) return std::ranges::count(children_, 0, &StartedRank::status) > 0;
     // The end is the same for all: who came to it has the whole result.
-    if (std::ranges::any_of(children_, &Child::finished)) return true;
+    if (std::ranges::any_of(children_, &StartedRank::finished)) return true;
     // A program may leave the job in order and fail all the same.
-    if (std::ranges::any_of(children_, [this](const Child& child) {
-          return child.generation == generation_ && failed_by_itself(child);
+    if (std::ranges::any_of(children_, [this](const StartedRank& child) {
+          return child.generation == generation_ && child.failed_by_itself();
         })) {
       return false;
     }
     const auto centre = centre_.lock();
     if (!centre) {  // it goes once all have left, and when the job has failed
-      return std::ranges::any_of(children_, [this](const Child& child) {
+      return std::ranges::any_of(children_, [this](const StartedRank& child) {
         return child.generation == generation_ && child.status == 0;
       });
     }
@@ -500,12 +368,12 @@ class Launcher {
   // those of them that we have ended only where nobody else does.
   void blame_last() {
     std::uint32_t last = 0;
-    for (const Child& child : children_) last = std::max(last, child.generation);
+    for (const StartedRank& child : children_) last = std::max(last, child.generation);
     for (const bool left_over : {false, true}) {
       for (std::size_t i = 0; i < children_.size() && !(left_over && blame_.culprit()); ++i) {
-        const Child& child = children_[i];
+        const StartedRank& child = children_[i];
         if (child.generation != last || child.status == 0 || child.left_over != left_over) continue;
-        blame_.add(static_cast<int>(i), evidence_of_end(child));
+        blame_.add(static_cast<int>(i), child.evidence());
       }
     }
   }
@@ -520,21 +388,21 @@ class Launcher {
 
   int running() const {
     int count = 0;
-    for (const Child& child : children_) count += child.running ? 1 : 0;
+    for (const StartedRank& child : children_) count += child.running ? 1 : 0;
     return count;
   }
 
   // Until something happens: a message, a signal, the end of a rank or of somebody's time.
   void wait() {
     std::vector<pollfd> polled = {{signals_.fd(), POLLIN, 0}};
-    for (const Child& child : children_) polled.push_back({child.messages.get(), POLLIN, 0});
+    for (const StartedRank& child : children_) polled.push_back({child.messages.get(), POLLIN, 0});
     int patience = stop_at_ ? stop_at_->poll_timeout() : -1;
     if (options_.survive || options_.heard) {
       const auto look = static_cast<int>(kBetweenLooks.count());
       patience = patience < 0 ? look : std::min(patience, look);
     }
     ::poll(polled.data(), polled.size(), patience);
-    for (Child& child : children_) forward(child);
+    for (StartedRank& child : children_) forward(child);
     while (const auto signal = signals_.next()) {
       if (signal->ssi_signo == SIGCHLD) continue;
       if (signal->ssi_signo == SIGUSR1) {
@@ -573,7 +441,8 @@ class Launcher {
     if (!stop_at_) stop_at_ = Deadline::after(options_.stop_grace);
     if (options_.stop_grace > options_.grace && running() > 0) {
       // Where a rank's bar is, the message has a line of its own.
-      if (std::ranges::any_of(children_, [](const Child& c) { return c.lines.bar_is_open(); })) {
+      if (std::ranges::any_of(children_,
+                              [](const StartedRank& c) { return c.lines.bar_is_open(); })) {
         [[maybe_unused]] const ssize_t written = ::write(STDERR_FILENO, "\n", 1);
       }
       log(LogLevel::kInfo, "stopping; press Ctrl-C again to end all workers at once");
@@ -581,7 +450,7 @@ class Launcher {
   }
 
   // Passes on what a rank has written to stderr, whole lines at a time.
-  void forward(Child& child) {
+  void forward(StartedRank& child) {
     std::array<char, 4096> bytes{};
     while (child.messages) {
       const ssize_t count = ::read(child.messages.get(), bytes.data(), bytes.size());
@@ -596,10 +465,10 @@ class Launcher {
     }
   }
 
-  void show(const Child& child, std::string text) {
+  void show(const StartedRank& child, std::string text) {
     if (text.empty()) return;
     // Another rank's bar would share the line; it is drawn again soon.
-    const bool bar = std::ranges::any_of(children_, [&](const Child& other) {
+    const bool bar = std::ranges::any_of(children_, [&](const StartedRank& other) {
       return other.pid != child.pid && other.lines.bar_is_open();
     });
     if (bar) text.insert(0, kClearLine);
@@ -609,34 +478,29 @@ class Launcher {
   void reap(int flags) {
     if (options_.survive) learn_ranks();
     for (std::size_t i = 0; i < children_.size(); ++i) {
-      Child& child = children_[i];
-      if (!child.running || ::waitpid(child.pid, &child.status, flags) != child.pid) continue;
-      child.running = false;
-      if (!was_killed(child) && WEXITSTATUS(child.status) == kExitLeft) {
-        child.left = true;
-        child.status = 0;
-      }
+      StartedRank& child = children_[i];
+      if (!child.reap(flags)) continue;
       if (options_.flight_board) options_.flight_board->remove(*child.flight);
       keep_flight(child);
       if (child.status == 0 || cut_short_ || child.left_over) continue;
-      if (options_.survive && formed() && !was_killed(child) && ended_as_told(child)) {
+      if (options_.survive && formed() && !child.was_killed() && child.ended_as_told()) {
         // All ranks were told to stop, and have stopped together.
-        if (stopped_by_ == 0) stopped_by_ = WEXITSTATUS(child.status) - 128;
+        if (stopped_by_ == 0) stopped_by_ = child.exit_code() - 128;
         restart_.stop();
         continue;
       }
-      const bool as_told = stopped_by_ != 0 && ended_as_told(child);
-      if (options_.survive && formed() && !ended_for_all(child)) {
+      const bool as_told = stopped_by_ != 0 && child.ended_as_told();
+      if (options_.survive && formed() && !child.ended_for_all()) {
         if (!as_told) forward_loss(child);
         continue;
       }
-      if (as_told && !was_killed(child)) continue;
+      if (as_told && !child.was_killed()) continue;
       if (as_told) {
         if (blame_.evidence() >= Evidence::kKilled) continue;
         // It could not stop in order, and so the others cannot either.
         cut_short_ = true;
         blame_ = {};
-      } else if (!blame_.add(static_cast<int>(i), evidence_of_end(child))) {
+      } else if (!blame_.add(static_cast<int>(i), child.evidence())) {
         continue;
       }
       restart_.stop();
@@ -645,10 +509,10 @@ class Launcher {
   }
 
   // What a rank did last that has ended in a bad way and has not written it itself.
-  void keep_flight(const Child& child) {
+  void keep_flight(const StartedRank& child) {
     if (options_.flight_folder.empty() || child.left_over) return;
-    if (!was_killed(child) && (child.status == 0 || ended_for_all(child) || ended_as_told(child) ||
-                               child.flight->written())) {
+    if (!child.was_killed() && (child.status == 0 || child.ended_for_all() ||
+                                child.ended_as_told() || child.flight->written())) {
       return;
     }
     const std::string end = to_string(ProcessEnd::of(child.status));
@@ -659,7 +523,7 @@ class Launcher {
     if (!cut_short_) {
       file.ended = child.killed_by_us ? "stood still, and was ended by the launcher" : end;
     }
-    if (file.rank < 0 && !was_killed(child)) return;  // it was in no job: its error says all
+    if (file.rank < 0 && !child.was_killed()) return;  // it was in no job: its error says all
     flight_.push_back(std::move(file));
     if (options_.flight_keeps) write_kept_flight();
   }
@@ -683,7 +547,7 @@ class Launcher {
     ask_others_for_flight();
     if (options_.flight_folder.empty()) return;
     bool written = false;
-    for (const Child& child : children_) {
+    for (const StartedRank& child : children_) {
       if (!child.running) continue;
       written = write_flight(flight_file_of(child.flight->snapshot(), "SIGUSR2 asked for it",
                                             "the launcher")) ||
@@ -699,7 +563,7 @@ class Launcher {
     const auto centre = centre_.lock();
     if (!centre) return;
     std::vector<std::int32_t> own;
-    for (const Child& child : children_) own.push_back(child.pid);
+    for (const StartedRank& child : children_) own.push_back(child.pid);
     centre->ask_flight(std::move(own));
   }
 
@@ -713,14 +577,14 @@ class Launcher {
   }
 
   // A rank is lost, and the others go on.
-  void forward_loss(Child& child) {
+  void forward_loss(StartedRank& child) {
     forward(child);  // its last words
     const ProcessEnd end = ProcessEnd::of(child.status);
     const auto centre = centre_.lock();
     if (options_.joins) child.rank = child.flight->snapshot().rank;
     // There is no job to come to.
-    const bool over = options_.joins ? !end.killed && cannot_join(child, end.number)
-                                     : !centre || centre->latch().tripped();
+    const bool over =
+        options_.joins ? !end.killed && cannot_join(child) : !centre || centre->latch().tripped();
     if (over && !options_.joins) restart_.stop();
     // One that failed has told the job itself.
     if (centre && end.killed && !child.killed_by_us) {
@@ -730,63 +594,27 @@ class Launcher {
     const bool again = restart_.ended(child.place, end, std::chrono::steady_clock::now());
     if (again && !end.killed) {
       // Its own error is told. The job may be about to end by it, and then nobody is started.
-      held_back_[child.place] = describe_end(child);
+      held_back_[child.place] = child.describe_end();
       return;
     }
     const double pause = std::chrono::duration<double>(restart_.pause_of(child.place)).count();
-    log(LogLevel::kWarning, "{}{}", describe_end(child),
+    log(LogLevel::kWarning, "{}{}", child.describe_end(),
         again ? fmt::format("; a worker is started in its place in {:.1f} s", pause) : "");
   }
 
   // In a job of another launcher that survives losses, a rank exits with kExitEcho only when the
   // job ends. If none of our ranks has computed a lane, the job may not exist, or cannot begin; if
   // this one was never in it, the job has ended since.
-  bool cannot_join(const Child& child, int exit_code) const {
-    return exit_code == kExitEcho || child.rank < 0 ||
-           std::ranges::none_of(children_, has_computed);
-  }
-
-  static bool has_computed(const Child& child) {
-    if (child.first_step) return true;
-    const FlightSnapshot seen = child.flight->snapshot();
-    return std::ranges::any_of(seen.phases,
-                               [](const FlightSnapshot::Phase& phase) { return phase.lane >= 0; });
-  }
-
-  static std::string describe_end(const Child& child) {
-    const std::string who = child.rank < 0 ? fmt::format("a newcomer (pid {})", child.pid)
-                                           : fmt::format("rank {} (pid {})", child.rank, child.pid);
-    return fmt::format("{} {}", who, to_string(ProcessEnd::of(child.status)));
-  }
-
-  // All ranks of a job come to these ends alike: no loss, whatever survives losses.
-  static bool ended_for_all(const Child& child) {
-    if (was_killed(child)) return false;
-    const int code = WEXITSTATUS(child.status);
-    return code == kExitUsage || code == kExitHalted;
-  }
-
-  static bool failed_by_itself(const Child& child) {
-    return child.status != 0 && !was_killed(child) && !ended_as_told(child);
-  }
-
-  static bool was_killed(const Child& child) { return WIFSIGNALED(child.status); }
-
-  static Evidence evidence_of_end(const Child& child) {
-    if (was_killed(child)) return Evidence::kKilled;
-    return WEXITSTATUS(child.status) == kExitEcho ? Evidence::kEcho : Evidence::kOwn;
-  }
-
-  static bool ended_as_told(const Child& child) {
-    const int signal = was_killed(child) ? WTERMSIG(child.status) : WEXITSTATUS(child.status) - 128;
-    return signal == SIGINT || signal == SIGTERM || signal == SIGHUP;
+  bool cannot_join(const StartedRank& child) {
+    return child.exit_code() == kExitEcho || child.rank < 0 ||
+           std::ranges::none_of(children_, &StartedRank::has_begun_lanes);
   }
 
   // Ours, once the culprit is known.
   int exit_code() const {
     const auto culprit = blame_.culprit();
     const bool by_itself = blame_.evidence() == Evidence::kOwn && *culprit != kCompanion;
-    return by_itself ? WEXITSTATUS(children_[index_of(*culprit)].status) : 1;
+    return by_itself ? children_[index_of(*culprit)].exit_code() : 1;
   }
 
   // The rest have a short while to say what they saw.
@@ -796,14 +624,14 @@ class Launcher {
   }
 
   void send_to_running(int signal) {
-    for (const Child& child : children_) {
+    for (const StartedRank& child : children_) {
       if (child.running) ::kill(child.pid, signal);
     }
   }
 
   // For a signal that one rank passes on to all.
   void send_to_first_running(int signal) {
-    const auto first = std::ranges::find_if(children_, &Child::running);
+    const auto first = std::ranges::find_if(children_, &StartedRank::running);
     if (first != children_.end()) ::kill(first->pid, signal);
   }
 
@@ -831,11 +659,11 @@ class Launcher {
   // All ranks have ended with the same exit code, and one of them has said why: what is wrong for
   // all alike needs no culprit.
   bool all_agree() const {
-    const auto tells = [](const Child& child) {
+    const auto tells = [](const StartedRank& child) {
       return child.lines.last_line().starts_with(kErrorPrefix);
     };
-    const auto alike = [&](const Child& child) {
-      return !was_killed(child) && child.status == children_[0].status;
+    const auto alike = [&](const StartedRank& child) {
+      return !child.was_killed() && child.status == children_[0].status;
     };
     return children_.size() > 1 && std::ranges::all_of(children_, alike) &&
            std::ranges::count_if(children_, tells) == 1;
@@ -845,9 +673,9 @@ class Launcher {
     const auto culprit = blame_.culprit();
     if (beside) log(LogLevel::kError, "{}: {}", options_.companion, beside->what());
     if (culprit && *culprit != kCompanion) {
-      const Child& child = children_[index_of(*culprit)];
-      if (was_killed(child)) {
-        log(LogLevel::kError, "{}", describe_end(child));
+      const StartedRank& child = children_[index_of(*culprit)];
+      if (child.was_killed()) {
+        log(LogLevel::kError, "{}", child.describe_end());
         return 1;
       }
       if (blame_.evidence() == Evidence::kEcho) {
@@ -885,7 +713,7 @@ class Launcher {
   Descriptor secret_;
   std::optional<SecretFile> kept_secret_;  // for those who join on this host
   std::optional<HostPort> rendezvous_;     // of the job
-  std::vector<Child> children_;            // all that were ever started
+  std::vector<StartedRank> children_;      // all that were ever started
   std::uint32_t generation_ = 0;           // the newest
   std::set<MemberId> others_;              // its members that others have started
   RestartPolicy restart_;

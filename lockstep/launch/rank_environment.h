@@ -30,6 +30,8 @@ inline constexpr const char* kFlightMemoryVariable = "LOCKSTEP_FLIGHT_FD";
 // Where ranks without a folder of their own write what they did last; from our launcher or the
 // user.
 inline constexpr const char* kFlightFolderVariable = "LOCKSTEP_FLIGHT_DIR";
+// The place of a rank among those of our launcher.
+inline constexpr const char* kLaunchedVariable = "LOCKSTEP_LAUNCHED_RANK";
 // A worker that our launcher starts for a job that runs already: it has no rank yet.
 inline constexpr const char* kNewcomerVariable = "LOCKSTEP_NEWCOMER";
 // What `lockstep launch` hands to the launcher of a host: the job's secret in a file of this

@@ -37,6 +37,7 @@
 #include "lockstep/run/original_star.h"
 #include "lockstep/run/output_hold.h"
 #include "lockstep/run/plan.h"
+#include "lockstep/run/roster_news.h"
 #include "lockstep/run/signals.h"
 #include "lockstep/train/agreement.h"
 #include "lockstep/train/checkpoint/folders.h"
@@ -186,7 +187,6 @@ class Worker {
   void level_with_others(Regroup how, Clock::time_point since);
   void start_from_checkpoint();
   void tell_events(const Levelled& levelled, Regroup how, double seconds);
-  void note_failures();
   std::optional<HaltReport> agree_on_killing_lanes();
   void become_narrator(bool takes_over);
   void hand_over_lines();
@@ -229,14 +229,7 @@ class Worker {
   std::optional<FlightFile> late_flight_;  // not written yet
   bool level_ = true;                      // all ranks of the generation stood at the same step
   bool enters_ = false;                    // this worker comes to a job that runs already
-  // Who went and who came, until people are told: a generation may end before it has begun.
-  struct Gone {
-    Job::Departure departure;
-    std::uint32_t generation = 0;      // in which it was
-    std::vector<std::uint32_t> lanes;  // that it had there; none if none were dealt
-  };
-  std::vector<Gone> gone_;
-  std::vector<std::string> came_;
+  RosterNews news_;
   KillingLanes killing_;
   RunEvents events_;
   Clock::time_point began_{};
@@ -542,15 +535,6 @@ int Worker::leave() {
   return code_of_leaving();
 }
 
-// The lanes that a rank has.
-std::vector<std::uint32_t> lanes_of(const LeafOwners& owners, int rank) {
-  std::vector<std::uint32_t> lanes;
-  for (std::size_t lane = 0; lane < owners.size(); ++lane) {
-    if (owners[lane] == rank) lanes.push_back(static_cast<std::uint32_t>(lane));
-  }
-  return lanes;
-}
-
 void Worker::regroup() {
   const Regroup how = *next_;
   const Clock::time_point since = ended_;
@@ -569,12 +553,11 @@ void Worker::regroup() {
   }
   note_run_begins();  // to a newcomer, now that it is in the job
   if (late_flight_) watch_.write_loss(job_.flight(), *std::exchange(late_flight_, std::nullopt));
-  for (const Job::Departure& departure : job_.departed()) {
-    gone_.push_back({departure, generation, lanes_of(owners, departure.rank)});
-  }
+  std::vector<std::string> came;
   for (int rank = job_.world_size() - job_.newcomers(); rank < job_.world_size(); ++rank) {
-    came_.push_back(job_.communicator().name_of(rank));
+    came.push_back(job_.communicator().name_of(rank));
   }
+  news_.note(job_.departed(), generation, owners, came);
   next_ = Regroup::kAfterLoss;  // until all stand at the same step
   level_with_others(how, since);
   level_ = true;
@@ -605,7 +588,7 @@ void Worker::level_with_others(Regroup how, Clock::time_point since) {
     if (!narrator_) become_narrator(true);
   }
   hand_over_lines();
-  note_failures();
+  news_.count_failures(trainer_->steps_done() + 1, killing_);
   if (levelled.residuals_lost && is_first()) {
     log(LogLevel::kWarning,
         "the rounding errors of bf16 gradients start at zero again: the result will be different");
@@ -632,13 +615,6 @@ void Worker::start_from_checkpoint() {
     }
   }
   trainer_->start({});
-}
-
-void Worker::note_failures() {
-  for (const Gone& gone : gone_) {
-    if (gone.departure.kind != Job::Departure::Kind::kFailed || gone.lanes.empty()) continue;
-    killing_.lost(trainer_->steps_done() + 1, gone.generation, gone.lanes, gone.departure.why);
-  }
 }
 
 // Newcomers know nothing of earlier losses, so the ranks tell each other.
@@ -716,49 +692,27 @@ void Worker::tell_saved() {
 }
 
 void Worker::tell_events(const Levelled& levelled, Regroup how, double seconds) {
-  const std::vector<std::uint32_t> lanes = lanes_by_rank(trainer_->owners(), job_.world_size());
-  const std::int64_t steps = plan_->how.schedule.steps;
-  std::vector<std::string> members;
+  const bool after_loss = how == Regroup::kAfterLoss;
+  RosterNews::GoesOn now{.steps = plan_->how.schedule.steps,
+                         .lost_at = lost_at_,
+                         .step = trainer_->steps_done(),
+                         .after_loss = after_loss,
+                         .went_back = levelled.lost,
+                         .lanes = lanes_by_rank(trainer_->owners(), job_.world_size()),
+                         .members = {},
+                         .seconds = seconds};
   for (int rank = 0; rank < job_.world_size(); ++rank) {
-    members.push_back(job_.communicator().name_of(rank));
+    now.members.push_back(job_.communicator().name_of(rank));
   }
-  std::map<RunEvent::Kind, RunEvent> events;
-  const auto event_of = [&](RunEvent::Kind kind) -> RunEvent& {
-    RunEvent& event = events[kind];
-    event.kind = kind;
-    event.step = std::min(trainer_->steps_done() + 1, steps);
-    event.lanes = lanes;
-    event.members = members;
-    event.seconds = seconds;
-    return event;
-  };
-  for (const auto& [gone, generation, its_lanes] : gone_) {
-    auto kind = RunEvent::Kind::kLost;
-    if (gone.kind == Job::Departure::Kind::kExpelled) kind = RunEvent::Kind::kExpelled;
-    if (gone.kind == Job::Departure::Kind::kLeft) kind = RunEvent::Kind::kLeft;
-    RunEvent& event = event_of(kind);
-    event.who.push_back(gone.name);
-    if (event.how.empty()) event.how = gone.why;
-    // Not if the step under way was done all the same: by another worker, or from sums.
-    event.again = how == Regroup::kAfterLoss && !levelled.lost && levelled.step == lost_at_ &&
-                  levelled.step < steps;
-  }
-  if (!came_.empty()) event_of(RunEvent::Kind::kJoined).who = came_;
-  if (levelled.lost) {
-    RunEvent& event = event_of(RunEvent::Kind::kWentBack);
-    event.step = std::max(event.step, lost_at_ + 1);
-    event.back_to = trainer_->steps_done();
-  }
-  if (events.empty() && how == Regroup::kAfterLoss && is_first()) {
+  const std::vector<RunEvent> events = news_.take_events(now);
+  if (events.empty() && after_loss && is_first()) {
     log(LogLevel::kWarning, "{}; all {} workers are here and go on with step {}, after {:.1f} s",
         why_ended_, job_.world_size(), trainer_->steps_done() + 1, seconds);
   }
-  for (const auto& [kind, event] : events) {
+  for (const RunEvent& event : events) {
     events_.add(event);
     if (narrator_) narrator_->event(event);
   }
-  gone_.clear();
-  came_.clear();
 }
 
 // Fewer workers are left than the job is to have: their work is safe while they wait for others.

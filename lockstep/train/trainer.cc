@@ -700,7 +700,11 @@ void Trainer::finish_boundary(const std::function<void(const StepReport&)>& repo
     verify_if_due();
     evaluate_if_due();
   }
-  if (!std::exchange(last.reported, true)) report(last.report);
+  if (!last.reported) {
+    at("report", last.report.step);
+    last.reported = true;
+    report(last.report);
+  }
   if (!last.closed && save) save(last.report);
   last.closed = true;
 }

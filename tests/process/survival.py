@@ -535,6 +535,16 @@ class WithoutALauncher(ByHand):
         self.assertEqual(WEIGHTS.findall(said[1]), [self.alone()], said[1])
         self.assertRegex(said[1], r"is the centre of the job now; others join it at 127\.0\.0\.1:\d+\n")
 
+    def test_the_next_rank_0_tells_of_the_step_that_the_one_before_did_not(self):
+        """All have done it, and the others think that it is told."""
+        out = self.folder / "told"
+        with reserved_port() as port:
+            ranks = self.ranks(port, "rank=0 step=5 at=report do=kill", "--steps", STEPS, "--transport", "tcp", "--out", out)
+            said = [rank.communicate(timeout=PATIENCE)[0] for rank in ranks]
+        self.assertEqual([rank.returncode for rank in ranks], [-signal.SIGKILL, 0, 0], said)
+        self.assertEqual(WEIGHTS.findall(said[1]), [self.alone()], said[1])
+        self.assertEqual([row["step"] for row in self.metrics(out) if "event" not in row], list(range(1, STEPS + 1)), said[1])
+
     def test_rank_0_says_what_is_saved_when_the_run_fails(self):
         """There is no launcher of ours that would."""
         out = self.folder / "failed"

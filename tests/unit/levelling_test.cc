@@ -10,6 +10,8 @@
 #include <limits>
 #include <map>
 #include <mutex>
+#include <optional>
+#include <random>
 #include <set>
 #include <thread>
 
@@ -20,6 +22,7 @@
 #include "lockstep/train/resume.h"
 #include "lockstep/train/run_checkpoints.h"
 #include "tests/support/pretended_gpu.h"
+#include "tests/support/seeds.h"
 #include "tests/support/temporary_folder.h"
 #include "tests/support/trainers.h"
 
@@ -59,6 +62,37 @@ TrainerOptions tiny_training(bool shard) {
 // What a worker that dies throws: nobody but the worker itself sees it.
 struct Death {};
 
+// A stream whose owner is held up now and then, and which moves a part of what it could.
+class UnevenStream final : public Stream {
+ public:
+  UnevenStream(std::unique_ptr<Stream> stream, std::uint64_t seed)
+      : stream_(std::move(stream)), writes_(seed), reads_(~seed) {}
+  std::size_t write_some(std::span<const std::byte> head,
+                         std::span<const std::byte> body) override {
+    if (holds_up(writes_)) return stream_->write_some(head, body.first(body.size() / 2));
+    return stream_->write_some(head, body);
+  }
+  std::size_t read_some(std::span<std::byte> head, std::span<std::byte> body) override {
+    if (holds_up(reads_)) return stream_->read_some(head, body.first(body.size() / 2));
+    return stream_->read_some(head, body);
+  }
+  bool prepare_wait(Direction direction, std::vector<pollfd>& fds) override {
+    return stream_->prepare_wait(direction, fds);
+  }
+  void finish_wait(Direction direction) override { stream_->finish_wait(direction); }
+
+ private:
+  static bool holds_up(std::mt19937_64& random) {
+    if (random() % 64 != 0) return false;
+    std::this_thread::sleep_for(std::chrono::microseconds(random() % 2000));
+    return true;
+  }
+
+  const std::unique_ptr<Stream> stream_;
+  std::mt19937_64 writes_;  // one thread writes, one reads
+  std::mt19937_64 reads_;
+};
+
 // Forms generations of those that live, as a centre would.
 class Centre {
  public:
@@ -67,7 +101,9 @@ class Centre {
     std::vector<int> roster;
   };
 
-  explicit Centre(std::set<int> members) : living_(std::move(members)) {}
+  // With a seed the streams are uneven.
+  explicit Centre(std::set<int> members, std::optional<std::uint64_t> seed = {})
+      : living_(std::move(members)), seed_(seed) {}
 
   // Returns in the next generation, when all who live have come.
   Place regroup(int member) {
@@ -109,6 +145,12 @@ class Centre {
     // By messages: threads that share memory might still write into that of a rank that has left.
     LocalOptions by_messages;
     by_messages.shared_memory = false;
+    if (seed_) {
+      by_messages.wrap_stream = [this](int rank, std::unique_ptr<Stream> stream) {
+        return std::make_unique<UnevenStream>(std::move(stream),
+                                              *seed_ + 64 * streams_++ + index_of(rank));
+      };
+    }
     auto group = make_local_group(static_cast<int>(living_.size()), by_messages);
     std::size_t rank = 0;
     for (const int member : living_) {
@@ -126,6 +168,8 @@ class Centre {
   std::map<int, Place> places_;
   int generation_ = 0;
   bool over_ = false;
+  const std::optional<std::uint64_t> seed_;
+  std::atomic<std::uint64_t> streams_{0};
 };
 
 struct Seen {
@@ -270,13 +314,14 @@ struct Script {
   Detached detached = {};
   std::function<Requests(Worker&)> requests = {};
   std::string out = {};
-  const GpuParts* gpu = nullptr;  // on the CPU without them
+  const GpuParts* gpu = nullptr;             // on the CPU without them
+  std::optional<std::uint64_t> uneven = {};  // seed of streams that are held up
 };
 
 std::vector<Seen> play(const TrainerOptions& options, const Script& script) {
   std::set<int> members;
   for (int member = 0; member < script.workers; ++member) members.insert(member);
-  Centre centre(members);
+  Centre centre(members, script.uneven);
   std::set<int> all = members;
   all.insert(script.newcomers.begin(), script.newcomers.end());
   std::vector<std::unique_ptr<Worker>> workers;
@@ -339,8 +384,8 @@ void expect_as_alone(const std::vector<Seen>& all, int living) {
   EXPECT_EQ(ended, living);
 }
 
-constexpr std::array kPlaces = {"data",   "forward",    "bucket", "tail", "norm", "update",
-                                "gather", "validation", "verify", "save", "end"};
+constexpr std::array kPlaces = {"data",   "forward",    "bucket", "tail",   "norm", "update",
+                                "gather", "validation", "verify", "report", "save", "end"};
 
 // The victims die at this place of this step, when all of them are there.
 Hook dies(const std::set<int>& victims, const std::string& place, std::int64_t step,
@@ -376,6 +421,40 @@ TEST(Levelling, ALossAtEveryPlaceChangesNoBit) {
           }
         }
       }
+    }
+  }
+}
+
+// Ranks know more or less of a step when its generation ends.
+TEST(Levelling, LossesAtUnevenMomentsChangeNoBit) {
+  const test::Seeds seeds(20);
+  for (std::uint64_t seed = seeds.first; seed < seeds.end(); ++seed) {
+    std::mt19937_64 random(seed);
+    const bool shard = random() % 2 == 0;
+    const int workers = 2 + static_cast<int>(random() % 4);
+    const int victim = static_cast<int>(random() % static_cast<std::uint64_t>(workers));
+    const std::int64_t step = 1 + static_cast<std::int64_t>(random() % kSteps);
+    const std::string place = kPlaces.at(random() % kPlaces.size());
+    const bool replaced = random() % 2 == 0;
+    const std::uint64_t call = random() % 3;  // of the place in the step
+    SCOPED_TRACE(
+        fmt::format("seed {}: {} workers, sharded {}, worker {} dies at {} of step {}, "
+                    "replaced {}",
+                    seed, workers, shard, victim, place, step, replaced));
+    Script script = {.workers = workers, .uneven = seed};
+    if (replaced) script.newcomers = {workers};
+    std::atomic<std::uint64_t> calls{0};
+    std::atomic<bool> died{false};
+    script.hook = [&](Worker& worker, std::string_view at, std::int64_t now) {
+      if (worker.member != victim || at != place || now != step || calls++ < call) return;
+      died = true;
+      throw Death();
+    };
+    // Who is never replaced need not come.
+    const std::vector<Seen> seen = play(tiny_training(shard), script);
+    expect_as_alone(seen, workers - (died ? 1 : 0) + (died && replaced ? 1 : 0));
+    for (const Seen& each : seen) {
+      for (std::size_t i = 1; i < each.levelled.size(); ++i) EXPECT_FALSE(each.levelled[i].lost);
     }
   }
 }

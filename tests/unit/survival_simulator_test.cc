@@ -2,12 +2,12 @@
 
 #include <gtest/gtest.h>
 
-#include <cstdlib>
 #include <string>
 #include <utility>
 #include <vector>
 
 #include "tests/support/build_kind.h"
+#include "tests/support/seeds.h"
 
 namespace lockstep::survival_simulator_test {
 namespace {
@@ -15,26 +15,19 @@ namespace {
 using test::kSanitizers;
 using test::SurvivalSimulator;
 
-std::uint64_t number_from_environment(const char* name, std::uint64_t otherwise) {
-  const char* text = std::getenv(name);
-  return text == nullptr ? otherwise : std::strtoull(text, nullptr, 10);
-}
-
 #ifdef __OPTIMIZE__
 constexpr std::uint64_t kSchedules = kSanitizers.empty() ? 100'000 : 1'000;
 #else
 constexpr std::uint64_t kSchedules = 2'000;
 #endif
 
-// LOCKSTEP_SCHEDULES=N runs N of them, LOCKSTEP_SEED=S begins with that seed. A single one is told
-// event by event.
+// A single one is told event by event.
 TEST(SurvivalSimulator, EveryScheduleKeepsItsInvariants) {
-  const std::uint64_t first = number_from_environment("LOCKSTEP_SEED", 1);
-  const std::uint64_t count = number_from_environment("LOCKSTEP_SCHEDULES", kSchedules);
+  const test::Seeds seeds(kSchedules);
   SurvivalSimulator::Counts total;
-  for (std::uint64_t seed = first; seed < first + count; ++seed) {
+  for (std::uint64_t seed = seeds.first; seed < seeds.end(); ++seed) {
     SurvivalSimulator::Options options = SurvivalSimulator::drawn(seed);
-    options.trace = count == 1;
+    options.trace = seeds.count == 1;
     SurvivalSimulator simulator(options);
     ASSERT_EQ(simulator.run(), "")
         << "replay with LOCKSTEP_SEED=" << seed << " LOCKSTEP_SCHEDULES=1";
@@ -45,9 +38,9 @@ TEST(SurvivalSimulator, EveryScheduleKeepsItsInvariants) {
   RecordProperty("generations", std::to_string(total.generations));
   RecordProperty("commits", std::to_string(total.commits));
   RecordProperty("finished runs", std::to_string(total.finished));
-  if (count >= 1'000) {  // the faults do what they are for, and the job survives them
-    EXPECT_GT(total.generations, 2 * count);
-    EXPECT_GT(total.finished, count * 9 / 10);
+  if (seeds.count >= 1'000) {  // the faults do what they are for, and the job survives them
+    EXPECT_GT(total.generations, 2 * seeds.count);
+    EXPECT_GT(total.finished, seeds.count * 9 / 10);
   }
 }
 
