@@ -103,7 +103,6 @@ struct Record {
   bool has_last = false;
   StepBoundary last;
   ValidationRecord validation;
-  double norm = 0;
 };
 
 // A report with the phases of so many ranks and as many lanes is much smaller.
@@ -193,12 +192,12 @@ void pass(StepReport& report, Numbers& numbers) {
 void pass(Record& record, Numbers& numbers) {
   numbers.one(record.has_last);
   pass(record.last.report, numbers);
+  numbers.one(record.last.norm);
   numbers.one(record.last.verified);
   numbers.one(record.last.evaluated);
   numbers.one(record.validation.best_step);
   numbers.one(record.validation.best_loss);
   numbers.one(record.validation.since_best);
-  numbers.one(record.norm);
 }
 
 // Of step `step`, which this rank has done or will do.
@@ -209,7 +208,7 @@ Record record_of(const TrainerStanding& own, std::int64_t step) {
     LOCKSTEP_CHECK(own.open && own.open->decided);
     record.has_last = true;
     record.last.report = own.open->report;
-    record.norm = own.open->norm;
+    record.last.norm = own.open->norm;
   } else if (own.last) {
     record.has_last = true;
     record.last = *own.last;
@@ -473,7 +472,7 @@ Levelled level(Trainer& trainer, Communicator& communicator) {
     start_over(trainer, communicator);
   } else {
     const Record record = share_record(communicator, plan.teller, trainer.standing(), plan.step);
-    if (plan.updates[index_of(own)]) trainer.decide(record.last.report, record.norm);
+    if (plan.updates[index_of(own)]) trainer.decide(record.last.report, record.last.norm);
     std::optional<OpenStep>& open = trainer.standing().open;
     if (open && !open->updated) open.reset();  // computed again
     trainer.attach(communicator);

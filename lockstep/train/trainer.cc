@@ -542,7 +542,8 @@ void Trainer::commit() {
   report.gradient_norm =
       divisor(report) > 0 ? standing.open->norm / static_cast<double>(divisor(report)) : 0;
   standing.step = report.step;
-  standing.last.emplace().report = std::move(report);
+  standing.last.emplace().norm = standing.open->norm;
+  standing.last->report = std::move(report);
   standing.open.reset();
   standing.has_state = true;
   standing.has_moments = true;

@@ -89,6 +89,7 @@ struct Validation {
 // What has been done between the last step and the next.
 struct StepBoundary {
   StepReport report;  // of the last step
+  double norm = 0;    // of the sum of its gradients: who has the sum, but no norm, needs this one
   bool verified = false;
   bool evaluated = false;  // and recorded
   bool reported = false;   // on this rank

@@ -181,6 +181,7 @@ struct Seen {
   std::vector<Levelled> levelled;
   std::int64_t began = 0;  // after so many steps, when the state was lost last
   bool died = false;
+  std::string mismatch;
 };
 
 class Worker;
@@ -225,6 +226,11 @@ class Worker {
         return;
       } catch (const Error& error) {
         communicator_->abort(error.what());
+        if (error.code() == ErrorCode::kReplicaMismatch) {  // it would come again and again
+          seen.mismatch = error.what();
+          centre_.gone(member);
+          return;
+        }
       }
       trainer.detach();
       communicator_.reset();
@@ -371,6 +377,7 @@ const Seen& alone() {
 void expect_as_alone(const std::vector<Seen>& all, int living) {
   int ended = 0;
   for (const Seen& seen : all) {
+    EXPECT_EQ(seen.mismatch, "");
     if (seen.hash.empty()) continue;
     ++ended;
     EXPECT_EQ(seen.hash, alone().hash);
@@ -681,16 +688,16 @@ void undo(Worker& worker) {
   tear(worker.replica(), open.held);
 }
 
-// All four come to their places in step 2, then the first generation ends. `dead` dies.
-std::vector<Seen> end_in_step_two(int dead,
+// All come to their places in step 2, then the first generation ends. `dead` dies.
+std::vector<Seen> end_in_step_two(int workers, int dead,
                                   const std::function<std::string_view(int member)>& place_of,
                                   const std::function<void(Worker&)>& detached) {
-  Script script = {.workers = 4};
+  Script script = {.workers = workers};
   std::atomic<int> there{0};
   script.hook = [&](Worker& worker, std::string_view at, std::int64_t step) {
     if (worker.generation() != 1 || step != 2 || at != place_of(worker.member)) return;
     ++there;
-    while (there < 4) std::this_thread::yield();
+    while (there < workers) std::this_thread::yield();
     if (worker.member == dead) throw Death();
     throw lost_connection();
   };
@@ -711,7 +718,7 @@ TEST(Levelling, AStepIsDoneOnceSomebodyKnowsItsNorm) {
   for (const int dead : {-1, 0, 2}) {
     for (const std::vector<Knows>& know : all) {
       const auto seen = end_in_step_two(
-          dead,
+          4, dead,
           [&](int member) { return know[index_of(member)] == kUpdated ? "gather" : "update"; },
           [&](Worker& worker) { forget(worker, know[index_of(worker.member)]); });
       expect_as_alone(seen, dead < 0 ? 4 : 3);
@@ -725,11 +732,24 @@ TEST(Levelling, AStepIsDoneOnceSomebodyKnowsItsNorm) {
   }
 }
 
+// Of three workers each has all sums: one has done the step as soon as it knows the norm.
+TEST(Levelling, WhoHasDoneTheStepTellsItsNorm) {
+  for (const int done : {1, 2}) {
+    const auto seen = end_in_step_two(
+        3, 0, [&](int member) { return member == done ? "verify" : "update"; },
+        [&](Worker& worker) {
+          if (worker.member != done) forget(worker, Knows::kSums);
+        });
+    expect_as_alone(seen, 2);
+    EXPECT_EQ(seen[1].levelled.at(1).step, 2);
+  }
+}
+
 TEST(Levelling, WhoMissedTheParametersGetsThem) {
   for (const int dead : {-1, 1}) {
     for (const std::set<int>& torn : {std::set{0}, {2}, {0, 3}, {0, 2, 3}}) {
       const auto seen = end_in_step_two(
-          dead, [](int) { return "verify"; },
+          4, dead, [](int) { return "verify"; },
           [&](Worker& worker) {
             if (torn.contains(worker.member)) undo(worker);
           });
