@@ -432,36 +432,77 @@ TEST(Levelling, ALossAtEveryPlaceChangesNoBit) {
   }
 }
 
-// Ranks know more or less of a step when its generation ends.
+Error lost_connection() { return {ErrorCode::kPeerLost, "a worker has gone"}; }
+
+// Something that happens to a member once, when it comes to a place of a step for the n-th time.
+struct Fault {
+  int member = 0;
+  std::string place;
+  std::int64_t step = 0;
+  std::uint64_t call = 0;
+  bool dies = false;  // or thinks that it has lost another one
+  std::uint64_t calls = 0;
+  bool happened = false;
+};
+
+// Up to three faults; one of the workers has none.
+std::vector<Fault> draw_faults(std::mt19937_64& random, int workers, bool replaced) {
+  const auto below = [&](std::uint64_t count) { return random() % count; };
+  const auto spared = static_cast<int>(below(index_of(workers)));
+  std::vector<Fault> faults;
+  for (std::uint64_t left = 1 + below(3); left > 0; --left) {
+    const auto member = static_cast<int>(below(index_of(workers + (replaced ? 1 : 0))));
+    if (member == spared) continue;
+    const std::uint64_t place = below(kPlaces.size() + 1);
+    faults.push_back({.member = member,
+                      .place = place < kPlaces.size() ? kPlaces.at(place) : "transfer",
+                      .step = 1 + static_cast<std::int64_t>(below(kSteps)),
+                      .call = below(3),
+                      .dies = below(4) != 0});
+  }
+  return faults;
+}
+
+// Ranks know more or less of a step when its generation ends, and the next one may end early, too.
 TEST(Levelling, LossesAtUnevenMomentsChangeNoBit) {
   const test::Seeds seeds(20);
   for (std::uint64_t seed = seeds.first; seed < seeds.end(); ++seed) {
     std::mt19937_64 random(seed);
     const bool shard = random() % 2 == 0;
     const int workers = 2 + static_cast<int>(random() % 4);
-    const int victim = static_cast<int>(random() % static_cast<std::uint64_t>(workers));
-    const std::int64_t step = 1 + static_cast<std::int64_t>(random() % kSteps);
-    const std::string place = kPlaces.at(random() % kPlaces.size());
     const bool replaced = random() % 2 == 0;
-    const std::uint64_t call = random() % 3;  // of the place in the step
-    SCOPED_TRACE(
-        fmt::format("seed {}: {} workers, sharded {}, worker {} dies at {} of step {}, "
-                    "replaced {}",
-                    seed, workers, shard, victim, place, step, replaced));
+    std::vector<Fault> faults = draw_faults(random, workers, replaced);
+    std::string told =
+        fmt::format("seed {}: {} workers, sharded {}, replaced {}", seed, workers, shard, replaced);
+    for (const Fault& fault : faults) {
+      told += fmt::format("; worker {} {} at {} of step {}", fault.member,
+                          fault.dies ? "dies" : "gives up", fault.place, fault.step);
+    }
+    SCOPED_TRACE(told);
     Script script = {.workers = workers, .uneven = seed};
     if (replaced) script.newcomers = {workers};
-    std::atomic<std::uint64_t> calls{0};
-    std::atomic<bool> died{false};
-    script.hook = [&](Worker& worker, std::string_view at, std::int64_t now) {
-      if (worker.member != victim || at != place || now != step || calls++ < call) return;
-      died = true;
-      throw Death();
+    std::mutex mutex;
+    int deaths = 0;
+    script.hook = [&](Worker& worker, std::string_view at, std::int64_t step) {
+      const std::lock_guard lock(mutex);
+      for (Fault& fault : faults) {
+        if (fault.happened || worker.member != fault.member || at != fault.place ||
+            step != fault.step || fault.calls++ < fault.call) {
+          continue;
+        }
+        fault.happened = true;
+        if (!fault.dies) throw lost_connection();
+        ++deaths;
+        throw Death();
+      }
     };
-    // Who is never replaced need not come.
     const std::vector<Seen> seen = play(tiny_training(shard), script);
-    expect_as_alone(seen, workers - (died ? 1 : 0) + (died && replaced ? 1 : 0));
+    // Who is never to replace anybody does not come.
+    expect_as_alone(seen, workers - deaths + (deaths > 0 && replaced ? 1 : 0));
     for (const Seen& each : seen) {
-      for (std::size_t i = 1; i < each.levelled.size(); ++i) EXPECT_FALSE(each.levelled[i].lost);
+      for (std::size_t i = 1; i < each.levelled.size(); ++i) {
+        EXPECT_FALSE(each.levelled[i].lost && deaths < 2);
+      }
     }
   }
 }
@@ -615,8 +656,6 @@ TEST(Levelling, ARequestIsRepeatedUntilItsStepIsDone) {
   EXPECT_EQ(polls, 2);  // the second time for the step that is computed again
   EXPECT_THAT(list_checkpoints(out.path()), ElementsAre(4, 3, 2));
 }
-
-Error lost_connection() { return {ErrorCode::kPeerLost, "a worker has gone"}; }
 
 // Without shards: some ranks have done the step, one has only its tail, or not even that.
 TEST(Levelling, WhoIsAStepBehindIsBroughtForward) {
