@@ -59,9 +59,12 @@ TEST(PeerUser, OwnProcessesAreTrusted) {
     // As long as it is in the queue of the listener nobody can tell who will take it.
     EXPECT_THAT(error_of([&] { require_trusted_peer(client); }).what(),
                 HasSubstr("cannot be seen"));
-    const Socket server = accept(listener, soon());
-    require_trusted_peer(server);
-    require_trusted_peer(client);
+    {
+      const Socket server = accept(listener, soon());
+      require_trusted_peer(server);
+      require_trusted_peer(client);
+    }
+    EXPECT_EQ(error_of([&] { require_trusted_peer(client); }).code(), ErrorCode::kChannelClosed);
   }
 }
 

@@ -6,6 +6,7 @@
 #include <linux/sock_diag.h>
 #include <netinet/in.h>
 #include <netinet/tcp.h>
+#include <poll.h>
 #include <sys/socket.h>
 #include <unistd.h>
 
@@ -69,6 +70,12 @@ void require_same_user(uid_t user, const std::string& who, const char* remedy) {
   throw Error(
       ErrorCode::kAuthentication,
       fmt::format("{} runs as user {}, this process as user {}{}", who, user, ::geteuid(), remedy));
+}
+
+// The other side, whatever it has sent before.
+bool has_closed(const Socket& socket) {
+  pollfd entry{socket.fd(), POLLRDHUP, 0};
+  return ::poll(&entry, 1, 0) == 1 && (entry.revents & (POLLRDHUP | POLLHUP | POLLERR)) != 0;
 }
 
 }  // namespace
@@ -159,6 +166,11 @@ void require_trusted_peer(const Socket& socket) {
     if (const auto user = owner_in_table(table, peer, own)) {
       return require_same_user(*user, socket.peer(), kRemedy);
     }
+  }
+  if (has_closed(socket)) {
+    throw Error(ErrorCode::kChannelClosed,
+                fmt::format("receiving from {}: it closed the connection", socket.peer()),
+                socket.peer_rank());
   }
   throw Error(ErrorCode::kAuthentication, fmt::format("whose process {} is cannot be seen in {}{}",
                                                       socket.peer(), kTables[0], kRemedy));

@@ -12,7 +12,8 @@ namespace lockstep {
 // Whether the other end of a connection within this host is a process of this user, or of root.
 
 // Of a unix socket, or of TCP over loopback. Throws Error{kAuthentication} that says who it is, or
-// that nobody can tell: of a TCP connection that the other side has closed, or not accepted yet.
+// that nobody can tell: of a TCP connection that the other side has not accepted yet. Throws
+// Error{kChannelClosed} if nobody can tell because the other side has closed it.
 void require_trusted_peer(const Socket& socket);
 
 // The owner of the TCP socket of this host at `local` that is connected to `remote`. The kernel is
