@@ -760,6 +760,23 @@ TEST(Centre, ResignsWhenAMemberHeardNothingForTheTimeoutThoughItStoodStillForLes
   }
 }
 
+// Until the job has formed its members expect no heartbeats.
+TEST(Centre, AJobThatFormsSlowlyWasNotPaused) {
+  Crowd job(3);
+  for (const int process : {0, 1}) {
+    job.open(process);
+    job.join(process, Standing::kNew);
+  }
+  for (int i = 0; i < 30; ++i) job.pass(1s);
+  job.open(2);
+  job.join(2, Standing::kNew);
+  ASSERT_THAT(job.processes(), ElementsAre(0, 1, 2));
+  job.pass(1ms);
+  job.close(1);
+  EXPECT_FALSE(job.centre().resigned());
+  EXPECT_THAT(job.processes(), ElementsAre(0, 2));
+}
+
 // A member whose link was cut for the timeout has not failed by itself.
 TEST(Centre, WhoHasLostTheCentreIsOutOfReach) {
   Formed job(3);

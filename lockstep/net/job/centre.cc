@@ -366,6 +366,7 @@ void Centre::hear(int rank, const Message& message, Time now) {
       if (const auto report = decode_report(message.body)) {
         if (report->generation != tag()) return;
         const Error& error = report->error;
+        // It heard nothing from this centre for the timeout, and goes to another one.
         const bool lost_us =
             error.code() == ErrorCode::kPeerLost && error.rank() == roster_->centre.rank;
         if (woke_ && lost_us) return miss(rank, now);
@@ -457,7 +458,7 @@ void Centre::start_job(Time now) {
   health_.emplace(std::move(names), options_.timeout, now);
   phase_ = Phase::kRunning;
   told_ = {};
-  next_heartbeat_ = now;
+  last_word_ = next_heartbeat_ = now;
   roster_ = message_of(std::move(roster));
   send_rosters({}, 0);
 }
