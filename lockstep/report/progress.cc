@@ -105,10 +105,12 @@ std::string describe_lanes(std::span<const std::uint32_t> before,
 }
 
 const RunProgress& ProgressMeter::update(const StepReport& report) {
-  seconds_per_step_ =
-      seconds_per_step_ == 0
-          ? report.seconds
-          : seconds_per_step_ + kWeightOfNewest * (report.seconds - seconds_per_step_);
+  if (report.seconds > 0) {  // a step that was done while the workers regrouped has no time
+    seconds_per_step_ =
+        seconds_per_step_ == 0
+            ? report.seconds
+            : seconds_per_step_ + kWeightOfNewest * (report.seconds - seconds_per_step_);
+  }
   progress_.step = report.step;
   progress_.loss = report.loss;
   if (report.validation_loss) {

@@ -89,9 +89,12 @@ void RunRecord::add_step(const Json& line) {
   point.validation_loss = number_at(line, "val_loss");
   point.tokens = tokens() + (step > furthest_ ? whole_at(line, "tokens", 0) : 0);
   epoch_ = number_at(line, "epoch").value_or(epoch_);
-  seconds_per_step_ = seconds_per_step_ == 0
-                          ? point.seconds
-                          : seconds_per_step_ + kWeightOfStep * (point.seconds - seconds_per_step_);
+  if (point.seconds > 0) {
+    seconds_per_step_ =
+        seconds_per_step_ == 0
+            ? point.seconds
+            : seconds_per_step_ + kWeightOfStep * (point.seconds - seconds_per_step_);
+  }
   if (point.validation_loss) validation_loss_ = point.validation_loss;
   if (const auto bits = number_at(line, "val_bits_per_byte")) validation_bits_ = bits;
   if (const auto share = number_at(line, "val_accuracy")) validation_accuracy_ = share;

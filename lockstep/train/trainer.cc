@@ -220,7 +220,7 @@ void Trainer::finish_open_update() {
     if (open->report.step == 0) {  // one worker, that began before it had the tail
       standing_.has_state = false;
     } else if (std::isfinite(updated.norm)) {
-      open->norm = updated.norm;
+      know_norm(updated.norm);
       open->updated = true;
     }
   }
@@ -535,12 +535,18 @@ void Trainer::share_parameters() {
   });
 }
 
+// Of the open step.
+void Trainer::know_norm(double norm) {
+  OpenStep& open = *standing_.open;
+  const std::int64_t parts = divisor(open.report);
+  open.norm = norm;
+  open.report.gradient_norm = parts > 0 ? norm / static_cast<double>(parts) : 0;
+}
+
 // The open step is done on this rank.
 void Trainer::commit() {
   TrainerStanding& standing = standing_;
   StepReport& report = standing.open->report;
-  report.gradient_norm =
-      divisor(report) > 0 ? standing.open->norm / static_cast<double>(divisor(report)) : 0;
   standing.step = report.step;
   standing.last.emplace().norm = standing.open->norm;
   standing.last->report = std::move(report);
@@ -598,7 +604,7 @@ bool Trainer::make_step(const Requests& requests) {
     if (options_.reducer.shard) norm = norm_of_shards(reduced.range);
   }
   OpenStep& open = *standing_.open;
-  open.norm = norm.value_or(0);
+  if (norm) know_norm(*norm);
   open.decided = norm && std::isfinite(*norm);
   if (!alone) begin_update(divisor(open.report), norm);
   {
@@ -606,7 +612,7 @@ bool Trainer::make_step(const Requests& requests) {
     const PhaseRecord record(flight, "optimizer", standing_.step + 1);
     const UpdateResult updated = replica_.finish_update();
     if (!std::isfinite(updated.norm)) halt();
-    open.norm = updated.norm;
+    know_norm(updated.norm);
     open.updated = true;
     if (options_.reducer.shard && updated.done) share_parameters();
   }

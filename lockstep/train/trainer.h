@@ -260,6 +260,7 @@ class Trainer {
   void set_share(Range samples);
   // False: the others have ended the job.
   bool average_outside(StepReport& report);
+  void know_norm(double norm);
   // What the gradient in the accumulator is divided by: outside, means come back.
   std::int64_t divisor(const StepReport& report) const {
     return options_.outside != nullptr ? 1 : report.tokens;

@@ -175,6 +175,7 @@ class Centre {
 struct Seen {
   std::string hash;
   std::map<std::int64_t, double> losses;      // as reported
+  std::map<std::int64_t, double> norms;       // as reported
   std::map<std::int64_t, double> validation;  // as reported
   std::vector<std::int64_t> reported;
   ValidationRecord record;
@@ -269,6 +270,7 @@ class Worker {
     const auto report = [&](const StepReport& done) {
       seen.reported.push_back(done.step);
       seen.losses[done.step] = done.loss;
+      seen.norms[done.step] = done.gradient_norm;
       if (done.validation_loss) seen.validation[done.step] = *done.validation_loss;
     };
     const auto save = [&](const StepReport& done) {
@@ -386,6 +388,7 @@ void expect_as_alone(const std::vector<Seen>& all, int living) {
       EXPECT_EQ(seen.reported[i], kSteps + 1 - static_cast<std::int64_t>(seen.reported.size() - i));
     }
     for (const auto& [step, loss] : seen.losses) EXPECT_EQ(loss, alone().losses.at(step));
+    for (const auto& [step, norm] : seen.norms) EXPECT_EQ(norm, alone().norms.at(step));
     for (const auto& [step, loss] : seen.validation) EXPECT_EQ(loss, alone().validation.at(step));
   }
   EXPECT_EQ(ended, living);

@@ -113,6 +113,19 @@ TEST(Progress, TellsHowManyWorkersThereAre) {
   EXPECT_EQ(format_plain(progress), "step 50/200  loss 1.5000  12.3k tok/s  1 worker  1m30s left");
 }
 
+TEST(Progress, AStepWithoutATimeChangesNoRate) {
+  ProgressMeter meter(10);
+  StepReport report;
+  report.step = 1;
+  report.tokens = 100;
+  report.seconds = 0.5;
+  EXPECT_EQ(meter.update(report).tokens_per_second, 200);
+  report.seconds = 0;
+  for (report.step = 2; report.step < 5; ++report.step) {
+    EXPECT_EQ(meter.update(report).tokens_per_second, 200);
+  }
+}
+
 TEST(Metrics, OneObjectPerStep) {
   StepReport report;
   report.step = 3;
