@@ -468,15 +468,20 @@ std::vector<Fault> draw_faults(std::mt19937_64& random, int workers, bool replac
 
 // Ranks know more or less of a step when its generation ends, and the next one may end early, too.
 TEST(Levelling, LossesAtUnevenMomentsChangeNoBit) {
-  const test::Seeds seeds(20);
+  const GpuParts pretended = test::pretended_parts();
+  const test::Seeds seeds(30);
   for (std::uint64_t seed = seeds.first; seed < seeds.end(); ++seed) {
     std::mt19937_64 random(seed);
     const bool shard = random() % 2 == 0;
     const int workers = 2 + static_cast<int>(random() % 4);
     const bool replaced = random() % 2 == 0;
     std::vector<Fault> faults = draw_faults(random, workers, replaced);
+    const bool gpu = random() % 3 == 0;
+    TrainerOptions options = tiny_training(shard);
+    options.reducer.on_device = gpu && random() % 2 == 0;
     std::string told =
-        fmt::format("seed {}: {} workers, sharded {}, replaced {}", seed, workers, shard, replaced);
+        fmt::format("seed {}: {} workers, sharded {}, replaced {}, GPUs {}, sums on them {}", seed,
+                    workers, shard, replaced, gpu, options.reducer.on_device);
     for (const Fault& fault : faults) {
       told += fmt::format("; worker {} {} at {} of step {}", fault.member,
                           fault.dies ? "dies" : "gives up", fault.place, fault.step);
@@ -484,6 +489,7 @@ TEST(Levelling, LossesAtUnevenMomentsChangeNoBit) {
     SCOPED_TRACE(told);
     Script script = {.workers = workers, .uneven = seed};
     if (replaced) script.newcomers = {workers};
+    if (gpu) script.gpu = &pretended;
     std::mutex mutex;
     int deaths = 0;
     script.hook = [&](Worker& worker, std::string_view at, std::int64_t step) {
@@ -499,7 +505,7 @@ TEST(Levelling, LossesAtUnevenMomentsChangeNoBit) {
         throw Death();
       }
     };
-    const std::vector<Seen> seen = play(tiny_training(shard), script);
+    const std::vector<Seen> seen = play(options, script);
     // Who is never to replace anybody does not come.
     expect_as_alone(seen, workers - deaths + (deaths > 0 && replaced ? 1 : 0));
     for (const Seen& each : seen) {
