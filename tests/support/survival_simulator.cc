@@ -594,6 +594,8 @@ void SurvivalSimulator::watch_events(int number) {
     const Process& whom = at(found->second);
     if (!event.departure || event.departure->kind == Departure::Kind::kLeft) continue;
     process.expelled.insert(found->second);
+    // Who is lost to a slow network may find that the job has ended when it comes back.
+    if (now_ <= slow_until_) at(found->second).touched = true;
     tell(number,
          fmt::format("as the centre loses process {}: {}", found->second, event.departure->why));
     // Who has another centre was not lost to it.

@@ -45,12 +45,14 @@ TEST(SurvivalSimulator, EveryScheduleKeepsItsInvariants) {
 }
 
 // Found by ten million schedules: a centre whose own worker was lost, one that slept beside a
-// member that slept, a call to a process that stood still, a link that its caller had given up.
+// member that slept, a call to a process that stood still, a link that its caller had given up, a
+// job that formed slowly.
 TEST(SurvivalSimulator, SchedulesThatWentWrongOnce) {
-  for (const std::uint64_t seed : {1'002'208'665u, 1'002'844'284u, 1'003'474'894u, 1'009'098'096u,
-                                   1'006'010'945u, 1'002'905'325u, 1'002'996'929u, 1'003'055'661u,
-                                   1'008'077'208u, 1'001'870'163u, 1'007'965'786u, 1'008'706'378u,
-                                   3'100'153'866u, 3'200'638'053u, 3'300'297'819u, 20'195'855u}) {
+  for (const std::uint64_t seed :
+       {1'002'208'665u, 1'002'844'284u, 1'003'474'894u, 1'009'098'096u, 1'006'010'945u,
+        1'002'905'325u, 1'002'996'929u, 1'003'055'661u, 1'008'077'208u, 1'001'870'163u,
+        1'007'965'786u, 1'008'706'378u, 3'100'153'866u, 3'200'638'053u, 3'300'297'819u, 20'195'855u,
+        41'731'450u, 45'188'420u, 45'720'872u}) {
     SurvivalSimulator simulator(SurvivalSimulator::drawn(seed));
     EXPECT_EQ(simulator.run(), "")
         << "replay with LOCKSTEP_SEED=" << seed << " LOCKSTEP_SCHEDULES=1";
