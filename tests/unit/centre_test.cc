@@ -157,6 +157,7 @@ class Crowd {
   std::map<int, Wish> wishes;
   std::map<int, int> heard;         // heartbeats
   std::set<Centre::LinkId> closed;  // by the centre
+  std::optional<int> own;           // the process that has the next centre
 
  private:
   std::unique_ptr<Centre> make_centre(int members, bool moves, std::optional<Inheritance> inherited,
@@ -166,10 +167,13 @@ class Crowd {
                           .version = "1.0",
                           .timeout = 10s,
                           .patience = 100s,
-                          .member = {},
+                          .member = own ? std::optional(card(*own).id) : std::nullopt,
                           .moves = moves,
                           .make_id = [this] { return MemberId{static_cast<std::byte>(++ids_)}; }};
-    if (invites) options.invitation = {std::byte{1}};
+    if (invites) {
+      options.invitation = {std::byte{1}};
+      options.fingerprint = card(0).fingerprint;
+    }
     if (!inherited) return std::make_unique<Centre>(std::move(options), now);
     return std::make_unique<Centre>(std::move(options), std::move(*inherited), now);
   }
@@ -346,6 +350,28 @@ TEST(Centre, WhoIsInvitedHearsOfItUntilTheJobForms) {
   EXPECT_TRUE(job.said.empty());
 }
 
+TEST(Centre, WhoIsInvitedAndWhoseSumsWouldDifferIsNotLetIn) {
+  Crowd job(2, /*moves=*/true, /*invites=*/true);
+  Card other = job.card(7);
+  other.rank = -1;
+  other.fingerprint = "aarch64, glibc 2.36";
+  job.open(7);
+  job.say(7, MessageKind::kJoin,
+          encode(Join{.card = other,
+                      .patience = 100s,
+                      .standing = Standing::kNew,
+                      .survives = true,
+                      .last = {}}));
+  EXPECT_FALSE(job.linked(7));
+  EXPECT_THAT(job.said.back(), HasSubstr("its sums would have other bits"));
+  for (const int process : {8, 9}) {
+    job.open(process);
+    job.join(process, Standing::kNew);
+    job.join(process, Standing::kPrepared);
+  }
+  EXPECT_THAT(job.processes(), ElementsAre(8, 9));
+}
+
 TEST(Centre, WhoIsInvitedAndComesLateIsToldToJoinAgain) {
   Crowd job(2, /*moves=*/true, /*invites=*/true);
   for (const int process : {7, 8, 9}) {
@@ -500,6 +526,42 @@ TEST(Centre, ADeathExplainsWhatANewcomerReportsWhileItEnters) {
   ASSERT_EQ(job.roster().departed.size(), 1u);
   EXPECT_EQ(job.roster().departed[0].rank, 1);
   EXPECT_THAT(job.roster().departed[0].why, HasSubstr("its connection closed"));
+}
+
+TEST(Centre, WhatANewcomerReportsOfOthersIsNoFailureOfItsOwnOnceItHasJoinedAgain) {
+  Formed job(2);
+  let_newcomer_in(job);
+  job.report(7, Error(ErrorCode::kPeerLost, "receiving descriptors", 1));
+  job.close(1);
+  job.join(7, Standing::kEnters);
+  job.close(7);
+  job.join(0, Standing::kBroken);
+  EXPECT_THAT(job.processes(), ElementsAre(0));
+  ASSERT_EQ(job.roster().departed.size(), 2u);
+  EXPECT_EQ(job.roster().departed[1].rank, 2);
+  EXPECT_EQ(job.roster().departed[1].kind, Departure::Kind::kDied);
+}
+
+// Ranks tell who is new: the last ones.
+TEST(Centre, WhoHasBegunBehindANewcomerThatHasNotIsNewAsWell) {
+  Formed job(2);
+  for (const int process : {7, 8}) {
+    job.open(process);
+    job.join(process, Standing::kPrepared);
+  }
+  job.answers = false;
+  for (const int process : {0, 1}) job.join(process, Standing::kBoundary);
+  ASSERT_THAT(job.processes(), ElementsAre(0, 1, 7, 8));
+  job.close(1);
+  job.join(0, Standing::kBroken);
+  job.join(7, Standing::kEnters);
+  job.join(8, Standing::kBroken);
+  ASSERT_THAT(job.processes(), ElementsAre(0, 7, 8));
+  EXPECT_EQ(job.roster().newcomers, 2u);
+  job.report(8, Error(ErrorCode::kNoConnection, "no route to host", 0));
+  job.answers = true;
+  job.pass(1s);
+  EXPECT_THAT(job.processes(), ElementsAre(0, 7));
 }
 
 TEST(Centre, ANewcomerWhoseGenerationEndsBeforeItHasBegunIsOneOfTheNextToo) {
@@ -760,6 +822,19 @@ TEST(Centre, ResignsWhenAMemberHeardNothingForTheTimeoutThoughItStoodStillForLes
   }
 }
 
+// It looked at the time, and paused before it spoke; or what it said came a little late.
+TEST(Centre, ResignsWhenAMemberHeardNothingForTheTimeoutAndItPausedForNearlySoLong) {
+  Formed job(3);
+  job.pass(2s);
+  job.heartbeats();
+  job.now += 10s - 5ms;
+  job.heartbeats();
+  job.now += 10ms;
+  job.report(1, Error(ErrorCode::kPeerLost, "heard nothing from the launcher for 10s", -1));
+  EXPECT_TRUE(job.centre().resigned());
+  EXPECT_EQ(job.roster().generation.number, 1u);
+}
+
 // Until the job has formed its members expect no heartbeats.
 TEST(Centre, AJobThatFormsSlowlyWasNotPaused) {
   Crowd job(3);
@@ -786,6 +861,23 @@ TEST(Centre, WhoHasLostTheCentreIsOutOfReach) {
   EXPECT_FALSE(job.centre().resigned());
   EXPECT_THAT(job.processes(), ElementsAre(0, 2));
   EXPECT_EQ(job.roster().departed[0].kind, Departure::Kind::kExpelled);
+}
+
+// The member goes to the next rank, which knows that this centre lives.
+TEST(Centre, WithARankLosesWhoHasLostItAndNotItsOwnRank) {
+  Formed job(4);
+  job.own = 1;
+  job.move_centre({0});
+  ASSERT_THAT(job.processes(), ElementsAre(1, 2, 3));
+  ASSERT_EQ(job.roster().centre.rank, 0);
+  job.pass(2s);
+  job.heartbeats();
+  job.report(2, Error(ErrorCode::kPeerLost, "heard nothing from rank 0 for 10s", 0));
+  EXPECT_EQ(job.roster().departed.size(), 1u);
+  job.close(2);
+  EXPECT_THAT(job.processes(), ElementsAre(1, 3));
+  ASSERT_EQ(job.roster().departed.size(), 1u);
+  EXPECT_THAT(job.roster().departed[0].why, HasSubstr("lost its connection to rank 0"));
 }
 
 TEST(Centre, ThatNeverMovesKeepsAMemberThatLostItInAPause) {

@@ -127,6 +127,14 @@ void Centre::closed(LinkId link, Time now) {
   if (rank >= 0 && in_generation()) {
     health_->closed(rank, now);
     place(rank).link.reset();
+    if (survives_ && place(rank).lost_us) {  // it goes to another centre, and this one lives
+      forget(peer);
+      return lose(Error(ErrorCode::kPeerLost,
+                        fmt::format("{} lost its connection to {}", name_of(place(rank).card),
+                                    name_of(roster_->centre)),
+                        rank),
+                  now);
+    }
   } else if (rank >= 0 && !place(rank).gone) {
     place(rank).link.reset();
     forget(peer);
@@ -189,6 +197,11 @@ void Centre::join(Peers::iterator peer, const Message& message, Time now) {
   if (phase_ == Phase::kGathering) {
     peer->second.invited = options_.invitation && card.rank < 0 && join->standing == Standing::kNew;
     if (!peer->second.invited) return gather(peer, *join, now);
+    if (!options_.fingerprint.empty()) {
+      if (const auto error = refusal_of_kind(card, options_.fingerprint)) {
+        return dismiss(link, *error);
+      }
+    }
     next_heartbeat_ = std::min(next_heartbeat_, now);
     return send(link, MessageKind::kWelcome, encode(Description{0, *options_.invitation}));
   }
@@ -253,13 +266,18 @@ std::optional<Error> Centre::refusal(const Card& card) const {
   }
   const auto there =
       std::ranges::find_if(places_, [](const Place& at) { return !at.gone && at.link; });
-  if (there != places_.end() && there->card.fingerprint != card.fingerprint) {
-    return Error(ErrorCode::kInvalidArgument,
-                 fmt::format("{} has another kind of processor or C library ({}) than the job "
-                             "({}): its sums would have other bits",
-                             name_of(card), card.fingerprint, there->card.fingerprint));
+  if (there != places_.end()) {
+    if (auto error = refusal_of_kind(card, there->card.fingerprint)) return error;
   }
   return reach_refusal(card);
+}
+
+std::optional<Error> Centre::refusal_of_kind(const Card& card, const std::string& fingerprint) {
+  if (card.fingerprint == fingerprint) return std::nullopt;
+  return Error(ErrorCode::kInvalidArgument,
+               fmt::format("{} has another kind of processor or C library ({}) than the job "
+                           "({}): its sums would have other bits",
+                           name_of(card), card.fingerprint, fingerprint));
 }
 
 // While a generation is under way; of those that regroup nobody knows who will be left.
@@ -348,6 +366,7 @@ void Centre::answer(int rank, const Join& join) {
   at.card = join.card;
   ranks_[at.card.id] = rank;
   if (!std::exchange(at.answered, true)) --awaited_;
+  at.failed = at.lost_us = false;
   at.waits = join.standing == Standing::kWaits;
   at.enters = join.standing == Standing::kEnters;
   survives_ = survives_ && join.survives;
@@ -369,11 +388,12 @@ void Centre::hear(int rank, const Message& message, Time now) {
         // It heard nothing from this centre for the timeout, and goes to another one.
         const bool lost_us =
             error.code() == ErrorCode::kPeerLost && error.rank() == roster_->centre.rank;
-        if (woke_ && lost_us) return miss(rank, now);
+        if (lost_us && (woke_ || in_doubt(now))) return miss(rank, now);
         const bool aborts = error.code() == ErrorCode::kAborted;
         const bool enters = phase_ == Phase::kForming && place(rank).enters && !aborts;
         const bool own_fault = error.rank() == rank || (error.rank() < 0 && !lost_us);
         place(rank).failed = enters || own_fault;
+        place(rank).lost_us = lost_us;
         if (enters) return health_->cannot_enter(rank, error, now);
         return health_->report(rank, *report, now);
       }
@@ -696,7 +716,9 @@ void Centre::form(const std::vector<LinkId>& newcomers, bool too_few, Time now) 
     next.push_back({.card = peers_.at(link).join->card, .link = link, .enters = true});
     change.added.push_back(next.back().card);
   }
+  // One that has begun and stands behind one that has not counts as it does: ranks say who is new.
   const auto first_new = std::ranges::find(next, true, &Place::enters);
+  for (auto each = first_new; each != next.end(); ++each) each->enters = true;
   change.newcomers = static_cast<std::uint32_t>(next.end() - first_new);
   const bool known = roster_.has_value();  // to those who get the difference only
   set_places(std::move(next));
@@ -786,6 +808,7 @@ void Centre::notice_pause(Time now) {
   if (resigned_) return;
   const Clock::duration slept = now - last_event_;
   if (slept > options_.timeout / 2) {  // nobody could be heard
+    in_doubt_until_ = now + options_.timeout;
     since_ = excuse_own_pause(since_, last_event_, now, options_.timeout);
     for (auto& [link, peer] : peers_) {
       peer.heard = excuse_own_pause(peer.heard, last_event_, now, options_.timeout);
@@ -809,8 +832,14 @@ void Centre::notice_pause(Time now) {
     const Peer& peer = peers_.at(*at.link);
     return peer.back && peer.heard - *peer.back >= options_.timeout / 10;
   });
-  if (all_are_back) woke_.reset();
+  if (!all_are_back) return;
+  woke_.reset();
+  next_heartbeat_ = now;  // none was sent meanwhile
 }
+
+// A member that heard nothing from this centre for the timeout may be right: the centre has paused,
+// though not for so long as it counts itself. What it said before took a while to leave.
+bool Centre::in_doubt(Time now) const { return options_.moves && now < in_doubt_until_; }
 
 // A member has gone while this process stood still: to another centre, or it will come again.
 void Centre::miss(int rank, Time now) {

@@ -38,6 +38,8 @@ struct CentreOptions {
   // What those are told who come without a rank while the job forms. None: nothing, they are taken
   // as they are.
   std::optional<std::vector<std::byte>> invitation = {};
+  // The kind of processor and the C library that they must have; empty: any.
+  std::string fingerprint = {};
   std::function<MemberId()> make_id = random_member_id;  // of generations
 };
 
@@ -155,6 +157,7 @@ class Centre {
     bool gone = false;
     bool left = false;         // in good order; then it is gone, too
     bool failed = false;       // by its own fault, as it said
+    bool lost_us = false;      // it lost this centre, as it said
     Departure departure = {};  // once it is gone, or its process is known to have ended
     // While the next generation is under way:
     bool answered = false;  // it has joined again
@@ -172,6 +175,7 @@ class Centre {
   void prepare(LinkId link);
   void unprepare(LinkId link);
   std::optional<Error> refusal(const Card& card) const;
+  static std::optional<Error> refusal_of_kind(const Card& card, const std::string& fingerprint);
   std::optional<Error> reach_refusal(const Card& card) const;
   void dismiss_out_of_reach();
   std::optional<int> place_of(const Join& join) const;
@@ -194,6 +198,7 @@ class Centre {
   void judge_silence(Time now);
   void forget_silent_newcomers(Time now);
   void notice_pause(Time now);
+  bool in_doubt(Time now) const;
   void miss(int rank, Time now);
   void resign();
   void form_if_complete(Time now);
@@ -251,7 +256,8 @@ class Centre {
   // they may have another centre, and this one forms no generation.
   std::optional<Time> woke_;
   Time last_event_{};
-  Time last_word_{};  // to all
+  Time last_word_{};  // to all: when the last heartbeat was due
+  Time in_doubt_until_{};
   bool resigned_ = false;
 
   Wish wish_;
