@@ -197,7 +197,7 @@ bool ControlPlane::others_survive() const {
 }
 
 bool ControlPlane::survives(const Error& error) const {
-  if (!others_survive() || gave_up_) return false;
+  if (!others_survive() || gave_up()) return false;
   const auto cause = latch().error();
   if (!cause || std::string_view(cause->what()) != error.what()) return false;
   return !loop_->news().failure;
@@ -287,12 +287,18 @@ void ControlPlane::give_up(const std::string& reason) {
 }
 
 void ControlPlane::give_up(const std::string& reason, const Error& cause) {
-  gave_up_ = true;  // before other threads see the cause
-  if (!latch().trip(cause)) {
-    gave_up_ = false;
-  } else if (loop_) {
-    loop_->report(Error(ErrorCode::kPeerLost, reason, rank_));
+  {
+    // Who sees the cause, and asks survives(), waits until it is known whose it is.
+    const std::scoped_lock lock(giving_up_);
+    if (!latch().trip(cause)) return;
+    gave_up_ = true;
   }
+  if (loop_) loop_->report(Error(ErrorCode::kPeerLost, reason, rank_));
+}
+
+bool ControlPlane::gave_up() const {
+  const std::scoped_lock lock(giving_up_);
+  return gave_up_;
 }
 
 }  // namespace lockstep

@@ -1,9 +1,9 @@
 #pragma once
 
-#include <atomic>
 #include <cstdint>
 #include <functional>
 #include <memory>
+#include <mutex>
 #include <optional>
 #include <string>
 #include <vector>
@@ -143,6 +143,7 @@ class ControlPlane final : public Supervisor {
   bool others_survive() const;
   // All threads of this process throw `cause` then.
   void give_up(const std::string& reason, const Error& cause);
+  bool gave_up() const;
 
   std::shared_ptr<Watch> watch_;  // of the newest generation
   Arrivals arrivals_;
@@ -152,7 +153,8 @@ class ControlPlane final : public Supervisor {
   Deadline::Clock::duration timeout_{};
   std::optional<RosterMessage> roster_;
   std::string why_ended_;  // the one before
-  std::atomic<bool> gave_up_{false};
+  mutable std::mutex giving_up_;
+  bool gave_up_ = false;  // guarded by giving_up_
   // Constant once joined.
   MemberOptions options_;
   WayBack way_back_;
