@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <map>
+#include <string_view>
 
 namespace lockstep {
 namespace {
@@ -29,7 +30,16 @@ void RosterNews::note(const std::vector<Job::Departure>& gone, std::uint32_t gen
   for (const Job::Departure& departure : gone) {
     gone_.push_back({departure, generation, lanes_of(owners, departure.rank)});
   }
-  came_.insert(came_.end(), came.begin(), came.end());
+  // Whose generation ended at once comes again, and may have another rank: what stands behind the
+  // rank, "(node7, pid 4711)", is its process.
+  const auto process_of = [](std::string_view name) {
+    return name.substr(std::min(name.find('('), name.size()));
+  };
+  for (const std::string& name : came) {
+    std::erase_if(
+        came_, [&](const std::string& before) { return process_of(before) == process_of(name); });
+    came_.push_back(name);
+  }
 }
 
 void RosterNews::count_failures(std::int64_t step, KillingLanes& killing) const {

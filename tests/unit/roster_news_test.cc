@@ -62,6 +62,16 @@ TEST(RosterNews, AStepIsComputedAgainUnlessItIsDone) {
   EXPECT_FALSE(again(now));
 }
 
+TEST(RosterNews, WhoComesTwiceBeforeItIsToldHasComeOnce) {
+  RosterNews news;
+  news.note({}, 1, kOwners, {"rank 2 (b, pid 8)", "rank 3 (b, pid 9)"});
+  news.note({}, 2, {}, {"rank 1 (b, pid 8)"});
+  const std::vector<RunEvent> events = news.take_events(after_step(4));
+  ASSERT_EQ(events.size(), 1u);
+  EXPECT_EQ(events[0].kind, RunEvent::Kind::kJoined);
+  EXPECT_THAT(events[0].who, ElementsAre("rank 3 (b, pid 9)", "rank 1 (b, pid 8)"));
+}
+
 TEST(RosterNews, AWayBackNamesTheStepThatWasUnderWay) {
   RosterNews news;
   news.note({{0, Kind::kDied, "rank 0", "was killed"}}, 1, kOwners, {});
