@@ -12,7 +12,6 @@
 #include <chrono>
 #include <csignal>
 #include <cstdlib>
-#include <cstring>
 #include <filesystem>
 #include <map>
 #include <memory>
@@ -603,10 +602,10 @@ class Launcher {
   }
 
   // In a job of another launcher that survives losses, a rank exits with kExitEcho only when the
-  // job ends. If none of our ranks has computed a lane, the job may not exist, or cannot begin; if
-  // this one was never in it, the job has ended since.
+  // job ends, or is not there any more. If none of our ranks has computed a lane, the job may never
+  // have been there, or cannot begin.
   bool cannot_join(const StartedRank& child) {
-    return child.exit_code() == kExitEcho || child.rank < 0 ||
+    return child.exit_code() == kExitEcho ||
            std::ranges::none_of(children_, &StartedRank::has_begun_lanes);
   }
 
@@ -736,7 +735,12 @@ bool is_launched() { return std::getenv(kLaunchedVariable) != nullptr; }
 
 bool is_launched_echo(const Error& error) {
   const char* own = std::getenv(kLaunchedVariable);
-  return own != nullptr && evidence_of(error, std::atoi(own)) == Evidence::kEcho;
+  if (own == nullptr) return false;
+  // A newcomer that nobody answers.
+  const bool finds_no_job =
+      std::getenv(kNewcomerVariable) != nullptr && error.rank() < 0 &&
+      (error.code() == ErrorCode::kNoConnection || error.code() == ErrorCode::kTimeout);
+  return finds_no_job || evidence_of(error, std::atoi(own)) == Evidence::kEcho;
 }
 
 int launch_ranks(const LaunchOptions& options) { return Launcher(options).run(); }

@@ -90,8 +90,9 @@ int launch_ranks(const LaunchOptions& options);
 // Whether this process is a rank of launch_ranks().
 bool is_launched();
 
-// Whether the error of this process tells of another rank's failure and the process is a rank of
-// launch_ranks(), whose launcher knows it by the exit code kExitEcho.
+// Whether the error of this process tells of another rank's failure, or that a newcomer finds
+// nobody, and the process is a rank of launch_ranks(), whose launcher knows it by the exit code
+// kExitEcho.
 bool is_launched_echo(const Error& error);
 
 }  // namespace lockstep

@@ -335,6 +335,14 @@ class Survival(Case):
             _, errors = self.end(process, 1)
         self.assertEqual(errors.count("a worker is started in its place"), 1, errors)
 
+    def test_a_rank_that_fails_before_it_is_back_in_a_job_of_others_is_tried_again(self):
+        """It may lack memory that the one before has not given back yet."""
+        with tempfile.TemporaryDirectory() as folder:
+            process = self.start("--survive", "--join", *LONG, "lacks", LAUNCH_PUPPET_GONE=f"{folder}/lacks")
+            _, errors = self.end(process, 1)
+        self.assertEqual(errors.count("the culprit"), 3, errors)
+        self.assertIn("is not started again", errors)
+
     def test_who_stands_still_at_the_end_of_a_job_of_others_is_ended(self):
         process = self.start("--survive", "--join", *LONG, "--end-grace", "300", "in:ok", "in:wait", "wait")
         pids = self.children(process)

@@ -16,8 +16,9 @@
 //             likewise, but stops before it says goodbye; work:end:fail fails after it
 //   come:die  works, but newcomers kill themselves; come:join:die: once they are in the job
 //   in:...    the same, in a job of others
-//   gone      computes in a job of others and kills itself; whoever is started for it finds the job
-//             ended and fails with code 1. LAUNCH_PUPPET_GONE names the file by which they know
+//   gone      computes in a job of others and kills itself; whoever is started for it finds nobody.
+//             LAUNCH_PUPPET_GONE names the file by which they know
+//   lacks     likewise, but whoever is started for it lacks something and fails with code 1
 //
 // With --join it starts newcomers to a job that is elsewhere.
 
@@ -35,6 +36,8 @@
 #include <optional>
 
 #include "lockstep/base/descriptor.h"
+#include "lockstep/base/error.h"
+#include "lockstep/base/exit_code.h"
 #include "lockstep/base/log.h"
 #include "lockstep/comm/flight_recorder.h"
 #include "lockstep/launch/launch.h"
@@ -184,10 +187,11 @@ int act(std::string action, const RankEnvironment& environment) {
     flight->set_place(environment.local_rank.value_or(0), 9, 1, 1);
     action.erase(0, kIn.size());
   }
-  if (action == "gone") {
+  if (action == "gone" || action == "lacks") {
     if (!is_first_of(std::getenv("LAUNCH_PUPPET_GONE"))) {
-      fmt::print(stderr, "the job has ended\n");
-      return 1;
+      const Error nobody(ErrorCode::kTimeout, "nobody answers");
+      fmt::print(stderr, "the culprit\n");
+      return action == "gone" && is_launched_echo(nobody) ? kExitEcho : kExitFailed;
     }
     flight.emplace(Descriptor(*environment.flight));
     flight->set_place(environment.local_rank.value_or(0), 9, 1, 1);
