@@ -362,7 +362,7 @@ TEST(Centre, WhoIsInvitedAndWhoseSumsWouldDifferIsNotLetIn) {
                       .standing = Standing::kNew,
                       .survives = true,
                       .last = {}}));
-  EXPECT_FALSE(job.linked(7));
+  ASSERT_FALSE(job.linked(7));
   EXPECT_THAT(job.said.back(), HasSubstr("its sums would have other bits"));
   for (const int process : {8, 9}) {
     job.open(process);
