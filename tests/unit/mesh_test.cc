@@ -3,6 +3,8 @@
 #include <fcntl.h>
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
+#include <sys/eventfd.h>
+#include <sys/mman.h>
 #include <unistd.h>
 
 #include <algorithm>
@@ -20,6 +22,7 @@
 #include "lockstep/comm/communicator.h"
 #include "lockstep/comm/transport/arena.h"
 #include "lockstep/comm/transport/ring_stream.h"
+#include "lockstep/comm/transport/shared_space.h"
 #include "lockstep/net/job/handshake.h"
 #include "lockstep/net/socket/unix_socket.h"
 #include "tests/support/ranks.h"
@@ -95,8 +98,17 @@ TEST(Mesh, TheRightMemberWithAnotherRankIsNotMeant) {
   expect_another_answers(Medium::kTcp, swap_cards, "rank 1");
 }
 
-// Rank 1 connects to rank 0 and sends pipes for bells.
-TEST(Mesh, ARankThatSendsNoBellsIsNamed) {
+// What rank 1 gives rank 0 to share.
+struct Given {
+  Descriptor rings = make_memfd("rings", sizeof(RingPair));
+  Descriptor bell{::eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK)};
+  Descriptor board = make_memfd("board", sizeof(Board));
+  Descriptor arena = make_memfd("arena", 4096);
+};
+
+// Rank 1 connects to rank 0 and gives something that rank 0 cannot use.
+void expect_rank_1_is_named(const Given& given, const std::string& why) {
+  SCOPED_TRACE(why);
   LoopbackJob job(2, 20s);
   std::promise<void> failed;
   const std::shared_future<void> seen(failed.get_future());
@@ -115,20 +127,53 @@ TEST(Mesh, ARankThatSendsNoBellsIsNamed) {
     }
     Socket socket = connect_unix(joined.roster[0].unix_name, soon());
     client_handshake(socket, joined.identity, Purpose::kShared, 0, soon());
-    const Descriptor rings = make_memfd("rings", sizeof(RingPair));
-    std::array<int, 2> ends{};
-    ASSERT_EQ(::pipe2(ends.data(), O_CLOEXEC | O_NONBLOCK), 0);
-    const Descriptor pipe(ends[0]);
-    const Descriptor other(ends[1]);
-    const std::array<int, 5> sent{rings.get(), ends[0], ends[0], ends[0], ends[0]};
-    send_descriptors(socket, sent, soon());
-    send_descriptors(socket, std::array<int, 2>{rings.get(), rings.get()}, soon());  // as it should
+    const int bell = given.bell.get();
+    send_descriptors(socket, std::array<int, 5>{given.rings.get(), bell, bell, bell, bell}, soon());
+    send_descriptors(socket, std::array<int, 2>{given.board.get(), given.arena.get()}, soon());
     seen.wait_for(20s);
   });
   ASSERT_TRUE(errors[0]);
   EXPECT_EQ(errors[0]->code(), ErrorCode::kUnexpectedMessage) << errors[0]->what();
   EXPECT_EQ(errors[0]->rank(), 1);
-  EXPECT_THAT(errors[0]->what(), HasSubstr("where an eventfd that does not block belongs"));
+  EXPECT_THAT(errors[0]->what(), HasSubstr("rank 1"));
+  EXPECT_THAT(errors[0]->what(), HasSubstr(why));
+}
+
+TEST(Mesh, ARankThatSendsNoBellsIsNamed) {
+  std::array<int, 2> ends{};
+  ASSERT_EQ(::pipe2(ends.data(), O_CLOEXEC | O_NONBLOCK), 0);
+  const Descriptor other(ends[1]);
+  expect_rank_1_is_named({.bell = Descriptor(ends[0])},
+                         "where an eventfd that does not block belongs");
+}
+
+Descriptor not_sealed() {
+  Descriptor file(::memfd_create("cuttable", MFD_CLOEXEC | MFD_ALLOW_SEALING));
+  EXPECT_EQ(::ftruncate(file.get(), sizeof(RingPair) + sizeof(Board)), 0);  // either fits
+  return file;
+}
+
+Descriptor sealed_for_writing() {
+  Descriptor file = not_sealed();
+  EXPECT_EQ(::fcntl(file.get(), F_ADD_SEALS, F_SEAL_SHRINK | F_SEAL_GROW | F_SEAL_WRITE), 0);
+  return file;
+}
+
+TEST(Mesh, ARankWhoseMemoryCannotBeSharedIsNamed) {
+  constexpr std::size_t kHuge = std::size_t{1} << 62;
+  const std::string cut = "the shared segment is not sealed against shrinking";
+  expect_rank_1_is_named({.rings = not_sealed()}, cut);
+  expect_rank_1_is_named({.board = not_sealed()}, cut);
+  expect_rank_1_is_named({.arena = not_sealed()}, cut);
+  const std::string small = "the shared segment is too small";
+  expect_rank_1_is_named({.rings = make_memfd("short", 4096)}, small);
+  expect_rank_1_is_named({.board = make_memfd("short", 8)}, small);
+  expect_rank_1_is_named({.arena = make_memfd("empty", 0)}, small);
+  const std::string large = "the shared segment is too large";
+  expect_rank_1_is_named({.rings = make_memfd("huge", kHuge)}, large);
+  expect_rank_1_is_named({.board = make_memfd("huge", kHuge)}, large);
+  expect_rank_1_is_named({.arena = make_memfd("huge", kHuge)}, large);
+  expect_rank_1_is_named({.arena = sealed_for_writing()}, "the shared segment cannot be written");
 }
 
 // The rank has gone, and its address was given anew.

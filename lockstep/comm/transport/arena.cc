@@ -23,6 +23,15 @@ std::size_t round_up(std::size_t value, std::size_t unit) {
   return (value + unit - 1) / unit * unit;
 }
 
+// Of an arena: as large as the machine's memory.
+std::size_t arena_size() {
+  const auto pages = static_cast<std::size_t>(::sysconf(_SC_PHYS_PAGES));
+  return round_up(pages * kPage, std::size_t{1} << 30);
+}
+
+// A peer on this host may have seen more memory, if not much more.
+constexpr std::size_t kMostArenas = 4;
+
 }  // namespace
 
 std::shared_ptr<Mapping> Mapping::of(const Descriptor& fd, std::size_t least) {
@@ -30,6 +39,9 @@ std::shared_ptr<Mapping> Mapping::of(const Descriptor& fd, std::size_t least) {
   if (::fstat(fd.get(), &info) != 0) throw_io("fstat of shared memory", errno);
   const auto size = static_cast<std::size_t>(info.st_size);
   if (size < least) throw Error(ErrorCode::kUnexpectedMessage, "the shared segment is too small");
+  if (size / kMostArenas > arena_size()) {
+    throw Error(ErrorCode::kUnexpectedMessage, "the shared segment is too large");
+  }
   const int seals = ::fcntl(fd.get(), F_GET_SEALS);
   if (seals < 0 || (seals & F_SEAL_SHRINK) == 0) {
     throw Error(ErrorCode::kUnexpectedMessage,
@@ -37,7 +49,13 @@ std::shared_ptr<Mapping> Mapping::of(const Descriptor& fd, std::size_t least) {
   }
   void* data =
       ::mmap(nullptr, size, PROT_READ | PROT_WRITE, MAP_SHARED | MAP_NORESERVE, fd.get(), 0);
-  if (data == MAP_FAILED) throw_io("mapping shared memory", errno);
+  if (data == MAP_FAILED) {
+    const int error = errno;
+    if (error == EACCES || error == EPERM) {
+      throw Error(ErrorCode::kUnexpectedMessage, "the shared segment cannot be written");
+    }
+    throw_io("mapping shared memory", error);
+  }
   return std::shared_ptr<Mapping>(new Mapping(static_cast<std::byte*>(data), size));
 }
 
@@ -55,8 +73,7 @@ Descriptor make_memfd(const char* name, std::size_t size) {
 }
 
 std::shared_ptr<Arena> Arena::create() {
-  const auto pages = static_cast<std::size_t>(::sysconf(_SC_PHYS_PAGES));
-  const std::size_t size = round_up(pages * kPage, std::size_t{1} << 30);
+  const std::size_t size = arena_size();
   Descriptor file = make_memfd("lockstep", size);
   auto mapping = Mapping::of(file, size);
   return std::shared_ptr<Arena>(new Arena(std::move(file), std::move(mapping)));

@@ -15,9 +15,10 @@ namespace lockstep {
 // A mapping of a memfd. The memory goes when the last process that maps it does, however it ends.
 class Mapping {
  public:
-  // All of `fd`, which is at least `least` bytes large and sealed against shrinking, as those of
-  // make_memfd() are; otherwise Error{kUnexpectedMessage}: what a peer could cut would end us with
-  // SIGBUS. Error{kIo} where this process may map no more.
+  // All of `fd`, which is at least `least` bytes large and no larger than arenas are, can be
+  // written and is sealed against shrinking, as those of make_memfd() are; otherwise
+  // Error{kUnexpectedMessage}: what a peer could cut would end us with SIGBUS. Error{kIo} where
+  // this process may map no more.
   static std::shared_ptr<Mapping> of(const Descriptor& fd, std::size_t least);
   ~Mapping();
   Mapping(const Mapping&) = delete;

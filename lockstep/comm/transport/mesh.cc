@@ -86,7 +86,7 @@ class MeshSpace final : public SharedSpace {
   void add(int peer, const Descriptor& board, const Descriptor& arena) {
     const auto index = index_of(peer);
     boards_[index] = Mapping::of(board, sizeof(Board));
-    arenas_[index] = Mapping::of(arena, 0);
+    arenas_[index] = Mapping::of(arena, 1);
     open_.fetch_add(1);
   }
   void set_connector(std::function<void(Deadline)> connector) { connector_ = std::move(connector); }
@@ -288,9 +288,20 @@ class MeshStreams final : public Streams {
                 fmt::format("it gave the address '{}'", card(peer).mesh_address));
   }
 
+  // Memory that cannot be shared is the fault of the peer that gave it.
+  std::unique_ptr<Stream> share_memory(int peer, const Socket& socket, Deadline deadline) {
+    try {
+      return exchange_memory(peer, socket, deadline);
+    } catch (const Error& error) {
+      if (error.code() != ErrorCode::kUnexpectedMessage || error.rank() >= 0) throw;
+      throw Error(error.code(), fmt::format("{}: {}", name_of(peer), error.message()),
+                  job_rank(peer));
+    }
+  }
+
   // The connecting side brings the rings; both show board and arena when the whole group shares
   // memory.
-  std::unique_ptr<Stream> share_memory(int peer, const Socket& socket, Deadline deadline) {
+  std::unique_ptr<Stream> exchange_memory(int peer, const Socket& socket, Deadline deadline) {
     const FailureLatch* latch = &hub_->job.control->latch();
     const bool connects = connects_to(peer);
     Descriptor file;
@@ -304,13 +315,8 @@ class MeshStreams final : public Streams {
     } else {
       std::vector<Descriptor> got = receive_descriptors(socket, 5, deadline, latch);
       file = std::move(got[0]);
-      try {
-        bells = {received_ring_bells(std::move(got[1]), std::move(got[2])),
-                 received_ring_bells(std::move(got[3]), std::move(got[4]))};
-      } catch (const Error& error) {
-        throw Error(error.code(), fmt::format("{}: {}", name_of(peer), error.message()),
-                    job_rank(peer));
-      }
+      bells = {received_ring_bells(std::move(got[1]), std::move(got[2])),
+               received_ring_bells(std::move(got[3]), std::move(got[4]))};
     }
     if (space_ != nullptr) exchange_files(peer, socket, deadline);
     const std::shared_ptr<Mapping> mapping = Mapping::of(file, sizeof(RingPair));
