@@ -43,7 +43,7 @@ std::string shell_word(std::string_view word) {
 struct RunningHost {
   LaunchHost host;
   std::unique_ptr<PipedProcess> shell;
-  RankLines lines;   // of its stderr
+  RankLines lines;   // of its stderr; until it is ready, of whatever is there before the agent
   std::string said;  // on stdout, a line that has not ended
   bool ready = false;
   bool started = false;
@@ -87,6 +87,7 @@ class HostsLauncher {
                         .shell = std::make_unique<PipedProcess>(std::move(options)),
                         .lines = RankLines(fmt::format("[{}] ", host.name)),
                         .said = {}};
+    running.lines.set_foreign(true);
     send(running, {"timeout", std::to_string(options_.timeout.count())});  // it beats from now on
     hosts_.push_back(std::move(running));
   }
@@ -157,6 +158,8 @@ class HostsLauncher {
     const std::string word = message.size() > 1 ? message[1] : "";
     if (message[0] == "ready") {
       host.ready = true;
+      show(host, host.lines.end());  // what the shell has begun is not the agent's
+      host.lines.set_foreign(false);
       if (word == version()) return;
       trouble(host, fmt::format("has lockstep {} at {}, and this is {}", word, options_.program,
                                 version()));

@@ -1,5 +1,7 @@
 #include "lockstep/launch/rank_lines.h"
 
+#include "lockstep/base/text.h"
+
 namespace lockstep {
 namespace {
 
@@ -8,6 +10,12 @@ constexpr std::string_view kClearToEnd = "\x1b[K";  // of the line, as a bar doe
 }  // namespace
 
 std::string RankLines::finish_line(std::string_view line) {
+  std::string shown;
+  if (foreign_) {
+    if (line.ends_with('\r')) line.remove_suffix(1);  // ssh ends its own lines so
+    shown = visible(line);
+    line = shown;
+  }
   std::string text = shown_ > 0 ? std::string(line.substr(shown_)) : prefix_ + std::string(line);
   // What follows a bar is a message of its own.
   if (const std::size_t clear = line.rfind(kClearToEnd); clear != std::string_view::npos) {
@@ -26,7 +34,7 @@ std::string RankLines::take(std::string_view bytes) {
     open_.erase(0, end + 1);
   }
   const std::size_t again = open_.rfind('\r');
-  if (again == std::string::npos) return text;
+  if (foreign_ || again == std::string::npos) return text;
   text += open_.substr(shown_);
   open_.erase(0, again);  // all that this line will ever show
   shown_ = open_.size();

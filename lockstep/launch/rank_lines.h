@@ -16,6 +16,10 @@ class RankLines {
   // For lines that end from now on.
   void set_prefix(std::string prefix) { prefix_ = std::move(prefix); }
 
+  // Lines that end from now on are a stranger's: their control characters are shown, and none of
+  // them is a bar.
+  void set_foreign(bool foreign) { foreign_ = foreign; }
+
   // What can be passed on now.
   std::string take(std::string_view bytes);
   // The rest: a line that never ended.
@@ -29,6 +33,7 @@ class RankLines {
   std::string finish_line(std::string_view line);
 
   std::string prefix_;
+  bool foreign_ = false;
   std::string open_;       // a line that has not ended
   std::size_t shown_ = 0;  // bytes of it that were passed on: of a bar
   std::string last_line_;

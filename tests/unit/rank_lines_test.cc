@@ -56,5 +56,17 @@ TEST(RankLines, WhatFollowsABarIsTheLastLine) {
   EXPECT_EQ(lines.last_line(), "error: gone");
 }
 
+// What a remote shell says before our program is there.
+TEST(RankLines, OfAStrangerControlCharactersAreShown) {
+  RankLines lines("[a] ");
+  lines.set_foreign(true);
+  EXPECT_EQ(lines.take("one\x1b[2J\rtwo\r\nbar\r\x1b[K"), "[a] one\\x1b[2J\\x0dtwo\n");
+  EXPECT_FALSE(lines.bar_is_open());
+  EXPECT_EQ(lines.last_line(), "one\\x1b[2J\\x0dtwo");
+  EXPECT_EQ(lines.end(), "[a] bar\\x0d\\x1b[K\n");
+  lines.set_foreign(false);
+  EXPECT_EQ(lines.take("\r1/3\x1b[K"), "\r1/3\x1b[K");
+}
+
 }  // namespace
 }  // namespace lockstep::rank_lines_test
