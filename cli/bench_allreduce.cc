@@ -251,7 +251,8 @@ void add_bench_allreduce(CLI::App& bench, const std::vector<std::string>& argume
   command.add_option("--token-file", options->token_file, "The job's secret, needed between hosts")
       ->option_text("FILE");
   command.add_flag("--plain-wire", options->job.plain_wire,
-                   "Between hosts: checksums instead of encryption; all ranks must agree");
+                   "Between hosts: checksums instead of encryption; all ranks must agree. "
+                   "Connections of MPI are never encrypted");
   command.add_option("--interface", options->job.interface, "Network interface to use")
       ->option_text("NAME");
   command.add_flag("--json", options->json, "One JSON object per line instead of a table");

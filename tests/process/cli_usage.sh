@@ -64,4 +64,11 @@ for page in train generate data verify coordinator worker 'bench allreduce' 'ben
   expect 0 stdout 'lockstep' $page --help
   if "$LOCKSTEP_BIN" $page --help | grep -E '\{false\}|Excludes:|INT in|FLOAT|^.{131}'; then failures=1; fi
 done
+# What --plain-wire cannot turn off was never on.
+for page in train 'bench allreduce'; do
+  if ! "$LOCKSTEP_BIN" $page --help | tr -s ' \n' ' ' | grep -qE 'Connections of MPI( and NCCL)? are never encrypted'; then
+    echo "lockstep $page --help does not say that MPI encrypts nothing"
+    failures=1
+  fi
+done
 exit $failures
