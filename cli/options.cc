@@ -19,7 +19,10 @@
 #include <vector>
 
 #include "lockstep/base/error.h"
+#include "lockstep/base/log.h"
+#include "lockstep/launch/launch.h"
 #include "lockstep/launch/rank_environment.h"
+#include "lockstep/net/socket/interface.h"
 
 namespace lockstep::cli {
 namespace {
@@ -317,11 +320,29 @@ void refuse_together(const CLI::App& command, const std::string& option,
   }
 }
 
-std::string token_from(const std::string& file) {
+namespace {
+
+std::string find_token(const std::string& file) {
   if (!file.empty()) return read_token_file(file);
   if (std::string token = launched_token(); !token.empty()) return token;
   const char* value = std::getenv(kTokenVariable);
   return value == nullptr ? "" : value;
+}
+
+}  // namespace
+
+std::string token_from(const std::string& file) {
+  std::string token = find_token(file);
+  static bool told = false;
+  if (is_launched()) told = true;  // by our launcher, for its ranks
+  if (!token.empty() && token.size() < kLeastToken && !std::exchange(told, true)) {
+    log(LogLevel::kWarning,
+        "the job's token has {} bytes and can be guessed: on this host it keeps other users out "
+        "no better than none does, between hosts it is refused; take {} bytes or more, at random "
+        "(openssl rand -hex 16 >FILE)",
+        token.size(), kLeastToken);
+  }
+  return token;
 }
 
 std::chrono::nanoseconds duration_of(double seconds) {

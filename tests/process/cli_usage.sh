@@ -71,4 +71,16 @@ for page in train 'bench allreduce'; do
     failures=1
   fi
 done
+# A token that can be guessed is told of once, though every rank has it.
+short=$(mktemp)
+echo 'fifteen letters' >"$short"
+said=$("$LOCKSTEP_BIN" bench allreduce --ranks 2 --bytes 8 --iterations 1 --token-file "$short" 2>&1)
+if [ "$(grep -c "warning: the job's token has 15 bytes and can be guessed" <<<"$said")" != 1 ]; then
+  echo "a token of 15 bytes: $said"
+  failures=1
+fi
+echo 'sixteen letters!' >"$short"
+said=$("$LOCKSTEP_BIN" bench allreduce --ranks 2 --bytes 8 --iterations 1 --token-file "$short" 2>&1)
+if grep 'can be guessed' <<<"$said"; then failures=1; fi
+rm -f "$short"
 exit $failures
