@@ -2,6 +2,7 @@
 #include <gtest/gtest.h>
 
 #include <cmath>
+#include <filesystem>
 #include <fstream>
 #include <nlohmann/json.hpp>
 #include <vector>
@@ -224,6 +225,21 @@ TEST(Metrics, AFileThatIsNotThereIsMade) {
   MetricsFile::go_on(path).write_step(1, "{\"step\":1}");
   EXPECT_EQ(text_of(path), "{\"step\":1}\n");
   EXPECT_THROW(MetricsFile::go_on("/nonexistent/metrics.jsonl"), Error);
+}
+
+// Somebody who may write to the folder has put a link where the file belongs.
+TEST(Metrics, NoLinkIsFollowed) {
+  TemporaryFolder folder;
+  TemporaryFolder elsewhere;
+  const std::string letter = elsewhere.path() + "/letter";
+  const std::string path = folder.path() + "/metrics.jsonl";
+  std::ofstream(letter) << "Dear";
+  std::filesystem::create_symlink(letter, path);
+  EXPECT_THROW(MetricsFile::go_on(path), Error);
+  EXPECT_EQ(text_of(letter), "Dear");
+  MetricsFile(path).write_step(1, "{\"step\":1}");  // its own file, in place of the link
+  EXPECT_EQ(text_of(letter), "Dear");
+  EXPECT_EQ(text_of(path), "{\"step\":1}\n");
 }
 
 TEST(Metrics, AResumedRunKeepsTheEventsOfItsSteps) {
