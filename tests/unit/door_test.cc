@@ -1,9 +1,11 @@
 #include "lockstep/net/job/door.h"
 
+#include <fmt/format.h>
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 #include <poll.h>
 #include <sys/resource.h>
+#include <unistd.h>
 
 #include <algorithm>
 #include <array>
@@ -33,9 +35,14 @@ Identity identity_of(const std::string& token, int rank = -1) {
 struct OpenDoor {
   explicit OpenDoor(std::vector<Purpose> purposes = {Purpose::kRendezvous}, bool original = false,
                     const std::string& token = "secret", bool insecure = false) {
+    open({listen_tcp(SocketAddress::loopback_v4()), std::move(purposes), original, insecure},
+         token);
+  }
+  explicit OpenDoor(Entrance entrance) { open(std::move(entrance), "secret"); }
+
+  void open(Entrance entrance, const std::string& token) {
     std::vector<Entrance> entrances;
-    entrances.push_back(
-        {listen_tcp(SocketAddress::loopback_v4()), std::move(purposes), original, insecure});
+    entrances.push_back(std::move(entrance));
     where = entrances[0].listener.local_address();
     const Identity identity = identity_of(token);
     own = identity.id;
@@ -345,6 +352,29 @@ TEST(Door, AGuessableTokenKeepsOtherUsersOutAsNoneDoes) {
         testing::internal::GetCapturedStderr().find("runs as user 65534") != std::string::npos,
         token == kGuessable);
   }
+}
+
+// Shared memory is for processes of one user, whatever token they prove.
+TEST(Door, AtAUnixSocketOtherUsersAreNotHeard) {
+  if (::geteuid() != 0) GTEST_SKIP() << "only root can run a process as another user";
+  const std::string name = fmt::format("lockstep-door-test-{}", ::getpid());
+  OpenDoor at({listen_unix(name), {Purpose::kShared}});
+  const auto visit = [&] {
+    Socket socket = connect_unix(name, soon());
+    socket.send_all(
+        Handshake(Handshake::Role::kClient, identity_of("secret"), Purpose::kShared).opening(),
+        soon());
+    return socket;
+  };
+  {
+    Socket socket;
+    const OtherUser other([&] { socket = visit(); });
+    at.serve();
+    EXPECT_EQ(at.door->wake_at(), Clock::time_point::max());  // nobody is waited for
+  }
+  const Socket own = visit();
+  at.serve();
+  EXPECT_LT(at.door->wake_at(), Clock::time_point::max());
 }
 
 // Whoever was first on the port is not the centre for that.
