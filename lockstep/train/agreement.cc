@@ -85,9 +85,9 @@ std::vector<Blake3Hash> gather_hashes(Communicator& communicator, std::span<cons
 
 // Others wait while a rank reads its data: half a day is a hundred terabytes from a good disk.
 constexpr auto kReadingPatience = std::chrono::hours(12);
-constexpr auto kBetweenReadingNotes = std::chrono::seconds(5);
 
-void hash_payloads_of(std::span<const TokenShard* const> shards) {
+void hash_payloads_of(std::span<const TokenShard* const> shards,
+                      std::chrono::seconds between_notes) {
   std::vector<const TokenShard*> unknown;
   std::uint64_t bytes = 0;
   for (const TokenShard* shard : shards) {
@@ -102,7 +102,7 @@ void hash_payloads_of(std::span<const TokenShard* const> shards) {
     const std::lock_guard lock(mutex);
     done += more;
     const auto now = std::chrono::steady_clock::now();
-    if (now - told < kBetweenReadingNotes) return;
+    if (now - told < between_notes) return;
     told = now;
     log(LogLevel::kInfo, "hashing the data (once only): {:.1f} of {:.1f} GB read",
         static_cast<double>(done) / 1e9, static_cast<double>(bytes) / 1e9);
@@ -142,10 +142,10 @@ std::vector<std::string> gather_texts(Communicator& communicator, std::string_vi
   return texts;
 }
 
-void hash_payloads(std::span<const TokenShard> shards) {
+void hash_payloads(std::span<const TokenShard> shards, std::chrono::seconds between_notes) {
   std::vector<const TokenShard*> all;
   for (const TokenShard& shard : shards) all.push_back(&shard);
-  hash_payloads_of(all);
+  hash_payloads_of(all, between_notes);
 }
 
 void find_payload_hashes(Communicator& communicator, std::span<const TokenShard> shards) {
@@ -174,7 +174,7 @@ void find_payload_hashes(Communicator& communicator, std::span<const TokenShard>
     readers.push_back(places[i] == "" ? own : reader_of(i));
     if (readers[i] == own) mine.push_back(&shards[i]);
   }
-  hash_payloads_of(mine);
+  hash_payloads_of(mine, kBetweenReadingNotes);
   Json found = Json::array();
   for (std::size_t i = 0; i < shards.size(); ++i) {
     found.push_back(readers[i] == own ? to_hex(shards[i].payload().get()) : "");

@@ -1,5 +1,6 @@
 #pragma once
 
+#include <chrono>
 #include <span>
 #include <string>
 #include <string_view>
@@ -28,7 +29,9 @@ void find_payload_hashes(Communicator& communicator, std::span<const TokenShard>
 
 // Reads the tokens of those shards whose hash is not known, and tells how far it is, now and then.
 // Not collective: for a worker that comes later.
-void hash_payloads(std::span<const TokenShard> shards);
+inline constexpr std::chrono::seconds kBetweenReadingNotes{5};
+void hash_payloads(std::span<const TokenShard> shards,
+                   std::chrono::seconds between_notes = kBetweenReadingNotes);
 
 // A rank told something that makes no sense, as `what`: fails the job with an
 // Error{kUnexpectedMessage} that names it.

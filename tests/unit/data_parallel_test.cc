@@ -286,6 +286,30 @@ TEST(DataParallel, AFlippedBitIsFoundAndNamed) {
   EXPECT_THAT(error.what(), HasSubstr("the first tensor that differs is model.layers.1."));
 }
 
+// Of terabytes that are read before the first step.
+TEST(DataParallel, HowMuchOfTheDataIsReadIsTold) {
+  const auto told_of = [](std::chrono::seconds between_notes) {
+    test::FaultyStorage storage;
+    make_folder("/data", storage);
+    for (const char* path : {"/data/a.bin", "/data/b.bin"}) {
+      storage.set_contents(path, std::string(30'000'000, 'x'));
+    }
+    const std::array<TokenShard, 2> shards = {TokenShard::open("/data/a.bin", storage),
+                                              TokenShard::open("/data/b.bin", storage)};
+    testing::internal::CaptureStderr();
+    hash_payloads(shards, between_notes);
+    std::string told = testing::internal::GetCapturedStderr();
+    testing::internal::CaptureStderr();
+    hash_payloads(shards, std::chrono::seconds(0));  // known now
+    EXPECT_EQ(testing::internal::GetCapturedStderr(), "");
+    return told;
+  };
+  const std::string told = told_of(std::chrono::seconds(0));
+  EXPECT_THAT(told, testing::StartsWith("hashing the data (once only): 0.0 of 0.1 GB read\n"));
+  EXPECT_THAT(told, testing::EndsWith("\nhashing the data (once only): 0.1 of 0.1 GB read\n"));
+  EXPECT_EQ(told_of(std::chrono::hours(1)), "");
+}
+
 // Of a file that all ranks see, one reads the tokens; of files of its own every rank does.
 TEST(DataParallel, OneRankOfAHostReadsTheTokens) {
   constexpr int kRanks = 3;
