@@ -54,11 +54,17 @@ bool verify(const std::string& folder) {
   }
 }
 
-// A model has no manifest: the hash of its weights is in the file itself, where we wrote it.
+// A model has no manifest: the hashes of its weights and of its tokenizer are in the file of the
+// weights, where we wrote it.
 bool verify_model(const std::string& folder) {
   const std::string path = visible(folder + "/" + kWeightsFile);
   try {
     const SavedModel model = load_model(folder);
+    if (!model.tokenizer_files.empty() &&
+        tokenizer_hash(model.tokenizer.get()) != model.tokenizer_files) {
+      fmt::print("{}: the tokenizer beside it is not the one that was written with it\n", path);
+      return false;
+    }
     if (model.weights.empty()) {
       fmt::print("{}: readable, weights {}; whoever wrote it left no hash to compare\n", path,
                  weights_hash(ParameterLayout(model.config), model.parameters.span()));

@@ -13,7 +13,7 @@ import unittest
 from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).parent / "support"))
-from training import LOCKSTEP, WEIGHTS, TrainingCase, events_of, lockstep, steps_of  # noqa: E402
+from training import LOCKSTEP, WEIGHTS, TrainingCase, events_of, forget_hash, lockstep, steps_of  # noqa: E402
 
 
 def flip(path, place=-1, bit=1):
@@ -368,6 +368,20 @@ class Checkpoints(TrainingCase):
         self.assertIn(f"model.safetensors: OK, weights {weights}", self.verify(self.out))
         flip(self.out / "model.safetensors")
         self.assertIn(f"is damaged: weights blake3:", self.verify(self.out, 1))
+
+    def test_verify_of_a_model_with_the_tokenizer_of_another(self):
+        other = self.folder / "other"
+        for out, vocab in ((self.out, 300), (other, 290)):
+            self.train("--tokenizer", "bpe", "--vocab", vocab, "--steps", 2, "--save-every", 0, "--out", out)
+            self.assertIn("model.safetensors: OK, weights", self.verify(out))
+        for name in ("tokenizer.json", "tokenizer_config.json"):
+            right = (self.out / name).read_bytes()
+            (self.out / name).write_bytes(right + b" " if name == "tokenizer_config.json" else (other / name).read_bytes())
+            self.assertIn("model.safetensors: the tokenizer beside it is not the one that was written with it", self.verify(self.out, 1))
+            (self.out / name).write_bytes(right)
+        forget_hash(self.out / "model.safetensors", "lockstep_tokenizer_files")  # as an earlier version wrote it
+        (self.out / "tokenizer.json").write_bytes((other / "tokenizer.json").read_bytes())
+        self.assertIn("model.safetensors: OK, weights", self.verify(self.out))
 
 
 if __name__ == "__main__":

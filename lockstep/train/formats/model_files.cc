@@ -17,6 +17,7 @@ namespace lockstep {
 namespace {
 
 constexpr const char* kWeightsHashKey = "lockstep_weights";
+constexpr const char* kTokenizerHashKey = "lockstep_tokenizer_files";
 
 std::string_view name_of(const Tokenizer* tokenizer) {
   if (tokenizer == nullptr) return "none";
@@ -263,6 +264,16 @@ std::vector<SafetensorsFile::Target> targets_in(const ParameterLayout& layout,
   return targets;
 }
 
+std::string tokenizer_hash(const Tokenizer* tokenizer) {
+  std::vector<Blake3Hash> hashes;
+  if (tokenizer != nullptr) {
+    for (const TokenizerFile& file : tokenizer->files()) {
+      hashes.push_back(blake3(std::as_bytes(std::span(file.bytes))));
+    }
+  }
+  return hashes.empty() ? "" : to_weights_hash(hash_of_hashes(hashes));
+}
+
 void save_model(const std::string& folder, const ParameterLayout& layout,
                 std::span<const float> parameters, const Tokenizer* tokenizer, std::int64_t steps,
                 const WriteGuard& guard, Storage& storage) {
@@ -274,11 +285,14 @@ void save_model(const std::string& folder, const ParameterLayout& layout,
     }
   }
   write_file(prefix + kConfigFile, config_json(layout.config(), tokenizer), guard, storage);
-  write_safetensors(prefix + kWeightsFile, tensors_to_store(layout, parameters),
-                    {{"format", "pt"},
-                     {"lockstep_steps", std::to_string(steps)},
-                     {kWeightsHashKey, weights_hash(layout, parameters)}},
-                    guard, storage);
+  SafetensorsMetadata metadata = {{"format", "pt"},
+                                  {"lockstep_steps", std::to_string(steps)},
+                                  {kWeightsHashKey, weights_hash(layout, parameters)}};
+  if (const std::string hash = tokenizer_hash(tokenizer); !hash.empty()) {
+    metadata[kTokenizerHashKey] = hash;
+  }
+  write_safetensors(prefix + kWeightsFile, tensors_to_store(layout, parameters), metadata, guard,
+                    storage);
 }
 
 SavedModel read_model(FileSource& files, const OnHash& on_hash) {
@@ -300,6 +314,7 @@ SavedModel read_model(FileSource& files, const OnHash& on_hash) {
   model.parameters = FloatBuffer::untouched(layout.size());
   const Blake3Hash hash = file.read(targets_in(layout, file, "", model.parameters.span()));
   if (on_hash) on_hash(kWeightsFile, hash);
+  model.tokenizer_files = file.metadata(kTokenizerHashKey);
   model.weights = file.metadata(kWeightsHashKey);
   if (model.weights.empty()) return model;
   const std::string found = weights_hash(layout, model.parameters.span());

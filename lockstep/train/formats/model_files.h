@@ -45,7 +45,11 @@ struct SavedModel {
   std::optional<std::int32_t> start;           // the token before the first one of a document
   FloatBuffer parameters;                      // in the order of ParameterLayout(config)
   std::string weights = {};  // their hash, as save_model() left it in the file; empty: it did not
+  std::string tokenizer_files = {};  // likewise, the tokenizer_hash()
 };
+// "blake3:<64 hex digits>": the BLAKE3 of the concatenated BLAKE3s of its files, in their order.
+// Empty if it has none.
+std::string tokenizer_hash(const Tokenizer* tokenizer);
 
 // Writes the weights as f32. Each file appears complete or not at all, the weights last.
 void save_model(const std::string& folder, const ParameterLayout& layout,
