@@ -67,8 +67,11 @@ SecretFile::SecretFile(const SocketAddress& bound, const std::string& secret)
   file_ = Descriptor(::open(path_.c_str(), O_WRONLY | O_CREAT | O_EXCL | O_NOFOLLOW | O_CLOEXEC,
                             S_IRUSR | S_IWUSR));
   if (!file_) throw_io("making " + path_, errno);
-  if (::write(file_.get(), secret.data(), secret.size()) != static_cast<ssize_t>(secret.size())) {
-    throw_io("writing " + path_, errno);
+  const ssize_t written = ::write(file_.get(), secret.data(), secret.size());
+  if (written != static_cast<ssize_t>(secret.size())) {
+    const int error = written < 0 ? errno : ENOSPC;
+    ::unlink(path_.c_str());  // a part of a secret helps nobody
+    throw_io("writing " + path_, error);
   }
 }
 

@@ -2,8 +2,10 @@
 
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
+#include <sys/resource.h>
 #include <sys/stat.h>
 
+#include <csignal>
 #include <cstdlib>
 #include <filesystem>
 #include <optional>
@@ -105,6 +107,26 @@ TEST_F(SecretFileTest, AFolderOfOthersIsRefused) {
     EXPECT_THAT(error.what(), ::testing::HasSubstr("--token-file"));
   }
   EXPECT_FALSE(std::filesystem::exists(path()));
+}
+
+TEST_F(SecretFileTest, OneThatCannotBeWrittenIsNotLeft) {
+  rlimit before{};
+  ASSERT_EQ(::getrlimit(RLIMIT_FSIZE, &before), 0);
+  const auto old = ::signal(SIGXFSZ, SIG_IGN);
+  for (const rlim_t room : {0, 2}) {
+    const rlimit small = {room, before.rlim_max};
+    ::setrlimit(RLIMIT_FSIZE, &small);
+    std::string said;
+    try {
+      const SecretFile file(kBound, "0123");
+    } catch (const Error& error) {
+      said = error.what();
+    }
+    ::setrlimit(RLIMIT_FSIZE, &before);
+    EXPECT_THAT(said, ::testing::HasSubstr("writing " + path())) << room;
+    EXPECT_FALSE(std::filesystem::exists(path())) << room;
+  }
+  ::signal(SIGXFSZ, old);
 }
 
 // Other users can make the folder in /tmp, where a pipe would hold up whoever joins a job.
