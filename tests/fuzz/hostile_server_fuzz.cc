@@ -32,11 +32,15 @@ extern "C" int LLVMFuzzerTestOneInput(const std::uint8_t* data, std::size_t size
     options.timeout = std::chrono::seconds(5);
     options.original = how / 4 % 2 == 1;
     WorkerClient client(std::move(near), options);
+    std::array<float, 3> gradient{1, 2, 3};
     if (client.next_shard()) {
-      std::array<float, 3> gradient{1, 2, 3};
       client.send_gradient(0, gradient, 1, 1, 2);
       client.receive_averaged(0, gradient);
-      client.receive_averaged_block(0, 1, gradient);
+      if (how / 8 % 2 == 0) client.receive_averaged_block(0, 1, gradient);
+    }
+    if (how / 8 % 2 == 1 && client.next_shard()) {
+      client.send_gradient(1, gradient, 1, 1, 2);
+      client.receive_averaged(1, gradient);
     }
   } catch (const Error&) {
   }

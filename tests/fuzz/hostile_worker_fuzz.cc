@@ -1,5 +1,6 @@
 // Both ends of a star over sockets: a gradient server, an honest worker that has sent all it will,
-// and a worker that sends the input and closes. The server ends with a result or with an Error.
+// and a worker that sends the input and closes. The first byte chooses the average, who joins, what
+// a round collects and whether there are one or two. The server ends with a result or an Error.
 #include <sys/socket.h>
 
 #include <array>
@@ -21,20 +22,29 @@ void say(const Socket& socket, std::span<const std::byte> bytes) {
   ::shutdown(socket.fd(), SHUT_WR);
 }
 
-std::vector<std::byte> honest_words() {
+std::vector<std::byte> honest_words(RoundKind kind, std::uint64_t steps) {
   std::vector<std::byte> all = encode(JoinRequest{"honest", 0, "cpu"});
   const auto add = [&](const std::vector<std::byte>& bytes) {
     all.insert(all.end(), bytes.begin(), bytes.end());
   };
-  add(encode(Totals{0, 1.0F, 1, 2}));
   const std::array<float, 3> gradient{1, 2, 3};
-  BulkHead head;
-  head.tag = WireTag::kGradientPayload;
-  head.count = gradient.size();
-  add(encode_head(head));
-  const auto elements = std::as_bytes(std::span(gradient));
-  all.insert(all.end(), elements.begin(), elements.end());
-  add(encode_foot(head, {1.0F, 1, 2, {}}));
+  for (std::uint64_t step = 0; step < steps; ++step) {
+    BulkHead head;
+    head.step = step;
+    head.count = gradient.size();
+    if (kind == RoundKind::kVector) {
+      add(encode(Totals{step, 1.0F, 1, 2}));
+      head.tag = WireTag::kGradientPayload;
+    } else {
+      head.tag = WireTag::kBlockGradientPayload;
+      head.num_blocks = 1;
+      head.component_sizes = {1, 2};
+    }
+    add(encode_head(head));
+    const auto elements = std::as_bytes(std::span(gradient));
+    all.insert(all.end(), elements.begin(), elements.end());
+    add(encode_foot(head, {1.0F, 1, 2, {}}));
+  }
   return all;
 }
 
@@ -44,7 +54,10 @@ extern "C" int LLVMFuzzerTestOneInput(const std::uint8_t* data, std::size_t size
   if (size > kMostInput) return 0;
   fuzz::Script script(data, size);
   const std::uint8_t how = script.byte();
+  const RoundKind kind = how / 4 % 2 == 0 ? RoundKind::kVector : RoundKind::kBlock;
+  const std::uint64_t steps = how / 8 % 2 == 0 ? 1 : 2;
   ServerOptions options;
+  if (kind == RoundKind::kBlock) options.settings.mode = Mode::kBlocks;
   options.workers = 2;
   // Who closes before it has joined is forgotten, and another waited for, ten times so long.
   options.settings.timeout = std::chrono::milliseconds(2);
@@ -52,7 +65,7 @@ extern "C" int LLVMFuzzerTestOneInput(const std::uint8_t* data, std::size_t size
   options.settings.largest_frame = 1 << 16;
   options.settings.average = how % 2 == 0 ? Average::kWeighted : Average::kMean;
   LocalStar star = make_local_star(options);
-  say(star.ends[0], honest_words());
+  say(star.ends[0], honest_words(kind, steps));
   std::vector<std::byte> words;
   if (how % 4 < 2) words = encode(JoinRequest{"hostile", 0, "cpu"});
   const auto rest = script.bytes(size);
@@ -60,8 +73,10 @@ extern "C" int LLVMFuzzerTestOneInput(const std::uint8_t* data, std::size_t size
   say(star.ends[1], words);
   try {
     star.server->wait_for_workers();
-    star.server->send_shards(0);
-    star.server->broadcast(star.server->reduce({.kind = RoundKind::kVector, .step = 0}));
+    for (std::uint64_t step = 0; step < steps; ++step) {
+      star.server->send_shards(step);
+      star.server->broadcast(star.server->reduce({.kind = kind, .step = step}));
+    }
   } catch (const Error&) {
   }
   // Nobody is there to read what is said last.
