@@ -1,5 +1,8 @@
 #include "lockstep/launch/agent_message.h"
 
+#include <charconv>
+#include <system_error>
+
 namespace lockstep {
 namespace {
 
@@ -43,6 +46,15 @@ std::optional<AgentMessage> decode_agent_message(std::string_view line) {
     }
   }
   return message;
+}
+
+std::optional<int> number_at(const AgentMessage& message, std::size_t word) {
+  if (word >= message.size()) return std::nullopt;
+  const std::string& text = message[word];
+  int number = 0;
+  const auto [end, error] = std::from_chars(text.data(), text.data() + text.size(), number);
+  if (error != std::errc() || end != text.data() + text.size()) return std::nullopt;
+  return number;
 }
 
 }  // namespace lockstep

@@ -1,5 +1,6 @@
 #pragma once
 
+#include <cstddef>
 #include <optional>
 #include <string>
 #include <string_view>
@@ -31,5 +32,8 @@ using AgentMessage = std::vector<std::string>;
 std::string encode(const AgentMessage& message);
 // Of a line without its end; nothing if it is no message.
 std::optional<AgentMessage> decode_agent_message(std::string_view line);
+
+// The number that a word of it is; nothing if there is no such word, or if it is no whole number.
+std::optional<int> number_at(const AgentMessage& message, std::size_t word);
 
 }  // namespace lockstep

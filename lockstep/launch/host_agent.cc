@@ -137,9 +137,23 @@ class HostAgent {
   }
 
   void obey(const AgentMessage& message) {
+    try {
+      follow(message);
+    } catch (const std::exception& error) {
+      const auto* own = dynamic_cast<const Error*>(&error);
+      tell({"refused", own != nullptr ? std::string(own->message()) : error.what()});
+      refused_ = true;
+    }
+  }
+
+  void follow(const AgentMessage& message) {
     const std::string& what = message[0];
     const auto word = [&](std::size_t i) { return i < message.size() ? message[i] : ""; };
-    const auto number = [&](std::size_t i) { return std::atoi(word(i).c_str()); };
+    const auto number = [&](std::size_t i) {
+      if (const auto found = number_at(message, i)) return *found;
+      throw Error(ErrorCode::kInvalidArgument,
+                  fmt::format("the launcher said {} '{}', which is no number", what, word(i)));
+    };
     if (what == "token") token_ = word(1);
     if (what == "folder") folder_ = word(1);
     if (what == "name") name_ = word(1);
@@ -163,13 +177,7 @@ class HostAgent {
       order_.expect = number(2);
     }
     order_.log = word(3);
-    try {
-      start();
-    } catch (const std::exception& error) {
-      const auto* own = dynamic_cast<const Error*>(&error);
-      tell({"refused", own != nullptr ? std::string(own->message()) : error.what()});
-      refused_ = true;
-    }
+    start();
   }
 
   void start() {

@@ -6,7 +6,6 @@
 
 #include <algorithm>
 #include <csignal>
-#include <cstdlib>
 #include <memory>
 #include <optional>
 #include <string_view>
@@ -14,6 +13,7 @@
 
 #include "lockstep/base/deadline.h"
 #include "lockstep/base/error.h"
+#include "lockstep/base/exit_code.h"
 #include "lockstep/base/log.h"
 #include "lockstep/base/signal_count.h"
 #include "lockstep/base/text.h"
@@ -171,7 +171,8 @@ class HostsLauncher {
       trouble(host, word);
       usage_ = true;
     } else if (message[0] == "ended" || message[0] == "killed") {
-      host.train = ProcessEnd{message[0] == "killed", std::atoi(word.c_str())};
+      // Whatever says no number has not ended well.
+      host.train = ProcessEnd{message[0] == "killed", number_at(message, 1).value_or(kExitFailed)};
     }
   }
 

@@ -1,5 +1,6 @@
 #!/usr/bin/env python3
-"""What the shell of a remote host says before its agent is there comes from outside: the terminal does nothing that it says."""
+"""What comes over the pipes of a remote shell and is not what launcher and agent tell each other: the terminal does nothing that it says before the
+agent is there, and no word is taken for a number."""
 
 import os
 import subprocess
@@ -23,6 +24,23 @@ class Greeting(unittest.TestCase):
         self.assertIn(rb"[a] broken\x1b[2J" + b"\n", run.stderr)
         self.assertIn(rb"host a cannot be used: sh failed, with exit code 255: broken\x1b[2J" + b"\n", run.stderr)
         self.assertNotIn(b"\x1b[2J", run.stderr)
+
+    def test_an_agent_refuses_a_word_where_a_number_belongs(self):
+        for order, said in ((b"listen\x02two\x022\x02", b"the launcher said listen 'two', which is no number"),
+                            (b"timeout\x02", b"the launcher said timeout '', which is no number")):
+            run = subprocess.run([LOCKSTEP, "agent"], input=b"\x01" + order + b"\n", capture_output=True, timeout=60)
+            self.assertEqual(run.returncode, 2, run.stderr)
+            self.assertIn(b"\x01refused\x02" + said + b"\n", run.stdout)
+
+    def test_who_ended_with_no_number_has_not_ended_well(self):
+        version = subprocess.run([LOCKSTEP, "--version"], capture_output=True, text=True).stdout.split()[1]
+        for code in ("0", "well"):
+            with tempfile.TemporaryDirectory() as folder:
+                ssh = Path(folder) / "ssh"
+                ssh.write_text(rf"printf '\001ready\002{version}\n\001formed\n\001ended\002{code}\n'" + "\n")
+                run = subprocess.run([LOCKSTEP, "launch", "--hosts", "a", "--ssh", f"sh {ssh}", "--timeout", "5", "--", "train"], capture_output=True,
+                                     timeout=60)
+            self.assertEqual(run.returncode, 0 if code == "0" else 1, run.stderr)
 
 
 if __name__ == "__main__":
