@@ -496,7 +496,7 @@ int Worker::finish() {
   if (is_first() && !std::exchange(told_end_, true)) {
     save_model();
     // Those of workers that were lost while they wrote.
-    if (hold_.held()) remove_temporaries(options_.out);
+    if (hold_.held()) remove_temporaries(options_.out, hold_.guard());
     tell_saved();
     if (narrator_) {
       narrator_->result({trainer_->steps_done(), how_ended(), hash, seconds_since(began_)});
