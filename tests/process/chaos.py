@@ -1,6 +1,6 @@
 #!/usr/bin/env python3
 """Workers of a run are killed, stopped and woken, join and leave at random: it ends with the weights of one worker to whom
-nothing happens, leaves no process and no segment behind, and who lives long gathers no descriptors and no threads.
+nothing happens, leaves no process and no segment behind, and who lives long gathers no descriptors, no threads and no shared memory.
 
 LOCKSTEP_CHAOS_SECONDS says for how long runs follow each other. LOCKSTEP_CHAOS_SEED replays a schedule: what happens, to whom, and
 how long after the event before; which step that meets is up to the machine."""
@@ -31,7 +31,7 @@ CALM = 40.0  # after which nothing more happens to a run: a slow machine is no h
 STANDSTILL = 0.8 * TIMEOUT  # of the machine itself: all may be lost to all
 STEPS = 120
 # A lane takes a while, so that a run takes some seconds and its workers are mostly asleep.
-PACE = "rank={} step=1 at=lane do=slow ms=3"
+PACE = "rank={} step=1 at=lane do=slow ms=6"
 SHAPE = ("--hidden 32 --layers 2 --heads 2 --intermediate 48 --context 32 --global-batch 22 --micro-batch 2 --threads 1 --bucket-mb 0.02 "
          "--log plain --eval-every 20 --verify-every 10 --save-every 15").split()
 WEIGHTS = re.compile(r"^weights (\S+)$", re.M)
@@ -41,6 +41,14 @@ ENVIRONMENT = {name: value for name, value in os.environ.items() if not name.sta
 def count(pid, what):
     try:
         return len(os.listdir(f"/proc/{pid}/{what}"))
+    except OSError:
+        return None
+
+
+def count_mappings(pid):
+    """Of memory that workers share, which has no name outside of processes. What a worker did last its launcher keeps."""
+    try:
+        return len(re.findall(r"/memfd:lockstep(?!-flight)", Path(f"/proc/{pid}/maps").read_text()))
     except OSError:
         return None
 
@@ -93,7 +101,7 @@ class Run:
         self.seen = set()  # every process of the run
         self.first = None  # the workers that began the run
         self.joins_due = {}  # pid: how often it has joined when it is a member again after a pause
-        self.early = {}  # pid: (when, descriptors, threads)
+        self.early = {}  # pid: (when, workers, descriptors, threads, mappings)
         self.port_holder = reserved_port()
         self.port = self.port_holder.__enter__()
         self.began = time.monotonic()
@@ -121,11 +129,12 @@ class Run:
             send(pid, signal.SIGCONT)
             self.joins_due[pid] = self.joins_of(pid) + 1
             self.note(f"pid {pid} wakes up")
-        for pid in [self.launcher.pid, *self.workers()]:
-            counts = count(pid, "fd"), count(pid, "task")
+        workers = self.workers()
+        for pid in [self.launcher.pid, *workers]:
+            counts = count(pid, "fd"), count(pid, "task"), count_mappings(pid)
             # Once it has come to work, and again and again.
             if None not in counts and state_of(pid) not in "TZX":
-                self.early.setdefault(pid, []).append((now, *counts))
+                self.early.setdefault(pid, []).append((now, len(workers), *counts))
 
     def happen(self):
         awake = [pid for pid in self.workers() if pid not in self.asleep]
@@ -250,17 +259,21 @@ class Run:
         return found[1]
 
     def check_counts(self):
-        """What a process has grows with the number of workers, not with what has happened: the least of a while, early and late."""
+        """What a process has grows with the number of workers, not with what has happened: the most of a while, and the least of a later
+        one, with no more workers. What grows slowly is seen because there is a time between the two."""
         for pid, counts in self.early.items():
             first, last = counts[0][0], counts[-1][0]
-            if last - first < 6:
+            if last - first < 4:
                 continue
-            middle = (first + last) / 2
-            for column, what in ((1, "descriptors"), (2, "threads")):
-                early = max(each[column] for each in counts if each[0] < middle)
-                late = min(each[column] for each in counts if each[0] >= middle)
-                if late > early + (8 if what == "descriptors" else 2):
-                    self.fail(f"pid {pid} had {early} {what} at most in its first half, and never fewer than {late} in its second")
+            early = [each for each in counts if each[0] < first + (last - first) / 2]
+            most = max(each[1] for each in early)
+            late = [each for each in counts if each[0] >= last - (last - first) / 3 and each[1] <= most]
+            if not late:
+                continue
+            for column, what, more in ((2, "descriptors", 8), (3, "threads", 2), (4, "mappings of shared memory", 6)):
+                had, has = max(each[column] for each in early), min(each[column] for each in late)
+                if has > had + more:
+                    self.fail(f"pid {pid} had {had} {what} at most in its first half, and never fewer than {has} in its last third")
 
     def close(self):
         for each in (self.launcher, *self.joined):
