@@ -34,13 +34,13 @@ class Case(TextCase):
     def command(self, *arguments):
         return [str(word) for word in (LOCKSTEP, "train", "--data", self.text, *SHAPE, *arguments)]
 
-    def alone(self, steps=STEPS):
+    def alone(self, steps=STEPS, *arguments):
         """The hash of one worker to whom nothing happens."""
-        if steps not in Case.hashes:
-            run = subprocess.run(self.command("--steps", steps), capture_output=True, text=True, timeout=PATIENCE)
+        if (steps, *arguments) not in Case.hashes:
+            run = subprocess.run(self.command("--steps", steps, *arguments), capture_output=True, text=True, timeout=PATIENCE)
             self.assertEqual(run.returncode, 0, run.stderr)
-            Case.hashes[steps] = WEIGHTS.search(run.stdout)[1]
-        return Case.hashes[steps]
+            Case.hashes[steps, *arguments] = WEIGHTS.search(run.stdout)[1]
+        return Case.hashes[steps, *arguments]
 
     def survives(self, fault, *arguments, workers=3, steps=STEPS):
         run = subprocess.run(self.command("--steps", steps, "--workers", workers, "--timeout", TIMEOUT, *arguments),
@@ -76,6 +76,11 @@ class Losses(Case):
                 said = self.survives(f"rank=1 step=3 at=backward do={action}", "--transport", transport)
                 self.assertRegex(said, rf"step 3: lost rank 1 .*{words}.*; the step is computed again by 2 workers")
 
+    def test_a_worker_that_lives_and_does_not_come(self):
+        """It is silent to nobody: the deadline of a collective passes, 10 times the timeout. Its launcher ends it."""
+        said = self.survives("rank=1 step=3 at=backward do=slow ms=600000", "--timeout", 1, "--transport", "tcp")
+        self.assertRegex(said, r"step 3: .*rank 1 .* is expelled")
+
     def test_what_is_left_of_it(self):
         """Every step is in the metrics once, with the events between them, and nothing but the run's own files stays."""
         out = self.folder / "out"
@@ -96,6 +101,13 @@ class Losses(Case):
         self.assertRegex(told, r"lost [^;]*rank 0 ")
         said = self.survives(f"rank=2 step={STEPS} at=end do=kill", "--transport", "tcp")
         self.assertRegex(said, rf"step {STEPS}: lost rank 2 [^;]*; 2 workers")
+
+    def test_min_workers_that_come_back(self):
+        out = self.folder / "enough"
+        said = self.survives("rank=1 step=3 at=backward do=kill", "--transport", "tcp", "--out", out, "--min-workers", 3, "--save-every", 0)
+        self.assertIn("2 of the 3 workers that --min-workers asks for are left: saving, then waiting for others", said)
+        self.assertRegex(said, r"rank 2 [^;]* has joined; .*3 workers")
+        self.assertEqual([row["step"] for row in steps_of(out)], list(range(1, STEPS + 1)))
 
     def test_fail_fast(self):
         run = subprocess.run(self.command("--steps", STEPS, "--workers", 3, "--fail-fast"), capture_output=True, text=True,
@@ -173,15 +185,18 @@ class ComingAndGoing(Case):
     def test_min_workers(self):
         """Fewer than that save their work, wait for others, and end so that the run can be resumed."""
         out = self.folder / "too-few"
-        run = self.start("--steps", 100000, "--workers", 2, "--transport", "tcp", "--out", out, "--min-workers", 2,
-                         "--wait-for-workers", 2)
+        with mock.patch.dict(os.environ, LOCKSTEP_FAULT="rank=0 step=1 at=update do=slow ms=100"):
+            run = self.start("--steps", 100, "--workers", 2, "--transport", "tcp", "--out", out, "--min-workers", 2,
+                             "--wait-for-workers", 2)
         # Both places are lost for longer than the two seconds: nobody is started for those that left.
         os.kill(children_of(run.pid)[1], signal.SIGTERM)
         _, stderr = run.communicate(timeout=PATIENCE)
-        self.assertNotEqual(run.returncode, 0, stderr)
+        self.assertEqual(run.returncode, 1, stderr)
         self.assertIn("saving, then waiting for others", stderr)
         self.assertIn("1 of the 2 workers that the job needs", stderr)
-        self.assertTrue(list(out.glob("checkpoint-*")), stderr)
+        self.assertEqual(max(int(path.name.split("-")[1]) for path in out.glob("checkpoint-*")), len(steps_of(out)), stderr)
+        again = subprocess.run([LOCKSTEP, "train", "--resume", out], capture_output=True, text=True, timeout=PATIENCE)
+        self.assertEqual(WEIGHTS.findall(again.stdout), [self.alone(100)], again.stderr)
 
 
 class JoiningCase(Case):
@@ -297,16 +312,51 @@ class Joining(JoiningCase):
             self.follow(run)
             self.wait_for_workers(run, 2)
             joiner = self.join(port)
-            said = ""
-            for line in joiner.stdout:
-                said += line
-                if "this one is a spare" in line:
-                    break
+            said = self.read_until("this one is a spare", joiner)
             self.assertIn("all lanes of the job have a worker", said)
             joiner.send_signal(signal.SIGTERM)
             said += joiner.communicate(timeout=PATIENCE)[0]
             self.assertEqual(joiner.returncode, 0, said)
             self.assertEqual(run.workers, 2)
+
+    def test_a_spare_enters_when_a_member_goes(self):
+        """The member was asked to leave, so that its launcher starts nobody for it."""
+        with reserved_port() as port:
+            run = self.start(port, "--steps", 10 ** 8, "--workers", 2, "--transport", "tcp", "--global-batch", 4)
+            self.follow(run)
+            self.wait_for_workers(run, 2)
+            joiner = self.join(port)
+            said = self.read_until("this one is a spare", joiner)
+            os.kill(children_of(run.pid)[1], signal.SIGTERM)
+            said += self.read_until("joined the job as rank 1 of 2", joiner)
+            joiner.send_signal(signal.SIGTERM)
+            said += joiner.communicate(timeout=PATIENCE)[0]
+            self.assertEqual(joiner.returncode, 0, said)
+            self.wait_for_workers(run, 1)
+
+    def read_until(self, words, process):
+        """What it says up to a line with these words."""
+        said = ""
+        for line in process.stdout:
+            said += line
+            if words in line:
+                return said
+        self.fail(f"it does not say '{words}':\n{said}")
+
+    def test_a_newcomer_gets_the_tokenizer(self):
+        words = ("--tokenizer", "bpe", "--vocab", 300)
+        steps = 60
+        with reserved_port() as port:
+            run = self.start(port, "--steps", steps, "--workers", 2, "--transport", "tcp", *words, fault="rank=0 step=1 at=update do=slow ms=100")
+            self.follow(run)
+            self.wait_for_workers(run, 2)
+            joiner = self.join(port)
+            self.wait_for_workers(run, 3)
+            said = joiner.communicate(timeout=PATIENCE)[0]
+            self.assertEqual((run.wait(PATIENCE), joiner.returncode), (0, 0), said)
+            run.reader.join(PATIENCE)
+        self.assertEqual(run.weights, self.alone(steps, *words), said)
+        self.assertNotEqual(run.weights, self.alone(steps))
 
     def test_a_signal_ends_process_1(self):
         """The kernel spares it what a signal does by itself."""
@@ -565,30 +615,32 @@ class WithoutALauncher(ByHand):
 
     def test_the_centre_is_stopped_and_wakes(self):
         """It finds itself expelled, changes nothing, and joins anew."""
-        out = self.folder / "woken"
         steps = 40 if SANITIZED else 150
-        with reserved_port() as port:
-            ranks = self.ranks(port, "rank=0 step=3 at=communication do=stop", "--steps", steps, "--transport", "tcp",
-                               "--out", out)
-            self.wake_when_expelled(out, ranks[0])
-            said = [rank.communicate(timeout=PATIENCE)[0] for rank in ranks]
-        self.assertEqual([rank.returncode for rank in ranks][1:], [0, 0], said)
-        self.assertEqual(WEIGHTS.findall("".join(said)), [self.alone(steps)], said)
-        rows = self.metrics(out)
-        self.assertEqual([row["step"] for row in rows if "event" not in row], list(range(1, steps + 1)))
+        for transport in ("tcp", "shm"):
+            out = self.folder / transport
+            with self.subTest(transport=transport), reserved_port() as port:
+                ranks = self.ranks(port, "rank=0 step=3 at=communication do=stop", "--steps", steps, "--transport", transport,
+                                   "--out", out)
+                self.wake_when_expelled(out, ranks[0])
+                said = [rank.communicate(timeout=PATIENCE)[0] for rank in ranks]
+                self.assertEqual([rank.returncode for rank in ranks][1:], [0, 0], said)
+                self.assertEqual(WEIGHTS.findall("".join(said)), [self.alone(steps)], said)
+                rows = self.metrics(out)
+                self.assertEqual([row["step"] for row in rows if "event" not in row], list(range(1, steps + 1)))
 
     def test_one_of_two_is_stopped_and_wakes(self):
         """There is nobody but the centre whom it could ask for the centre."""
-        out = self.folder / "woken"
         steps = 40
         fault = "rank=1 step=3 at=communication do=stop; rank=0 step=4 at=update do=slow ms=100"
-        with reserved_port() as port:
-            ranks = self.ranks(port, fault, "--steps", steps, "--transport", "tcp", "--out", out, world=2)
-            self.wake_when_expelled(out, ranks[1])
-            said = [rank.communicate(timeout=PATIENCE)[0] for rank in ranks]
-        self.assertEqual([rank.returncode for rank in ranks], [0, 0], said)
-        self.assertEqual(WEIGHTS.findall("".join(said)), [self.alone(steps)], said)
-        self.assertIn("joined", [row.get("event") for row in self.metrics(out)])
+        for transport in ("tcp", "shm"):
+            out = self.folder / transport
+            with self.subTest(transport=transport), reserved_port() as port:
+                ranks = self.ranks(port, fault, "--steps", steps, "--transport", transport, "--out", out, world=2)
+                self.wake_when_expelled(out, ranks[1])
+                said = [rank.communicate(timeout=PATIENCE)[0] for rank in ranks]
+                self.assertEqual([rank.returncode for rank in ranks], [0, 0], said)
+                self.assertEqual(WEIGHTS.findall("".join(said)), [self.alone(steps)], said)
+                self.assertIn("joined", [row.get("event") for row in self.metrics(out)])
 
     def test_a_rank_0_that_was_stopped_comes_back_and_is_rank_0_again(self):
         """It tells of the steps once more then, and not of those between."""
