@@ -20,6 +20,7 @@ import pathlib
 import random
 import re
 import shlex
+import shutil
 import signal
 import socket
 import subprocess
@@ -156,10 +157,12 @@ class Run:
         """When each file was changed last; temporaries are their maker's to remove."""
         return {path: path.stat().st_mtime_ns for path in self.out.rglob("*") if path.is_file() and ".tmp" not in str(path.relative_to(self.out))}
 
+    def metrics(self):
+        return [json.loads(line) for line in (self.out / "metrics.jsonl").read_text().splitlines()]
+
     def lost(self):
         """Whom the run has lost, as its metrics tell."""
-        events = [json.loads(line) for line in (self.out / "metrics.jsonl").read_text().splitlines() if '"event"' in line]
-        return [who for event in events if event["event"] in ("lost", "expelled") for who in event["who"]]
+        return [who for row in self.metrics() if row.get("event") in ("lost", "expelled") for who in row["who"]]
 
     def expect_end(self, processes, codes=(0,)):
         wait_for(lambda: all(each.popen.poll() is not None for each in processes), LIMIT,
@@ -179,6 +182,21 @@ class Run:
 
         wait_for(ended, LIMIT, f"the end of {', '.join(each.name for each in processes)}")
 
+    def expect_metrics(self, steps):
+        """Every step once, also those that were computed again from a checkpoint."""
+        told = [row["step"] for row in self.metrics() if "event" not in row]
+        if told != list(range(1, steps + 1)):
+            raise Wrong(f"the metrics have the steps {told}")
+
+    def expect_resume(self, step, steps):
+        """From a checkpoint that was saved on the way."""
+        again = self.folder / "again"
+        shutil.copytree(self.out / f"checkpoint-{step}", again / f"checkpoint-{step}")
+        resumed = subprocess.run([str(word) for word in self.train("--steps", steps, "--out", again, "--resume")], capture_output=True,
+                                 text=True, env=ENVIRONMENT)
+        if WEIGHTS.findall(resumed.stdout) != [self.table.alone(steps)]:
+            raise Wrong(f"the run that is resumed from checkpoint-{step} ends otherwise: {resumed.stdout}{resumed.stderr}")
+
     def expect_result(self, steps):
         hashes = [found for each in self.processes for found in WEIGHTS.findall(each.text())]
         if not hashes:
@@ -192,6 +210,7 @@ class Run:
             check = subprocess.run([self.table.lockstep, "verify", path], capture_output=True, text=True)
             if check.returncode != 0:
                 raise Wrong(f"{path.name} does not verify: {check.stdout}{check.stderr}")
+        self.expect_metrics(steps)
 
 
 def by_hand(run, transport, sharded, fault, victims):
@@ -210,6 +229,8 @@ def by_hand(run, transport, sharded, fault, victims):
         if ranks[victim].popen.poll() != -signal.SIGKILL and not ranks[victim].stopped():
             raise (Missed if len(victims) > 1 else Wrong)(f"nothing happened to rank {victim}")
     run.expect_result(STEPS)
+    if "at=save" in fault:
+        run.expect_resume(STEP, STEPS)
     # Who wakes up when all is over changes nothing.
     before = run.outputs()
     asleep = [ranks[victim] for victim in victims if ranks[victim].stopped()]
@@ -227,6 +248,8 @@ def launched(run, transport, sharded, fault, victims):
                                               *(["--shard-optimizer"] if sharded else [])), {"LOCKSTEP_FAULT": fault})
     run.expect_end([process])
     run.expect_result(STEPS)
+    if "at=save" in fault:
+        run.expect_resume(STEP, STEPS)
     gone = run.lost()
     if not gone:
         raise Wrong("nobody was lost")
