@@ -7,6 +7,7 @@
 #include <array>
 #include <atomic>
 #include <condition_variable>
+#include <filesystem>
 #include <limits>
 #include <map>
 #include <mutex>
@@ -322,6 +323,7 @@ struct Script {
   Detached detached = {};
   std::function<Requests(Worker&)> requests = {};
   std::string out = {};
+  std::map<int, std::string> own_outs = {};  // of members that have folders of their own
   const GpuParts* gpu = nullptr;             // on the CPU without them
   std::optional<std::uint64_t> uneven = {};  // seed of streams that are held up
 };
@@ -347,8 +349,10 @@ std::vector<Seen> play(const TrainerOptions& options, const Script& script) {
         throw;
       }
     };
-    workers.push_back(
-        std::make_unique<Worker>(member, options, centre, hook, script.out, script.gpu));
+    const auto own_out = script.own_outs.find(member);
+    workers.push_back(std::make_unique<Worker>(
+        member, options, centre, hook,
+        own_out != script.own_outs.end() ? own_out->second : script.out, script.gpu));
   }
   std::vector<std::thread> threads;
   for (auto& worker : workers) {
@@ -580,6 +584,54 @@ TEST(Levelling, LostBuddiesTakeTheStateWithThem) {
         }
       }
     }
+  }
+}
+
+// Without buddies a shard goes with its worker.
+TEST(Levelling, OneLossWithoutBuddiesGoesBackToTheCheckpoint) {
+  TrainerOptions options = tiny_training(true);
+  options.reducer.buddy = false;
+  for (const int victim : {0, 2}) {
+    for (const bool saved : {true, false}) {
+      SCOPED_TRACE(fmt::format("worker {} dies, saved {}", victim, saved));
+      TemporaryFolder out;
+      Script script = {.workers = 3};
+      if (saved) script.out = out.path();
+      script.hook = dies({victim}, "tail", 4,
+                         [&] { return !saved || !list_checkpoints(out.path()).empty(); });
+      const auto seen = play(options, script);
+      expect_as_alone(seen, 2);
+      for (const Seen& each : seen) {
+        if (each.died) continue;
+        EXPECT_TRUE(each.levelled.at(1).lost);
+        EXPECT_EQ(each.began, saved ? 2 : 0);
+      }
+    }
+  }
+}
+
+// Folders may be on several hosts: the host of rank 0 is gone, with its buddy and their folder.
+TEST(Levelling, TheNewestCheckpointMayBeAtAnySurvivor) {
+  for (const int holder : {2, 3}) {
+    SCOPED_TRACE(fmt::format("worker {} has a checkpoint", holder));
+    std::vector<TemporaryFolder> outs(4);
+    const std::string path = outs[index_of(holder)].path();
+    play(tiny_training(false), {.workers = 1, .out = path});
+    std::filesystem::remove_all(checkpoint_path(path, 4));
+    ASSERT_THAT(list_checkpoints(path), ElementsAre(2));
+    Script script = {.workers = 4, .hook = dies({0, 1}, "tail", 4)};
+    for (int member = 0; member < 4; ++member) {
+      script.own_outs[member] = outs[index_of(member)].path();
+    }
+    const auto seen = play(tiny_training(true), script);
+    expect_as_alone(seen, 2);
+    for (const int member : {2, 3}) {
+      EXPECT_TRUE(seen[index_of(member)].levelled.at(1).lost);
+      EXPECT_EQ(seen[index_of(member)].began, 2);
+    }
+    // Rank 0 saves, which is worker 2 now.
+    EXPECT_EQ(list_checkpoints(outs[2].path()).front(), 4);
+    EXPECT_EQ(list_checkpoints(outs[3].path()).size(), holder == 3 ? 1u : 0u);
   }
 }
 
