@@ -3,6 +3,7 @@
 # ctest: PROCESSORS 2 TIMEOUT 300 COST 40
 # builds: release
 
+import json
 import os
 import re
 import signal
@@ -101,6 +102,16 @@ class Run:
             story += [line for line in each.text().splitlines() if not re.match(r"(\[\w+ \d+\] )?(data|model|run|workers)|step \d+/", line)][-25:]
         raise Failure("\n".join(story))
 
+    def worker(self, host):
+        """The process there that trains: the first has a launcher."""
+        pid = self.processes[host].popen.pid
+        return pid if host else children_of(pid)[0]
+
+    def lost(self):
+        """Whom the run has lost, as its metrics tell."""
+        rows = map(json.loads, (self.out / "metrics.jsonl").read_text().splitlines())
+        return [who for row in rows if row.get("event") in ("lost", "expelled") for who in row["who"]]
+
     def expect_result(self, finishers):
         """These end in order, the others somehow; nobody tells of other weights, and what was written verifies."""
         self.wait(lambda: all(each.ended() for each in self.processes), "end of all")
@@ -118,8 +129,10 @@ class Run:
 
 def host_vanishes(start, victim):
     with Hosts(3) as hosts, start(hosts) as run:
+        pid = run.worker(victim)
         hosts[victim].run("ip", "link", "set", "eth0", "down")
         run.expect_result([i for i in range(3) if i != victim])
+        run.expect(any(f"pid {pid})" in who for who in run.lost()), f"lost: {run.lost()}, not pid {pid}")
 
 
 def link_is_cut(start):
@@ -153,6 +166,8 @@ def split_into_halves(start):
             for host in (2, 3):
                 command("ip", "link", "set", hosts.network.port(host), "master", "apart")
             run.expect_result(range(4))
+            for half in ((0, 1), (2, 3)):  # expect_result() has compared what they tell
+                run.expect(any(WEIGHTS.search(run.processes[i].text()) for i in half), f"hosts {half} tell of no weights")
         finally:
             command("ip", "link", "del", "apart")
 
