@@ -1,8 +1,9 @@
 #!/usr/bin/env python3
 """Two builds of Lockstep in turn: is an undisturbed run as fast as before, and is every all-reduce? Prints, for each way to
 train and for each size, the rate of the new build over that of the old one: the median of neighbouring samples, and
-its 95 % interval. Options that the old build does not know (--no-buddy) are given to the new one only. Where two
-processes lie in memory and on the cores makes a difference of some percent, so all-reduces are started anew several times.
+its 95 % interval. Neither build is always the first. The code is 1 when their weights differ. Options that the old build does
+not know (--no-buddy) are given to the new one only. Where two processes lie in memory and on the cores makes a difference of
+some percent, so all-reduces are started anew several times.
 
 usage: bench/builds.py OLD NEW [--workers 2] [--model tiny] [--rounds 7] [--steps 8] [--ways tcp,shm,tcp-sharded,...]
        bench/builds.py OLD NEW --allreduce shm,local,tcp [--workers 2] [--sizes 8,1024,...] [--starts 5] [--rounds 5]
@@ -13,6 +14,7 @@ import json
 import pathlib
 import statistics
 import subprocess
+import sys
 import tempfile
 
 import competitors
@@ -52,19 +54,26 @@ def ratio_of(pairs):
 
 
 def compare_training(options):
+    """Whether both builds ended with the same weights, always."""
+    same = True
     with tempfile.TemporaryDirectory() as name:
         folder = pathlib.Path(name)
         write_data(options.model, folder)
         for way in options.ways:
             both, new_only = WAYS[way]
-            pairs = []
-            for _ in range(options.rounds):
-                old, old_weights = seconds_per_step(options.old.resolve(), options, folder, both)
-                new, new_weights = seconds_per_step(options.new.resolve(), options, folder, both + new_only)
-                pairs.append((old, new))
+            runs = [(options.old.resolve(), both), (options.new.resolve(), both + new_only)]
+            pairs, weights = [], set()
+            for number in range(options.rounds):
+                pair = {}
+                for run in runs[::-1] if number % 2 else runs:
+                    pair[run[0]], hashed = seconds_per_step(run[0], options, folder, run[1])
+                    weights.add(hashed)
+                pairs.append(tuple(pair[build] for build, _ in runs))
+            same = same and len(weights) == 1
             print(f"{way:>21}: {ratio_of(pairs)}, {1e3 * statistics.median(old for old, _ in pairs):.0f} and "
                   f"{1e3 * statistics.median(new for _, new in pairs):.0f} ms a step, "
-                  f"{'the same weights' if old_weights == new_weights else 'OTHER WEIGHTS'}", flush=True)
+                  f"{'the same weights' if len(weights) == 1 else 'OTHER WEIGHTS'}", flush=True)
+    return same
 
 
 def compare_allreduce(options):
@@ -103,7 +112,10 @@ def main():
     parser.add_argument("--sizes", default="8,1024,65536,1048576,26214400", type=lambda text: [int(word) for word in text.split(",")])
     parser.add_argument("--starts", type=int, default=5, help="of the processes that all-reduce")
     options = parser.parse_args()
-    compare_allreduce(options) if options.allreduce else compare_training(options)
+    if options.allreduce:
+        compare_allreduce(options)
+    elif not compare_training(options):
+        sys.exit("the weights differ")
 
 
 if __name__ == "__main__":
