@@ -181,6 +181,7 @@ class Job {
 
  private:
   friend class LaneSum;
+  friend bool on_one_host(const Job& job);  // for the library itself
   std::unique_ptr<State> state_;
 };
 

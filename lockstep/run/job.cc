@@ -4,6 +4,7 @@
 #include <fmt/format.h>
 #include <unistd.h>
 
+#include <algorithm>
 #include <cstdlib>
 #include <functional>
 #include <span>
@@ -12,6 +13,7 @@
 
 #include "lockstep/base/descriptor.h"
 #include "lockstep/base/error.h"
+#include "lockstep/base/host.h"
 #include "lockstep/comm/collectives/plan_engine.h"
 #include "lockstep/comm/communicator.h"
 #include "lockstep/comm/mpi/mpi.h"
@@ -126,6 +128,11 @@ struct MemberState : Job::State {
   bool ask_flight() override { return job.control->ask_flight(); }
   void on_flight_asked(std::function<void()> write) override {
     job.control->on_flight_asked(std::move(write));
+  }
+
+  bool on_one_host() const override {
+    return std::ranges::all_of(
+        job.roster, [host = this_host()](const Card& card) { return same_host(card.host, host); });
   }
 
  private:
@@ -330,6 +337,8 @@ const std::shared_ptr<FlightRecorder>& Job::flight() const { return state_->flig
 std::string Job::write_flight(const std::string& folder, const std::string& why) const {
   return write_flight_file(folder, flight_file_of(state_->flight->snapshot(), why));
 }
+
+bool on_one_host(const Job& job) { return job.state_->on_one_host(); }
 
 Job join() { return join(JoinOptions::from_environment()); }
 

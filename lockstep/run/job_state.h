@@ -32,6 +32,7 @@ struct Job::State {
   virtual void tell(std::string) {}
   virtual bool ask_flight() { return false; }
   virtual void on_flight_asked(std::function<void()>) {}
+  virtual bool on_one_host() const { return true; }
 
   std::shared_ptr<FlightRecorder> flight = std::make_shared<FlightRecorder>();
   std::unique_ptr<Communicator> communicator;  // null: a newcomer, or between two generations
@@ -44,5 +45,9 @@ struct Job::State {
   // Give up what belongs to the communicator; false: there is nothing any more.
   std::vector<std::function<bool()>> before_regroup;
 };
+
+// Whether all workers of the generation are on this host, or, between two, of the one before. True
+// where nobody knows.
+bool on_one_host(const Job& job);
 
 }  // namespace lockstep

@@ -32,6 +32,7 @@
 #include "lockstep/page/page.h"
 #include "lockstep/run/description.h"
 #include "lockstep/run/fault.h"
+#include "lockstep/run/job_state.h"
 #include "lockstep/run/memory.h"
 #include "lockstep/run/narrator.h"
 #include "lockstep/run/original_star.h"
@@ -143,9 +144,6 @@ bool is_halt(ErrorCode code) {
 
 // What all workers find out alike needs no telling.
 bool all_know(ErrorCode code) { return code == ErrorCode::kInvalidArgument || is_halt(code); }
-
-// Files are the same for all workers: what one cannot write another cannot either.
-bool ends_the_job(ErrorCode code) { return code == ErrorCode::kIo; }
 
 // One worker of a run, from the plan to the model: the parts that outlive generations, and the way
 // from one generation to the next. One thread.
@@ -813,6 +811,13 @@ void Worker::part_after_halt(const Error& cause) {
   communicator.abort(cause.what());  // for a gradient server, which knows nothing of it yet
 }
 
+// Rank 0 writes for all, and workers of one host have the same files: what one of them cannot read
+// or write another cannot either. On another host are another disk and other copies of the data.
+bool ends_the_job(const Error& error, const Worker& worker, const Job& job, int rank) {
+  if (error.code() != ErrorCode::kIo) return false;
+  return !worker.begun() || rank == 0 || on_one_host(job);
+}
+
 }  // namespace
 
 int code_of_leaving() {
@@ -859,7 +864,7 @@ int train_worker(const TrainOptions& options, Job& job, FlightWatch& watch) {
     }
     // Why this worker fails, and not only that it has gone; nothing, if that is known already.
     if (!all_know(error.code()) && !error.message().empty() && !job.newcomer()) {
-      if (ends_the_job(error.code())) {
+      if (ends_the_job(error, *worker, job, rank)) {
         job.abort(error.what());
       } else {
         job.give_up(error.what());

@@ -31,17 +31,18 @@ WEIGHTS = re.compile(r"^weights (\S+)$", re.M)
 class Process:
     """On a host; what it says is kept in a file."""
 
-    def __init__(self, host, folder, name, *words, inside=()):
+    def __init__(self, host, folder, name, *words, inside=(), fault=""):
         self.name = name
         self.said = folder / name
         with open(self.said, "wb") as file:
             self.popen = subprocess.Popen([*host.enter, *inside, LOCKSTEP, "train", *map(str, words)], stdin=subprocess.DEVNULL, stdout=file,
-                                          stderr=subprocess.STDOUT, preexec_fn=die_with_parent, env=self.environment())
+                                          stderr=subprocess.STDOUT, preexec_fn=die_with_parent, env=self.environment(fault))
 
     @staticmethod
-    def environment():
+    def environment(fault):
         """Steps that take a while: what is to happen in the run does."""
-        return {**os.environ, "LOCKSTEP_FAULT": ";".join(f"rank={rank} step=1 at=step do=slow ms=100" for rank in (0, "newcomer"))}
+        slow = [f"rank={rank} step=1 at=step do=slow ms=100" for rank in (0, "newcomer")]
+        return {**os.environ, "LOCKSTEP_FAULT": ";".join([*slow, *([fault] if fault else [])])}
 
     def text(self):
         return self.said.read_text(errors="replace")
@@ -53,9 +54,11 @@ class Process:
 class Run:
     """A job on host 0, which every other host joins with one worker."""
 
-    def __init__(self, hosts, folder, text, alone, inside=(), workers=1, on=None, count=None):
-        """`on`: what the launcher listens on, if not the address of its host; `count`: so many hosts take part."""
+    def __init__(self, hosts, folder, text, alone, inside=(), workers=1, on=None, count=None, fails=None, fault=""):
+        """`on`: what the launcher listens on, if not the address of its host; `count`: so many hosts take part; `fault`: on host
+        `fails`."""
         self.hosts = hosts
+        self.fault = {fails: fault}
         self.folder = Path(folder)
         self.alone = alone
         self.text = text
@@ -67,7 +70,7 @@ class Run:
         count = count or (len(hosts.hosts) if workers == 1 else workers)
         self.processes = [Process(hosts[0], self.folder, "host-0", "--data", text, *SHAPE, "--steps", STEPS, "--workers", workers, "--timeout",
                                   TIMEOUT, "--listen", f"{on}:{PORT}" if on else self.address, "--expect", count, "--token-file", self.token,
-                                  "--out", self.out, "--save-every", 10, inside=inside)]
+                                  "--out", self.out, "--save-every", 10, inside=inside, fault=self.fault.get(0, ""))]
         self.wait(lambda: "others can join" in self.processes[0].text(), "listener")
         if workers == 1:
             for i in range(1, count):
@@ -84,7 +87,7 @@ class Run:
 
     def join(self, host, *also, inside=()):
         self.processes.append(Process(self.hosts[host], self.folder, f"host-{host}", "--join", self.address, "--data", self.text,
-                                      "--token-file", self.token, *also, inside=inside))
+                                      "--token-file", self.token, *also, inside=inside, fault=self.fault.get(host, "")))
         return self.processes[-1]
 
     def wait(self, ready, what):
@@ -133,6 +136,21 @@ def host_vanishes(start, victim):
         hosts[victim].run("ip", "link", "set", "eth0", "down")
         run.expect_result([i for i in range(3) if i != victim])
         run.expect(any(f"pid {pid})" in who for who in run.lost()), f"lost: {run.lost()}, not pid {pid}")
+
+
+def disk_fails(start, host):
+    """The others have files of their own, unless it is that of rank 0, which writes for all."""
+    words = "this failure was asked for"
+    with Hosts(3) as hosts, start(hosts, fails=host, fault="rank=any step=5 at=data do=fail") as run:
+        if host == 0:
+            run.wait(lambda: all(each.ended() for each in run.processes), "end of all")
+            for each in run.processes:
+                run.expect(each.popen.returncode == 1 and words in each.text(), f"{each.name} does not say why the job ends")
+            return
+        run.expect_result([i for i in range(3) if i != host])
+        run.expect(run.processes[host].popen.returncode == 1 and words in run.processes[host].text(), "it does not say why it fails")
+        lost = rf"step 5: lost rank [12] \(\S+, pid {run.worker(host)}\)[^;]*{words}"
+        run.expect(re.search(lost, run.processes[0].text()), "the run does not say why it was lost")
 
 
 def link_is_cut(start):
@@ -222,7 +240,8 @@ def main():
 
         cases = Cases(at_once=3)
         for name, body, *arguments in (("a host that joined vanishes", host_vanishes, 2), ("the launcher's host vanishes", host_vanishes, 0),
-                                       ("a link is cut", link_is_cut), ("a launcher that listens on all addresses", listens_on_all_addresses),
+                                       ("a link is cut", link_is_cut), ("a disk fails", disk_fails, 2), ("the disk of rank 0 fails", disk_fails, 0),
+                                       ("a launcher that listens on all addresses", listens_on_all_addresses),
                                        ("a split into halves", split_into_halves), ("a cut that nobody notices", short_cut),
                                        ("two containers of a machine", two_containers)):
             if only in name:
