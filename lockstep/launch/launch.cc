@@ -481,6 +481,8 @@ class Launcher {
       if (!child.reap(flags)) continue;
       if (options_.flight_board) options_.flight_board->remove(*child.flight);
       keep_flight(child);
+      if (options_.joins) child.rank = child.flight->snapshot().rank;
+      child.give_flight_back();
       if (child.status == 0 || cut_short_ || child.left_over) continue;
       if (options_.survive && formed() && !child.was_killed() && child.ended_as_told()) {
         // All ranks were told to stop, and have stopped together.
@@ -580,7 +582,6 @@ class Launcher {
     forward(child);  // its last words
     const ProcessEnd end = ProcessEnd::of(child.status);
     const auto centre = centre_.lock();
-    if (options_.joins) child.rank = child.flight->snapshot().rank;
     // There is no job to come to.
     const bool over =
         options_.joins ? !end.killed && cannot_join(child) : !centre || centre->latch().tripped();

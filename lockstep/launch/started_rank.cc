@@ -28,8 +28,13 @@ bool StartedRank::is_stopped() const {
 }
 
 bool StartedRank::has_begun_lanes() {
-  if (!first_step) has_gone_on();
+  if (!first_step && flight) has_gone_on();
   return first_step.has_value();
+}
+
+void StartedRank::give_flight_back() {
+  has_begun_lanes();
+  flight.reset();
 }
 
 bool StartedRank::has_gone_on() {

@@ -33,7 +33,8 @@ struct StartedRank {
   bool left = false;    // before the end
   Descriptor messages;  // the read end of its stderr
   RankLines lines;
-  std::shared_ptr<FlightRecorder> flight;  // the memory that we share with it
+  std::shared_ptr<FlightRecorder>
+      flight;  // the memory that we share with it; null once it is of no use
 
   // Takes notice if it has ended; `flags` are those of waitpid(). False if it still runs, or has
   // been noticed before.
@@ -46,6 +47,9 @@ struct StartedRank {
   bool has_gone_on();
 
   // The rest is of one that has ended.
+
+  // A run may start workers anew for months. Whether it has begun lanes is known later, too.
+  void give_flight_back();
 
   // It came to the end of the run.
   bool finished() const { return !running && status == 0 && !left; }

@@ -46,9 +46,9 @@ def count(pid, what):
 
 
 def count_mappings(pid):
-    """Of memory that workers share, which has no name outside of processes. What a worker did last its launcher keeps."""
+    """Of memory that processes share, which has no name outside of them."""
     try:
-        return len(re.findall(r"/memfd:lockstep(?!-flight)", Path(f"/proc/{pid}/maps").read_text()))
+        return len(re.findall("/memfd:lockstep", Path(f"/proc/{pid}/maps").read_text()))
     except OSError:
         return None
 
