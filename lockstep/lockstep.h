@@ -166,7 +166,7 @@ class Job {
   JobWishes wishes() const;
   // From rank 0 to a launcher that shows the run: a line of metrics (docs/metrics.md). Never waits.
   // Nobody hears it where no launcher of ours has started the workers.
-  void tell(std::string line);
+  void tell(const std::string& line);
 
   // What this worker did last, its collectives above all, for `lockstep explain`: written to
   // FOLDER/generation-NUMBER-TAG/rank-RANK.json, whose path is returned. Callable from any thread,
@@ -177,7 +177,7 @@ class Job {
   // rank 0 has it, where no launcher of ours has started it. Never waits. Callable from any thread.
   bool ask_flight();
   // What this worker does when it is asked so: called on a thread of the library, must not wait.
-  void on_flight_asked(std::function<void()> write);
+  void on_flight_asked(const std::function<void()>& write);
 
  private:
   friend class LaneSum;

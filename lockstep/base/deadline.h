@@ -1,9 +1,8 @@
 #pragma once
 
-#include <time.h>
-
 #include <algorithm>
 #include <chrono>
+#include <ctime>
 
 namespace lockstep {
 

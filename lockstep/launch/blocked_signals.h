@@ -1,8 +1,8 @@
 #pragma once
 
-#include <signal.h>
 #include <sys/signalfd.h>
 
+#include <csignal>
 #include <optional>
 
 #include "lockstep/base/descriptor.h"

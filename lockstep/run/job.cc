@@ -60,25 +60,25 @@ struct MemberState : Job::State {
       const JoinedJob& job, TransportKind transport, const std::shared_ptr<FlightRecorder>&)>;
 
   MemberState(const JoinOptions& options, JoinedJob joined, Connect how)
-      : job(std::move(joined)),
-        transport(options.transport),
-        call_timeout(options.call_timeout),
-        connect(std::move(how)) {
+      : job_(std::move(joined)),
+        transport_(options.transport),
+        call_timeout_(options.call_timeout),
+        connect_(std::move(how)) {
     if (options.flight) flight = std::make_shared<FlightRecorder>(Descriptor(*options.flight));
-    newcomer = job.roster.empty();
-    fault = planned_fault(newcomer ? -1 : job.rank(), nullptr);
+    newcomer = job_.roster.empty();
+    fault_ = planned_fault(newcomer ? -1 : job_.rank(), nullptr);
     if (newcomer) {
-      description = job.control->welcome()->contents;
+      description = job_.control->welcome()->contents;
     } else {
       enter();
     }
   }
 
-  bool survives(const Error& error) const override { return job.control->survives(error); }
-  bool stood_still() const override { return job.control->stood_still(); }
+  bool survives(const Error& error) const override { return job_.control->survives(error); }
+  bool stood_still() const override { return job_.control->stood_still(); }
 
   void regroup(std::int64_t step, Regroup how) override {
-    if (job.control->is_alone()) State::regroup(step, how);
+    if (job_.control->is_alone()) State::regroup(step, how);
     Standing standing = newcomer ? Standing::kPrepared : standing_of(how);
     departed.clear();
     for (bool begun = true;; begun = false) {  // a generation may end before it has begun
@@ -86,21 +86,21 @@ struct MemberState : Job::State {
       if (standing == Standing::kBoundary || standing == Standing::kWaits) part_in_order();
       communicator.reset();
       at("standing");
-      job = regroup_job(job, standing, step);
+      job_ = regroup_job(job_, standing, step);
       note_departed(begun);
       at("roster");
       try {
         enter();
         at("ready");
-        job.control->ready_to_go();
+        job_.control->ready_to_go();
         at("go");
         newcomer = false;
         return;
       } catch (const Error& error) {
-        if (!job.control->survives(error)) throw;
+        if (!job_.control->survives(error)) throw;
         // Who comes, or comes back, and cannot be used by the others must not try for ever.
-        const bool comes = newcomer || job.rank() >= job.world_size() - job.newcomers;
-        if (comes && error.rank() == job.rank()) {
+        const bool comes = newcomer || job_.rank() >= job_.world_size() - job_.newcomers;
+        if (comes && error.rank() == job_.rank()) {
           throw Error(error.code(),
                       fmt::format("the job cannot use this worker: {}", error.message()),
                       error.rank());
@@ -110,57 +110,57 @@ struct MemberState : Job::State {
     }
   }
 
-  void give_up(const std::string& reason) override { job.control->give_up(reason); }
-  void abort(const std::string& reason) override { job.control->abort(reason); }
-  void set_transport(TransportKind kind) override { transport = kind; }
+  void give_up(const std::string& reason) override { job_.control->give_up(reason); }
+  void abort(const std::string& reason) override { job_.control->abort(reason); }
+  void set_transport(TransportKind kind) override { transport_ = kind; }
 
   void describe(std::vector<std::byte> contents, int most_workers) override {
     description = contents;
-    job.control->describe({static_cast<std::uint32_t>(most_workers), std::move(contents)});
+    job_.control->describe({static_cast<std::uint32_t>(most_workers), std::move(contents)});
   }
 
   JobWishes wishes() const override {
-    const Wish wish = job.control->wanted();
+    const Wish wish = job_.control->wanted();
     return {static_cast<int>(wish.stop), static_cast<int>(wish.save), wish.regroup};
   }
 
-  void tell(std::string line) override { job.control->tell(std::move(line)); }
-  bool ask_flight() override { return job.control->ask_flight(); }
-  void on_flight_asked(std::function<void()> write) override {
-    job.control->on_flight_asked(std::move(write));
+  void tell(const std::string& line) override { job_.control->tell(line); }
+  bool ask_flight() override { return job_.control->ask_flight(); }
+  void on_flight_asked(const std::function<void()>& write) override {
+    job_.control->on_flight_asked(write);
   }
 
   bool on_one_host() const override {
     return std::ranges::all_of(
-        job.roster, [host = this_host()](const Card& card) { return same_host(card.host, host); });
+        job_.roster, [host = this_host()](const Card& card) { return same_host(card.host, host); });
   }
 
  private:
   void enter() {
-    const std::uint32_t tag = tag_of(job.generation);
-    flight->set_place(job.rank(), job.world_size(), job.generation.number,
+    const std::uint32_t tag = tag_of(job_.generation);
+    flight->set_place(job_.rank(), job_.world_size(), job_.generation.number,
                       tag != 0 ? tag : static_cast<std::uint32_t>(::getpid()));
     try {
-      communicator = connect(job, transport, flight);
-      if (call_timeout.count() > 0) communicator->set_patience(call_timeout);
+      communicator = connect_(job_, transport_, flight);
+      if (call_timeout_.count() > 0) communicator->set_patience(call_timeout_);
     } catch (const Error& error) {
-      job.control->fail(error);
+      job_.control->fail(error);
     }
-    generation = job.generation.number;
-    newcomers = job.generation.number > 1 ? job.newcomers : 0;
-    too_few = job.too_few;
+    generation = job_.generation.number;
+    newcomers = job_.generation.number > 1 ? job_.newcomers : 0;
+    too_few = job_.too_few;
   }
 
   // `begun`: the generation that they were in.
   void note_departed(bool begun) {
-    for (const lockstep::Departure& each : job.control->roster()->departed) {
+    for (const lockstep::Departure& each : job_.control->roster()->departed) {
       departed.push_back({begun ? each.rank : -1, static_cast<Job::Departure::Kind>(each.kind),
                           each.name, each.why});
     }
   }
 
   void at(std::string_view place) const {
-    if (fault) fault(place, job.generation.number);
+    if (fault_) fault_(place, job_.generation.number);
   }
 
   void part_in_order() {
@@ -171,11 +171,11 @@ struct MemberState : Job::State {
     }
   }
 
-  JoinedJob job;
-  TransportKind transport;
-  std::chrono::nanoseconds call_timeout;
-  Connect connect;
-  std::function<void(std::string_view, std::int64_t)> fault;  // may be null
+  JoinedJob job_;
+  TransportKind transport_;
+  std::chrono::nanoseconds call_timeout_;
+  Connect connect_;
+  std::function<void(std::string_view, std::int64_t)> fault_;  // may be null
 };
 
 Medium medium_of(TransportKind kind) {
@@ -328,11 +328,9 @@ void Job::describe(std::vector<std::byte> description, int most_workers) {
   state_->describe(std::move(description), most_workers);
 }
 JobWishes Job::wishes() const { return state_->wishes(); }
-void Job::tell(std::string line) { state_->tell(std::move(line)); }
+void Job::tell(const std::string& line) { state_->tell(line); }
 bool Job::ask_flight() { return state_->ask_flight(); }
-void Job::on_flight_asked(std::function<void()> write) {
-  state_->on_flight_asked(std::move(write));
-}
+void Job::on_flight_asked(const std::function<void()>& write) { state_->on_flight_asked(write); }
 const std::shared_ptr<FlightRecorder>& Job::flight() const { return state_->flight; }
 std::string Job::write_flight(const std::string& folder, const std::string& why) const {
   return write_flight_file(folder, flight_file_of(state_->flight->snapshot(), why));

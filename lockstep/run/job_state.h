@@ -29,9 +29,9 @@ struct Job::State {
   virtual void set_transport(TransportKind) {}
   virtual void describe(std::vector<std::byte> contents, int) { description = std::move(contents); }
   virtual JobWishes wishes() const { return {}; }
-  virtual void tell(std::string) {}
+  virtual void tell(const std::string&) {}
   virtual bool ask_flight() { return false; }
-  virtual void on_flight_asked(std::function<void()>) {}
+  virtual void on_flight_asked(const std::function<void()>&) {}
   virtual bool on_one_host() const { return true; }
 
   std::shared_ptr<FlightRecorder> flight = std::make_shared<FlightRecorder>();

@@ -173,6 +173,13 @@ TEST_F(JobHealthTest, ACorruptFrameIsFinalAtOnceAndNamesBoth) {
                  "rank 3 (node3): bad checksum (seen by rank 1 (node1))");
 }
 
+TEST_F(JobHealthTest, WhoIsToBlameIsNamedOnce) {
+  health.report(1, {Error(ErrorCode::kUnexpectedMessage, "rank 3 (node3): bad segment", 3), {}},
+                now);
+  expect_verdict(ErrorCode::kUnexpectedMessage, 3,
+                 "unexpected message: rank 3 (node3): bad segment (seen by rank 1 (node1))");
+}
+
 TEST_F(JobHealthTest, AbortIsFinalAtOnce) {
   health.report(0, accuse(1), now);
   health.report(1, {Error(ErrorCode::kAborted, "user asked", 1), {}}, now);

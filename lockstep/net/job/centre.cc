@@ -43,13 +43,6 @@ bool is_loss(const Error& error) {
   }
 }
 
-// "rank 2 (node7, pid 4711) died: its connection closed" is what people are told of it; beside the
-// name, "died: its connection closed" says the same.
-std::string without_name(const std::string& why, const std::string& name) {
-  if (why.starts_with(name + " ")) return why.substr(name.size() + 1);
-  return why.starts_with(name + ": ") ? why.substr(name.size() + 2) : why;
-}
-
 }  // namespace
 
 Centre::Centre(CentreOptions options, Time now)

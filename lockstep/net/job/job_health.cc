@@ -39,6 +39,15 @@ Error aborted_error(const std::string& name, int rank, std::string_view reason) 
   return Error(ErrorCode::kAborted, fmt::format("{} aborted: {}", name, reason), rank);
 }
 
+std::string without_name(std::string_view why, std::string_view name) {
+  if (why.starts_with(name)) {
+    const std::string_view rest = why.substr(name.size());
+    if (rest.starts_with(": ")) return std::string(rest.substr(2));
+    if (rest.starts_with(" ")) return std::string(rest.substr(1));
+  }
+  return std::string(why);
+}
+
 JobHealth::JobHealth(std::vector<std::string> names, Clock::duration timeout, Time now)
     : timeout_(timeout), last_tick_(now) {
   for (std::string& name : names) {
@@ -205,8 +214,8 @@ void JobHealth::resolve_suspicion() {
     decide(ErrorCode::kTimeout, seen_by(reporter, error), rank);  // alive, but it did not come
   } else {
     decide(ErrorCode::kPeerLost,
-           fmt::format("{} is out of reach: {} (seen by {})", ranks_[rank].name, error.message(),
-                       ranks_[reporter].name),
+           fmt::format("{} is out of reach: {} (seen by {})", ranks_[rank].name,
+                       without_name(error.message(), ranks_[rank].name), ranks_[reporter].name),
            rank);
   }
 }
@@ -383,7 +392,8 @@ std::string JobHealth::seen_by(int reporter, const Error& error) const {
   if (!valid(error.rank()) || error.rank() == reporter) {
     return fmt::format("{}: {}", who, error.message());
   }
-  return fmt::format("{}: {} (seen by {})", ranks_[error.rank()].name, error.message(), who);
+  const std::string& fault = ranks_[error.rank()].name;
+  return fmt::format("{}: {} (seen by {})", fault, without_name(error.message(), fault), who);
 }
 
 void JobHealth::tick(Time now) {

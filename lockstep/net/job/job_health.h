@@ -127,4 +127,8 @@ class JobHealth {
 // The same words on the rank that aborts and on all that hear of it.
 Error aborted_error(const std::string& name, int rank, std::string_view reason);
 
+// "rank 2 (node7, pid 4711) died: its connection closed" is what people are told of it; beside the
+// name, "died: its connection closed" says the same.
+std::string without_name(std::string_view why, std::string_view name);
+
 }  // namespace lockstep
