@@ -101,7 +101,8 @@ class Run:
         self.seen = set()  # every process of the run
         self.first = None  # the workers that began the run
         self.joins_due = {}  # pid: how often it has joined when it is a member again after a pause
-        self.early = {}  # pid: (when, workers, descriptors, threads, mappings)
+        self.counts = {}  # pid: (when, members of the job, descriptors, threads, mappings)
+        self.judged = 0  # processes whose counts could be compared
         self.port_holder = reserved_port()
         self.port = self.port_holder.__enter__()
         self.began = time.monotonic()
@@ -129,12 +130,12 @@ class Run:
             send(pid, signal.SIGCONT)
             self.joins_due[pid] = self.joins_of(pid) + 1
             self.note(f"pid {pid} wakes up")
-        workers = self.workers()
-        for pid in [self.launcher.pid, *workers]:
+        members = int((re.findall(r"(?:;|by) (\d+) workers?\b", self.launcher.text()) or [3])[-1])
+        for pid in [self.launcher.pid, *self.workers()]:
             counts = count(pid, "fd"), count(pid, "task"), count_mappings(pid)
-            # Once it has come to work, and again and again.
-            if None not in counts and state_of(pid) not in "TZX":
-                self.early.setdefault(pid, []).append((now, len(workers), *counts))
+            is_in = pid == self.launcher.pid or pid in (self.first or ()) or self.joins_of(pid) > 0
+            if is_in and None not in counts and state_of(pid) not in "TZX":
+                self.counts.setdefault(pid, []).append((now, members, *counts))
 
     def happen(self):
         awake = [pid for pid in self.workers() if pid not in self.asleep]
@@ -259,17 +260,22 @@ class Run:
         return found[1]
 
     def check_counts(self):
-        """What a process has grows with the number of workers, not with what has happened: the most of a while, and the least of a later
-        one, with no more workers. What grows slowly is seen because there is a time between the two."""
-        for pid, counts in self.early.items():
-            first, last = counts[0][0], counts[-1][0]
-            if last - first < 4:
+        """What a process has grows with the members of the job, not with what has happened: the most of a while, and the least of a later
+        one, with no more members. What grows slowly is seen because there is a time between the two."""
+        for pid, all_counts in self.counts.items():
+            # A change of members is told a little later than it happens.
+            around = 10
+            counts = [each for before, each, after in zip(all_counts, all_counts[around:], all_counts[2 * around:])
+                      if before[1] == each[1] == after[1]]
+            if not counts or counts[-1][0] - counts[0][0] < 3:
                 continue
+            first, last = counts[0][0], counts[-1][0]
             early = [each for each in counts if each[0] < first + (last - first) / 2]
             most = max(each[1] for each in early)
             late = [each for each in counts if each[0] >= last - (last - first) / 3 and each[1] <= most]
             if not late:
                 continue
+            self.judged += 1
             for column, what, more in ((2, "descriptors", 8), (3, "threads", 2), (4, "mappings of shared memory", 6)):
                 had, has = max(each[column] for each in early), min(each[column] for each in late)
                 if has > had + more:
@@ -295,7 +301,7 @@ def main():
         alone = subprocess.run([LOCKSTEP, "train", "--data", text, *SHAPE[:-2], "--steps", str(STEPS)], capture_output=True, text=True,
                                env=ENVIRONMENT, check=True, timeout=LIMIT)
         alone = WEIGHTS.search(alone.stdout)[1]
-        began, number, events = time.monotonic(), 0, 0
+        began, number, events, judged = time.monotonic(), 0, 0, 0
         standstills = Standstills(STANDSTILL)
         while number == 0 or time.monotonic() - began < SECONDS:
             rng = random.Random(f"{SEED} {number}")
@@ -312,11 +318,11 @@ def main():
                 run.close()
             happened = len(run.story) - 2
             print(f"ok      {run.story[0]}, {happened} events, {time.monotonic() - run.began:.1f} s", flush=True)
-            number, events = number + 1, events + happened
+            number, events, judged = number + 1, events + happened, judged + run.judged
         if left := segments() - before:
             print(f"FAILED  segments are left: {left}")
             return 1
-    print(f"{number} runs, {events} events, all with the weights of one worker")
+    print(f"{number} runs, {events} events, all with the weights of one worker; what {judged} processes had was compared with what they had before")
     return 0
 
 

@@ -460,6 +460,85 @@ TEST_F(CrashedRun, ShortReadsAndWritesAreCompleted) {
   }
 }
 
+// A trainer and its checkpoints as a run has them: those of the best validation among them, and the
+// thread that writes. Returns the hash of its weights; `saved` is the last step that was told.
+std::optional<std::string> train(FaultyStorage& storage, std::atomic<std::int64_t>& saved) {
+  TrainerOptions options = test::small_training();
+  options.global_batch = 4;
+  options.micro_batch = 2;
+  options.schedule.steps = 5;
+  options.eval_every = 1;
+  test::SoloTrainer worker(options, test::some_samples(40), test::some_samples(5), 1);
+  try {
+    Hold hold(storage);
+    const WriteGuard guard = hold.guard();
+    ResumePoint resume = find_resume_point(
+        worker.communicator, kOut, FolderUse::kResume, [&] { hold.take(); }, guard, storage);
+    if (resume.run) restore(worker.trainer, resume);
+    worker.trainer.start();
+    write_file(fmt::format("{}/{}", kOut, kRunFile), kRemembered, guard, storage);
+    RunCheckpoints checkpoints(
+        worker.trainer,
+        {.out = kOut,
+         .save_every = 2,
+         .keep_last = 1,
+         .wait = true,
+         .last_step = options.schedule.steps,
+         .damaged = resume.damaged,
+         .saved = [&](const std::string&) { saved = worker.trainer.steps_done(); },
+         .guard = guard,
+         .storage = &storage,
+         .retry = std::chrono::nanoseconds(0)},
+        nullptr);
+    worker.trainer.run(
+        [&] {
+          return Requests{0, checkpoints.save_wanted()};
+        },
+        [&](const StepReport& report) {
+          checkpoints.after_step({.requested = report.save, .best = report.best});
+          checkpoints.wait();
+        });
+    checkpoints.finish(false);
+    return worker.trainer.verify();
+  } catch (const Error&) {
+    return std::nullopt;
+  }
+}
+
+TEST(TrainedRun, EndsWithTheSameWeightsAfterACrashAtAnyCall) {
+  testing::internal::CaptureStderr();
+  FaultyStorage whole;
+  std::atomic<std::int64_t> saved = 0;
+  const auto hash = train(whole, saved);
+  ASSERT_TRUE(hash);
+  EXPECT_EQ(saved, 5);
+  EXPECT_GT(whole.calls(), 100u);
+  for (std::uint64_t call = 1; call <= whole.calls(); call += 3 * kStride) {
+    FaultyStorage crashed;
+    crashed.crash_at(call);
+    std::atomic<std::int64_t> told = 0;
+    train(crashed, told);
+    ASSERT_TRUE(crashed.crashed());
+    for (const Crash& crash : {kCrashes[0], kCrashes[2], kCrashes[6]}) {
+      SCOPED_TRACE(fmt::format("call {} of {}, names {}, bytes {}", call, whole.calls(),
+                               static_cast<int>(crash.names), static_cast<int>(crash.bytes)));
+      FaultyStorage storage(crashed);
+      storage.restart(crash.names, crash.bytes);
+      const auto newest = load_newest_checkpoint(kOut, storage);
+      EXPECT_GE(newest ? newest->state.run.step : 0, told);
+      std::atomic<std::int64_t> again = 0;
+      EXPECT_EQ(train(storage, again), hash);
+      const auto last = load_newest_checkpoint(kOut, storage);
+      ASSERT_TRUE(last);
+      EXPECT_EQ(last->state.run.step, 5);
+      EXPECT_EQ(hash_of(last->state), hash);
+      if (HasFailure()) break;
+    }
+    if (HasFailure()) break;
+  }
+  testing::internal::GetCapturedStderr();
+}
+
 TEST(StorageFolders, ThoseAboveAreSynced) {
   FaultyStorage storage;
   make_folder("/a/b/c", storage);
