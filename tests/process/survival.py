@@ -305,14 +305,17 @@ class Joining(JoiningCase):
                 self.assertEqual((run.wait(PATIENCE), last.wait(PATIENCE)), (130, 130))
                 self.assertNotRegex(run.stderr.read(), r"lost rank [01] |rank [01] [^;:]* is expelled")
 
+    def job_with_a_spare(self, port):
+        """Two lanes are for two workers. And what the spare has said."""
+        run = self.start(port, "--steps", 10 ** 8, "--workers", 2, "--transport", "tcp", "--global-batch", 4)
+        self.follow(run)
+        self.wait_for_workers(run, 2)
+        spare = self.join(port)
+        return run, spare, self.read_until("this one is a spare", spare)
+
     def test_a_spare_waits_and_leaves(self):
-        """Two lanes are for two workers."""
         with reserved_port() as port:
-            run = self.start(port, "--steps", 10 ** 8, "--workers", 2, "--transport", "tcp", "--global-batch", 4)
-            self.follow(run)
-            self.wait_for_workers(run, 2)
-            joiner = self.join(port)
-            said = self.read_until("this one is a spare", joiner)
+            run, joiner, said = self.job_with_a_spare(port)
             self.assertIn("all lanes of the job have a worker", said)
             joiner.send_signal(signal.SIGTERM)
             said += joiner.communicate(timeout=PATIENCE)[0]
@@ -322,11 +325,7 @@ class Joining(JoiningCase):
     def test_a_spare_enters_when_a_member_goes(self):
         """The member was asked to leave, so that its launcher starts nobody for it."""
         with reserved_port() as port:
-            run = self.start(port, "--steps", 10 ** 8, "--workers", 2, "--transport", "tcp", "--global-batch", 4)
-            self.follow(run)
-            self.wait_for_workers(run, 2)
-            joiner = self.join(port)
-            said = self.read_until("this one is a spare", joiner)
+            run, joiner, said = self.job_with_a_spare(port)
             os.kill(children_of(run.pid)[1], signal.SIGTERM)
             said += self.read_until("joined the job as rank 1 of 2", joiner)
             joiner.send_signal(signal.SIGTERM)
