@@ -1,7 +1,7 @@
 #!/usr/bin/env bash
 # All-reduce between "hosts": network namespaces whose links are shaped to RATE in both directions.
 # Prints the share of what the link allows for 2(n-1)/n of the buffer, encrypted as between hosts and with --plain-wire: medians of
-# RUNS runs. verdict.py has what is required of four hosts. Needs root.
+# RUNS runs of both in turn. verdict.py has what is required of four hosts, and of encryption beside none. Needs root.
 # usage: [RATE=BITS_PER_SECOND] [RUNS=N] bench/netns_links.sh [HOSTS...]    default: 1000000000, 15, 2 4
 set -eu
 cd "$(dirname "$0")/.."
@@ -68,37 +68,45 @@ run_ranks() {
     cat "$folder"/err.*
     return 1
   fi
-  cat "$folder/out.0" >>"$folder/rows"
+  cat "$folder/out.0" >>"$folder/rows.${wire:-encrypted}"
 }
 
-# The runs of one kind; exits with 1 when a row is missed.
+# Exits with 1 when a row is missed.
 tell() {
-  python3 - "$1" "$bytes" "$rate" "$folder/rows" "${2:-encrypted}" <<'EOF'
+  python3 - "$1" "$bytes" "$rate" "$folder" <<'EOF'
 import json, statistics, sys
 sys.path.insert(0, "bench")
 import verdict
 n, size, rate = map(int, sys.argv[1:4])
-rows = [json.loads(line) for line in open(sys.argv[4])]
 allowed = 2 * (n - 1) / n * size * 8 / rate * 1e6
-shares = [allowed / row["median_us"] for row in rows]
-print(f"shaped links, {n} hosts, {rate // 10**6} Mbit/s, 25 MiB ({rows[0]['algorithm']}), {sys.argv[5]}: "
-      f"{statistics.median(row['median_us'] for row in rows) / 1e3:.1f} ms, the link allows {allowed / 1e3:.1f} ms: "
-      f"{statistics.median(shares):.0%}", flush=True)
-name = f"hosts {n}x1 {rate // 10**9} Gbit/s / link"
-if sys.argv[5] == "encrypted" and name in verdict.REQUIREMENTS:
-    sys.exit(verdict.tell(name, shares))
+times = {}
+for wire in ("encrypted", "--plain-wire"):
+    rows = [json.loads(line) for line in open(f"{sys.argv[4]}/rows.{wire}")]
+    times[wire] = [row["median_us"] for row in rows]
+    median = statistics.median(times[wire])
+    print(f"shaped links, {n} hosts, {rate // 10**6} Mbit/s, 25 MiB ({rows[0]['algorithm']}), {wire}: {median / 1e3:.1f} ms, the link allows "
+          f"{allowed / 1e3:.1f} ms: {allowed / median:.0%}", flush=True)
+ratios = {"/ link": [allowed / time for time in times["encrypted"]],
+          "plain / encrypted": [plain / sealed for plain, sealed in zip(times["--plain-wire"], times["encrypted"])]}
+missed = False
+for what, values in ratios.items():
+    name = f"hosts {n}x1 {rate // 10**9} Gbit/s {what}"
+    if name in verdict.REQUIREMENTS:
+        missed |= verdict.tell(name, values)
+sys.exit(missed)
 EOF
 }
 
 measure() {
   build_network "$1"
   (umask 077 && head -c 16 /dev/urandom | od -An -tx1 | tr -d ' \n' >"$folder/token")
-  local wire i
-  for wire in "" --plain-wire; do
-    : >"$folder/rows"
-    for i in $(seq "$runs"); do run_ranks "$1" "$wire"; done
-    tell "$1" "$wire" || missed=1
+  rm -f "$folder"/rows.*
+  local i
+  for i in $(seq "$runs"); do
+    run_ranks "$1" ""
+    run_ranks "$1" --plain-wire
   done
+  tell "$1" || missed=1
   local name
   for name in "${hosts[@]}" "$tag-switch"; do ip netns del "$name"; done
   hosts=()

@@ -26,6 +26,7 @@ measure() {
 measure python3 bench/run.py "$@"
 measure build/release/bench/star
 measure bench/netns_links.sh
+measure env RATE=10000000000 bench/netns_links.sh 2
 measure python3 bench/hosts.py --rounds 15
 measure python3 bench/overlap.py
 measure python3 bench/step.py --python "$torch"

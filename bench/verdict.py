@@ -81,6 +81,8 @@ def _requirements():
             yield Requirement(f"hosts {shape} {rate} Gbit/s two_level / link or raw TCP", 0.90)
             yield Requirement(f"hosts {shape} {rate} Gbit/s two_level / Open MPI", 1.2)
     yield Requirement("hosts 4x1 1 Gbit/s / link", 0.90)
+    yield Requirement("hosts 2x1 1 Gbit/s plain / encrypted", 0.99)
+    yield Requirement("hosts 2x1 10 Gbit/s plain / encrypted", 0.85)
     for model in ("tiny", "small"):
         for transport in ("tcp", "shm"):
             yield Requirement(f"weak scaling {model} {transport}, 2 workers / 2 x one", 0.95)
