@@ -170,10 +170,7 @@ class Crowd {
                           .member = own ? std::optional(card(*own).id) : std::nullopt,
                           .moves = moves,
                           .make_id = [this] { return MemberId{static_cast<std::byte>(++ids_)}; }};
-    if (invites) {
-      options.invitation = {std::byte{1}};
-      options.fingerprint = card(0).fingerprint;
-    }
+    if (invites) options.invitation = {std::byte{1}};
     if (!inherited) return std::make_unique<Centre>(std::move(options), now);
     return std::make_unique<Centre>(std::move(options), std::move(*inherited), now);
   }
@@ -348,28 +345,6 @@ TEST(Centre, WhoIsInvitedHearsOfItUntilTheJobForms) {
   for (int i = 0; i < 30; ++i) job.pass(1s);
   EXPECT_GE(job.heard[0], 6);
   EXPECT_TRUE(job.said.empty());
-}
-
-TEST(Centre, WhoIsInvitedAndWhoseSumsWouldDifferIsNotLetIn) {
-  Crowd job(2, /*moves=*/true, /*invites=*/true);
-  Card other = job.card(7);
-  other.rank = -1;
-  other.fingerprint = "aarch64, glibc 2.36";
-  job.open(7);
-  job.say(7, MessageKind::kJoin,
-          encode(Join{.card = other,
-                      .patience = 100s,
-                      .standing = Standing::kNew,
-                      .survives = true,
-                      .last = {}}));
-  ASSERT_FALSE(job.linked(7));
-  EXPECT_THAT(job.said.back(), HasSubstr("its sums would have other bits"));
-  for (const int process : {8, 9}) {
-    job.open(process);
-    job.join(process, Standing::kNew);
-    job.join(process, Standing::kPrepared);
-  }
-  EXPECT_THAT(job.processes(), ElementsAre(8, 9));
 }
 
 TEST(Centre, WhoIsInvitedAndComesLateIsToldToJoinAgain) {

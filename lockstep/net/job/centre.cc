@@ -190,11 +190,6 @@ void Centre::join(Peers::iterator peer, const Message& message, Time now) {
   if (phase_ == Phase::kGathering) {
     peer->second.invited = options_.invitation && card.rank < 0 && join->standing == Standing::kNew;
     if (!peer->second.invited) return gather(peer, *join, now);
-    if (!options_.fingerprint.empty()) {
-      if (const auto error = refusal_of_kind(card, options_.fingerprint)) {
-        return dismiss(link, *error);
-      }
-    }
     next_heartbeat_ = std::min(next_heartbeat_, now);
     return send(link, MessageKind::kWelcome, encode(Description{0, *options_.invitation}));
   }
@@ -259,18 +254,13 @@ std::optional<Error> Centre::refusal(const Card& card) const {
   }
   const auto there =
       std::ranges::find_if(places_, [](const Place& at) { return !at.gone && at.link; });
-  if (there != places_.end()) {
-    if (auto error = refusal_of_kind(card, there->card.fingerprint)) return error;
+  if (there != places_.end() && there->card.fingerprint != card.fingerprint) {
+    return Error(ErrorCode::kInvalidArgument,
+                 fmt::format("{} has another kind of processor or C library ({}) than the job "
+                             "({}): its sums would have other bits",
+                             name_of(card), card.fingerprint, there->card.fingerprint));
   }
   return reach_refusal(card);
-}
-
-std::optional<Error> Centre::refusal_of_kind(const Card& card, const std::string& fingerprint) {
-  if (card.fingerprint == fingerprint) return std::nullopt;
-  return Error(ErrorCode::kInvalidArgument,
-               fmt::format("{} has another kind of processor or C library ({}) than the job "
-                           "({}): its sums would have other bits",
-                           name_of(card), card.fingerprint, fingerprint));
 }
 
 // While a generation is under way; of those that regroup nobody knows who will be left.

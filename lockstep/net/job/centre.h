@@ -38,8 +38,6 @@ struct CentreOptions {
   // What those are told who come without a rank while the job forms. None: nothing, they are taken
   // as they are.
   std::optional<std::vector<std::byte>> invitation = {};
-  // The kind of processor and the C library that they must have; empty: any.
-  std::string fingerprint = {};
   std::function<MemberId()> make_id = random_member_id;  // of generations
 };
 
@@ -175,7 +173,6 @@ class Centre {
   void prepare(LinkId link);
   void unprepare(LinkId link);
   std::optional<Error> refusal(const Card& card) const;
-  static std::optional<Error> refusal_of_kind(const Card& card, const std::string& fingerprint);
   std::optional<Error> reach_refusal(const Card& card) const;
   void dismiss_out_of_reach();
   std::optional<int> place_of(const Join& join) const;

@@ -147,8 +147,7 @@ std::unique_ptr<ControlPlane> host_job(const HostOptions& options, Entrance entr
                       .patience = options.patience,
                       .member = {},
                       .moves = !options.fixed_centre,
-                      .invitation = options.invitation,
-                      .fingerprint = host_fingerprint()};
+                      .invitation = options.invitation};
     centre = std::make_unique<Centre>(std::move(own), Deadline::Clock::now());
   }
   return std::make_unique<ControlPlane>(std::move(door), std::move(centre), name_of(card),
