@@ -393,7 +393,10 @@ std::string JobHealth::seen_by(int reporter, const Error& error) const {
     return fmt::format("{}: {}", who, error.message());
   }
   const std::string& fault = ranks_[error.rank()].name;
-  return fmt::format("{}: {} (seen by {})", fault, without_name(error.message(), fault), who);
+  if (error.message().starts_with(fault)) {  // the reporter has named it
+    return fmt::format("{} (seen by {})", error.message(), who);
+  }
+  return fmt::format("{}: {} (seen by {})", fault, error.message(), who);
 }
 
 void JobHealth::tick(Time now) {
