@@ -45,6 +45,14 @@ def count(pid, what):
         return None
 
 
+def writes(pid):
+    """Whether it has the run's outputs, for which it needs more than others."""
+    try:
+        return any(os.readlink(path).endswith("/metrics.jsonl") for path in Path(f"/proc/{pid}/fd").iterdir())
+    except OSError:
+        return None
+
+
 def count_mappings(pid):
     """Of memory that processes share, which has no name outside of them."""
     try:
@@ -101,7 +109,7 @@ class Run:
         self.seen = set()  # every process of the run
         self.first = None  # the workers that began the run
         self.joins_due = {}  # pid: how often it has joined when it is a member again after a pause
-        self.counts = {}  # pid: (when, members of the job, descriptors, threads, mappings)
+        self.counts = {}  # pid and whether it writes: (when, members of the job, descriptors, threads, mappings)
         self.judged = 0  # processes whose counts could be compared
         self.port_holder = reserved_port()
         self.port = self.port_holder.__enter__()
@@ -134,8 +142,8 @@ class Run:
         for pid in [self.launcher.pid, *self.workers()]:
             counts = count(pid, "fd"), count(pid, "task"), count_mappings(pid)
             is_in = pid == self.launcher.pid or pid in (self.first or ()) or self.joins_of(pid) > 0
-            if is_in and None not in counts and state_of(pid) not in "TZX":
-                self.counts.setdefault(pid, []).append((now, members, *counts))
+            if is_in and None not in counts and (role := writes(pid)) is not None and state_of(pid) not in "TZX":
+                self.counts.setdefault((pid, role), []).append((now, members, *counts))
 
     def happen(self):
         awake = [pid for pid in self.workers() if pid not in self.asleep]
@@ -262,7 +270,7 @@ class Run:
     def check_counts(self):
         """What a process has grows with the members of the job, not with what has happened: the most of a while, and the least of a later
         one, with no more members. What grows slowly is seen because there is a time between the two."""
-        for pid, all_counts in self.counts.items():
+        for (pid, _), all_counts in self.counts.items():
             # A change of members is told a little later than it happens.
             around = 10
             counts = [each for before, each, after in zip(all_counts, all_counts[around:], all_counts[2 * around:])
@@ -276,7 +284,7 @@ class Run:
             if not late:
                 continue
             self.judged += 1
-            for column, what, more in ((2, "descriptors", 8), (3, "threads", 2), (4, "mappings of shared memory", 6)):
+            for column, what, more in ((2, "descriptors", 8), (3, "threads", 4), (4, "mappings of shared memory", 6)):
                 had, has = max(each[column] for each in early), min(each[column] for each in late)
                 if has > had + more:
                     self.fail(f"pid {pid} had {had} {what} at most in its first half, and never fewer than {has} in its last third")
