@@ -33,8 +33,11 @@ constexpr std::size_t kSendApart = 512 * 1024;
 // How often a sleeping rank looks after the job.
 constexpr auto kLookAround = 100ms;
 
-// Bytes of one message moved before the next one gets its turn.
+// Bytes of one message moved before the next one gets its turn. See docs/decisions/tcp_writes.md:
+// two ranks exchange large messages faster in shorter turns, more ranks do not.
 constexpr std::size_t kTurnBytes = 1024 * 1024;
+constexpr std::size_t kTurnBytesOfLarge = 256 * 1024;
+constexpr std::size_t kLargeMessage = 4 * 1024 * 1024;
 
 }  // namespace
 
@@ -280,7 +283,8 @@ bool MeshTransport::advance(Active& a) {
   std::span<std::byte> body;
   if (ready > 0) {
     body = t.layout.at(t.done);
-    body = body.first(std::min({body.size(), ready, kTurnBytes}));
+    const bool large = world_size_ == 2 && a.size() > kLargeMessage;
+    body = body.first(std::min({body.size(), ready, large ? kTurnBytesOfLarge : kTurnBytes}));
   }
   const std::span head = std::span(a.head).subspan(a.head_done);
   std::size_t moved = 0;
