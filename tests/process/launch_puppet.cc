@@ -34,6 +34,7 @@
 #include <functional>
 #include <iterator>
 #include <optional>
+#include <utility>
 
 #include "lockstep/base/descriptor.h"
 #include "lockstep/base/error.h"
@@ -97,6 +98,7 @@ struct Puppet {
   Job job;
   std::int64_t step = 0;
   int stop = 0;
+  bool came_to_end = false;
 
   void make_steps(std::int64_t last, const std::function<void()>& end) {
     while (stop == 0) {
@@ -109,7 +111,8 @@ struct Puppet {
         fmt::print("step {} workers {}\n", step, job.world_size());
         std::fflush(stdout);
       }
-      if (step == last) end();
+      // A rank that was not through with the last step when another one went comes to the next one.
+      if (step >= last && !std::exchange(came_to_end, true)) end();
       if (told[2] != 0 && stop == 0) job.regroup(step, Regroup::kInOrder);
     }
     job.leave();
