@@ -33,8 +33,7 @@ struct StartedRank {
   bool left = false;    // before the end
   Descriptor messages;  // the read end of its stderr
   RankLines lines;
-  std::shared_ptr<FlightRecorder>
-      flight;  // the memory that we share with it; null once it is of no use
+  std::shared_ptr<FlightRecorder> flight;  // the memory that we share with it; null when given back
 
   // Takes notice if it has ended; `flags` are those of waitpid(). False if it still runs, or has
   // been noticed before.

@@ -120,7 +120,7 @@ void Centre::closed(LinkId link, Time now) {
   if (rank >= 0 && in_generation()) {
     health_->closed(rank, now);
     place(rank).link.reset();
-    if (survives_ && place(rank).lost_us) {  // it goes to another centre, and this one lives
+    if (survives_ && !verdict_ && place(rank).lost_us) {  // it seeks another centre; this one lives
       forget(peer);
       return lose(Error(ErrorCode::kPeerLost,
                         fmt::format("{} lost its connection to {}", name_of(place(rank).card),
