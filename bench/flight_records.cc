@@ -35,8 +35,9 @@ int main() {
       [&](int i) { const lockstep::PhaseRecord record(recorder, "forward and backward", i, i); });
   lockstep::FlightTrack& track = *recorder.take_track(0);
   const double collective = median_ns([&](int i) {
-    lockstep::MeshFrame call;
-    call.sequence = static_cast<std::uint64_t>(i);
+    lockstep::MeshFrame frame;
+    frame.sequence = static_cast<std::uint64_t>(i);
+    const lockstep::FlightCall call(frame, 1);
     const std::uint64_t number = track.ring.enter(call, recorder.ticks());
     track.ring.leave(number, recorder.ticks(), 0);
   });
