@@ -57,7 +57,7 @@ run_ranks() {
   for i in $(seq 0 $((n - 1))); do
     in_host "$tag-$i" env RANK="$i" WORLD_SIZE="$n" MASTER_ADDR=10.77.0.1 MASTER_PORT=29500 \
       "$lockstep" bench allreduce --transport tcp --token-file "$folder/token" --bytes "$bytes" --algorithm "$algorithm" \
-      $wire --iterations 3 --json >"$folder/out.$i" 2>"$folder/err.$i" &
+      $wire --wire-compress off --iterations 3 --json >"$folder/out.$i" 2>"$folder/err.$i" &
     ranks+=($!)
   done
   local failed=0 pid

@@ -8,6 +8,7 @@
 #include <vector>
 
 #include "lockstep/base/log.h"
+#include "lockstep/base/random.h"
 #include "lockstep/comm/call.h"
 
 namespace lockstep::cli {
@@ -23,10 +24,28 @@ constexpr int kMostIterations = 20000;
 constexpr std::size_t kPeriod = 4093;
 
 // 256 is the last whole number before bf16 has gaps.
-unsigned value_of(std::size_t index, int rank, int world_size) {
+unsigned whole_value(std::size_t index, int rank, int world_size) {
   const int distinct = std::clamp(256 / world_size, 2, 13);
   return static_cast<unsigned>((index + 5 * static_cast<std::size_t>(rank)) %
                                static_cast<std::size_t>(distinct));
+}
+
+// As the elements of a gradient are: about a normal distribution, and random in nearly all bits.
+// They are so few that f32 adds those of all ranks exactly.
+double gradient_value(std::size_t index, int rank, int world_size) {
+  const int bits =
+      std::max(23 - static_cast<int>(std::bit_width(static_cast<unsigned>(world_size - 1))), 4);
+  std::int64_t sum = -(std::int64_t{2} << bits);
+  for (const std::uint32_t word :
+       philox({static_cast<std::uint32_t>(index)}, {static_cast<std::uint32_t>(rank)})) {
+    sum += word >> (32 - bits);
+  }
+  return static_cast<double>(sum) * 0x1p-30;
+}
+
+double value_of(DataType type, std::size_t index, int rank, int world_size) {
+  return type == DataType::kF32 ? gradient_value(index, rank, world_size)
+                                : whole_value(index, rank, world_size);
 }
 
 std::uint16_t to_f16(unsigned value) {
@@ -44,21 +63,21 @@ void put(std::byte* to, T value) {
   std::memcpy(to, &value, sizeof value);
 }
 
-void put_value(DataType type, std::byte* to, unsigned value) {
+void put_value(DataType type, std::byte* to, double value) {
   switch (type) {
     case DataType::kF32: return put(to, static_cast<float>(value));
-    case DataType::kF64: return put(to, static_cast<double>(value));
-    case DataType::kF16: return put(to, to_f16(value));
-    case DataType::kBf16: return put(to, to_bf16(value));
+    case DataType::kF64: return put(to, value);
+    case DataType::kF16: return put(to, to_f16(static_cast<unsigned>(value)));
+    case DataType::kBf16: return put(to, to_bf16(static_cast<unsigned>(value)));
     case DataType::kI32: return put(to, static_cast<std::int32_t>(value));
     case DataType::kI64: return put(to, static_cast<std::int64_t>(value));
     case DataType::kU8: return put(to, static_cast<std::uint8_t>(value));
   }
 }
 
-// What the ranks put into an all-reduce, and what must come out. Values are small whole numbers, so
-// that every type adds them exactly in any order. They repeat with a prime period, so that a chunk
-// in the wrong place is noticed.
+// What the ranks put into an all-reduce, and what must come out. Every type adds these values
+// exactly in any order: those of f32 are like a gradient's, all others are small whole numbers.
+// They repeat with a prime period, so that a chunk in the wrong place is noticed.
 class AllReducePattern {
  public:
   AllReducePattern(DataType type, int rank, int world_size);
@@ -76,9 +95,9 @@ class AllReducePattern {
 AllReducePattern::AllReducePattern(DataType type, int rank, int world_size)
     : type_(type), input_(kPeriod * size_of(type)), expected_(kPeriod * size_of(type)) {
   for (std::size_t i = 0; i < kPeriod; ++i) {
-    unsigned sum = 0;
-    for (int r = 0; r < world_size; ++r) sum += value_of(i, r, world_size);
-    put_value(type, input_.data() + i * size_of(type), value_of(i, rank, world_size));
+    double sum = 0;
+    for (int r = 0; r < world_size; ++r) sum += value_of(type, i, r, world_size);
+    put_value(type, input_.data() + i * size_of(type), value_of(type, i, rank, world_size));
     put_value(type, expected_.data() + i * size_of(type), sum);
   }
 }

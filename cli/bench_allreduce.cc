@@ -253,6 +253,7 @@ void add_bench_allreduce(CLI::App& bench, const std::vector<std::string>& argume
   command.add_flag("--plain-wire", options->job.plain_wire,
                    "Between hosts: checksums instead of encryption; all ranks must agree. "
                    "Connections of MPI are never encrypted");
+  add_wire_compression(command, options->job.wire_compression);
   command.add_option("--interface", options->job.interface, "Network interface to use")
       ->option_text("NAME");
   command.add_flag("--json", options->json, "One JSON object per line instead of a table");

@@ -275,6 +275,14 @@ std::string usage_problem(const CLI::App& app, const CLI::ParseError& error) {
                      command_name(command));
 }
 
+void add_wire_compression(CLI::App& command, WireCompression& compression) {
+  add_choice(command, "--wire-compress", compression,
+             "Compress what goes to other hosts, without loss: auto (where the link is slow beside "
+             "the processor), on or off",
+             {WireCompression::kAuto, WireCompression::kOn, WireCompression::kOff})
+      ->option_text("NAME [auto]");
+}
+
 CLI::Option* add_device_option(CLI::App& command, std::string& device) {
   return command
       .add_option("--device", device,

@@ -11,6 +11,8 @@
 #include <string>
 #include <vector>
 
+#include "lockstep/comm/types.h"
+
 namespace lockstep::cli {
 
 // What the options of several subcommands share.
@@ -61,6 +63,9 @@ std::vector<std::string> take_program(const CLI::App& command, std::vector<std::
 
 // One line that says what is wrong with the command line, and which command or option was meant.
 std::string usage_problem(const CLI::App& app, const CLI::ParseError& error);
+
+// --wire-compress: auto, on or off.
+void add_wire_compression(CLI::App& command, WireCompression& compression);
 
 // --device: cpu, cuda or auto.
 CLI::Option* add_device_option(CLI::App& command, std::string& device);

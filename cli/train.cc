@@ -227,9 +227,9 @@ constexpr std::string_view kNotRemembered[] = {
     "replay", "listen", "dry-run",   "expect", "join", "page"};
 
 // What a worker that joins a job says itself. All other options are those of the job.
-constexpr std::string_view kLocalOptions[] = {"join",      "data",       "device", "threads",
-                                              "workers",   "token-file", "log",    "config",
-                                              "interface", "plain-wire", "help"};
+constexpr std::string_view kLocalOptions[] = {"join",      "data",       "device",        "threads",
+                                              "workers",   "token-file", "log",           "config",
+                                              "interface", "plain-wire", "wire-compress", "help"};
 
 std::string to_remember(const CLI::App& command) {
   nlohmann::ordered_json options = nlohmann::ordered_json::object();
@@ -523,7 +523,7 @@ void add_joining_options(CLI::App& command, TrainFlags& given) {
       .add_option("--join", options.join,
                   "Join the job that was started with --listen, at the address of any member. All "
                   "options come from that job except --data, --device, --threads, --workers, "
-                  "--interface, --token-file, --plain-wire, --config and --log")
+                  "--interface, --token-file, --plain-wire, --wire-compress, --config and --log")
       ->option_text("HOST:PORT");
   command.add_option("--token-file", given.token_file, "The job's secret, needed between hosts")
       ->option_text("FILE");
@@ -531,6 +531,7 @@ void add_joining_options(CLI::App& command, TrainFlags& given) {
                    "Between hosts: checksums instead of encryption, for a network that is "
                    "trusted; all workers must agree. Connections of MPI and NCCL are "
                    "never encrypted");
+  add_wire_compression(command, options.job.wire_compression);
   command.add_option("--interface", options.job.interface, "Network interface to use")
       ->option_text("NAME");
 }

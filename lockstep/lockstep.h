@@ -63,6 +63,8 @@ struct JoinOptions {
   // Bytes between hosts are encrypted. With this they are checked only: where the network is
   // trusted. The same for all workers. MPI's and NCCL's own connections are neither.
   bool plain_wire = false;
+  // Bytes between hosts, but for those of MPI, NCCL and a gradient server.
+  WireCompression wire_compression = WireCompression::kAuto;
   std::string interface = {};  // network interface to use; empty: the one that leads there
   // A worker that is silent for so long is dead. Joining takes at most as long.
   std::chrono::nanoseconds timeout = std::chrono::seconds(30);

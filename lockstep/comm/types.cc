@@ -26,4 +26,13 @@ std::string_view to_string(ReduceOp op) {
   return "?";
 }
 
+std::string_view to_string(WireCompression compression) {
+  switch (compression) {
+    case WireCompression::kAuto: return "auto";
+    case WireCompression::kOn: return "on";
+    case WireCompression::kOff: return "off";
+  }
+  return "?";
+}
+
 }  // namespace lockstep

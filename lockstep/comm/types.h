@@ -9,9 +9,17 @@
 
 namespace lockstep {
 
-// Values are part of the mesh protocol (docs/mesh_protocol.md).
+// Values of these two are part of the mesh protocol (docs/mesh_protocol.md).
 enum class DataType : std::uint8_t { kF32, kF64, kF16, kBf16, kI32, kI64, kU8 };
 enum class ReduceOp : std::uint8_t { kSum, kMean, kMin, kMax, kProduct };
+
+// Whether bytes between hosts are compressed, without loss. Every process decides for what it
+// sends.
+enum class WireCompression : std::uint8_t {
+  kAuto,  // where the link is slow beside the processor
+  kOn,
+  kOff,
+};
 
 constexpr std::size_t size_of(DataType type) {
   switch (type) {
@@ -28,6 +36,7 @@ constexpr std::size_t size_of(DataType type) {
 
 std::string_view to_string(DataType type);
 std::string_view to_string(ReduceOp op);
+std::string_view to_string(WireCompression compression);
 
 // Storage of the 16-bit floating-point types; arithmetic happens in f32.
 enum class Float16 : std::uint16_t {};

@@ -214,11 +214,12 @@ Job join_mesh(const JoinOptions& options) {
   place.survives = options.survive;
   place.min_workers = static_cast<std::uint32_t>(options.min_workers);
   place.patience = options.patience;
-  const auto connect = [timeout = options.timeout](const JoinedJob& job, TransportKind transport,
-                                                   const std::shared_ptr<FlightRecorder>& flight) {
-    return std::make_unique<Communicator>(
-        std::make_unique<PlanEngine>(make_mesh(job, medium_of(transport), timeout)), timeout, 0,
-        flight);
+  const auto connect = [timeout = options.timeout, compression = options.wire_compression](
+                           const JoinedJob& job, TransportKind transport,
+                           const std::shared_ptr<FlightRecorder>& flight) {
+    auto mesh = make_mesh(job, medium_of(transport), timeout, compression);
+    return std::make_unique<Communicator>(std::make_unique<PlanEngine>(std::move(mesh)), timeout, 0,
+                                          flight);
   };
   return Job(std::make_unique<MemberState>(
       options, join_job(place, take_listener(options.listener)), connect));

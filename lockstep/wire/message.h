@@ -16,7 +16,7 @@ namespace lockstep {
 // magic u32, version u16, kind u8, zero u8, length of the body u32; little-endian.
 
 inline constexpr std::uint32_t kMessageMagic = 0x504b534c;  // "LSKP"
-inline constexpr std::uint16_t kProtocolVersion = 5;
+inline constexpr std::uint16_t kProtocolVersion = 6;
 inline constexpr std::size_t kMessageHeaderBytes = 12;
 
 // Values are part of the protocol.

@@ -1,7 +1,7 @@
 // Both ends of a protected connection with somebody on the way. The first byte chooses the
-// protection and how the stream is cut; the rest says which bytes of the stream become others. What
-// is opened is a prefix of what was sealed, never anything else. With checksums alone arbitrary
-// bytes are opened, too.
+// protection, compression and how the stream is cut; the rest says which bytes of the stream become
+// others. What is opened is a prefix of what was sealed, never anything else. With checksums alone
+// arbitrary bytes are opened, too.
 #include <algorithm>
 #include <array>
 #include <vector>
@@ -53,11 +53,16 @@ extern "C" int LLVMFuzzerTestOneInput(const std::uint8_t* data, std::size_t size
   std::optional<RecordKey> key;
   if (how % 4 != 1) key.emplace();
   RecordSealer sealer(key);
-  std::vector<std::byte> plain(3 * std::size_t{script.byte()});
-  for (std::size_t i = 0; i < plain.size(); ++i) plain[i] = static_cast<std::byte>(i);
+  const bool compressed = (how & 4) != 0;
+  sealer.set_compression(compressed);
+  const std::size_t unit = compressed ? 32 : 1;
+  std::vector<std::byte> plain(3 * unit * script.byte());
+  for (std::size_t i = 0; i < plain.size(); ++i) {
+    plain[i] = static_cast<std::byte>(compressed && i % 4 == 3 ? 60 : i);
+  }
   std::vector<std::byte> wire;
   for (std::size_t begin = 0; begin < plain.size();) {
-    const std::size_t end = std::min<std::size_t>(begin + 1 + script.byte(), plain.size());
+    const std::size_t end = std::min(begin + 1 + unit * script.byte(), plain.size());
     sealer.seal({}, std::span(plain).subspan(begin, end - begin));
     wire.insert(wire.end(), sealer.unsent().begin(), sealer.unsent().end());
     sealer.sent(sealer.unsent().size());

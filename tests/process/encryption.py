@@ -120,14 +120,43 @@ def readable(plain):
         expect((MARK.encode() in seen) == plain, "the relay", "cannot read" if plain else "can read", "what passes")
 
 
+def train(hosts, folder, *options):
+    """One rank on each of two hosts; returns the line with the hash of the weights."""
+    token, text = Path(folder) / "token", Path(folder) / "text.txt"
+    token.touch(mode=0o600)
+    token.write_text("correct horse battery staple\n")
+    text.write_text("a line of text to learn by heart\n" * 100)
+    ranks = [Started(hosts[rank], "env", f"RANK={rank}", "WORLD_SIZE=2", f"MASTER_ADDR={hosts.network.address(0)}", f"MASTER_PORT={PORT}",
+                     LOCKSTEP, "train", "--data", text, "--steps", 2, "--hidden", 32, "--layers", 1, "--heads", 2, "--intermediate", 48,
+                     "--context", 32, "--global-batch", 4, "--micro-batch", 2, "--threads", 1, "--transport", "tcp", "--token-file", token,
+                     *options) for rank in range(2)]
+    said = [rank.end() for rank in ranks]
+    expect(all(code == 0 for code, _ in said), said)
+    return re.search("^weights blake3:.*", said[0][1], re.MULTILINE).group()
+
+
+def passed(port):
+    """The bytes that have come in at a port of the switch."""
+    counters = dict(line.split(":") for line in Path("/proc/net/dev").read_text().splitlines() if ":" in line)
+    return next(int(numbers.split()[0]) for name, numbers in counters.items() if name.strip() == port)
+
+
+def compressed(plain):
+    """The same weights, with fewer bytes between the hosts."""
+    with Hosts(2) as hosts, tempfile.TemporaryDirectory() as folder:
+        weights, bytes_sent = {}, {}
+        for way in ("off", "on", "auto"):
+            before = passed(hosts.network.port(0))
+            weights[way] = train(hosts, folder, "--wire-compress", way, *(["--plain-wire"] if plain else []))
+            bytes_sent[way] = passed(hosts.network.port(0)) - before
+        expect(len(set(weights.values())) == 1, weights)
+        expect(bytes_sent["on"] < 0.92 * bytes_sent["off"], bytes_sent)
+
+
 def mesh_readable(plain):
     """Two ranks on two hosts; somebody listens at the switch. The settings that ranks compare travel as text."""
     mark, everybody_sees = b"processor and C library", b"lockstep"  # the job's name is in the first word of a handshake
     with Hosts(2) as hosts, tempfile.TemporaryDirectory() as folder:
-        token, text = Path(folder) / "token", Path(folder) / "text.txt"
-        token.write_text("correct horse battery staple\n")
-        token.chmod(0o600)
-        text.write_text("a line of text to learn by heart\n" * 100)
         listener = socket.socket(socket.AF_PACKET, socket.SOCK_RAW, socket.htons(ETH_P_ALL))
         listener.bind((hosts.network.port(0), ETH_P_ALL))
         listener.settimeout(0.1)
@@ -143,16 +172,11 @@ def mesh_readable(plain):
         thread = threading.Thread(target=listen)
         thread.start()
         try:
-            ranks = [Started(hosts[rank], "env", f"RANK={rank}", "WORLD_SIZE=2", f"MASTER_ADDR={hosts.network.address(0)}", f"MASTER_PORT={PORT}",
-                             LOCKSTEP, "train", "--data", text, "--steps", 2, "--hidden", 32, "--layers", 1, "--heads", 2, "--intermediate", 48,
-                             "--context", 32, "--global-batch", 4, "--micro-batch", 2, "--threads", 1, "--transport", "tcp", "--token-file", token,
-                             *(["--plain-wire"] if plain else [])) for rank in range(2)]
-            said = [rank.end() for rank in ranks]
+            train(hosts, folder, *(["--plain-wire"] if plain else []))
         finally:
             ended.set()
             thread.join()
             listener.close()
-        expect(all(code == 0 for code, _ in said), said)
         all_seen = b"".join(seen)
         expect(everybody_sees in all_seen, "nothing was heard")
         expect((mark in all_seen) == plain, "who listens", "cannot read" if plain else "can read", "what ranks tell each other")
@@ -223,6 +247,8 @@ if __name__ == "__main__":
     cases.run("plain wire: who is on the way reads it all", readable, True)
     cases.run("encrypted: who listens to a mesh reads nothing", mesh_readable, False)
     cases.run("plain wire: who listens to a mesh reads it all", mesh_readable, True)
+    cases.run("encrypted and compressed: the same weights, fewer bytes", compressed, False)
+    cases.run("plain wire and compressed: the same weights, fewer bytes", compressed, True)
     cases.run("encrypted: what is changed on the way is noticed", changed, False)
     cases.run("plain wire: what is damaged on the way is noticed", changed, True)
     cases.run("a hello that asks for less than was said", handshake_changed, 12 + 2)

@@ -276,7 +276,7 @@ STRANGE = [b"", b"GET / HTTP/1.1\r\n\r\n", os.urandom(4096), b"\0" * 64, b"\xff\
            b"\0\1\0\0\x01", client.encode("JoinRequest", node_id="x", gpu_count=0, backend="")[:-1],
            b"\0\0\0\x0e\x01\x02\0\0\0\xff\xfe\x01\0\0\0\0\0\0\0", b"LSKP", b"LSKP\x63\0\1\0\0\0\0\0",
            client.envelope(client.HELLO, b"\0" * 64), client.envelope(client.PROOF, b"\0" * 32),
-           b"LSKP\5\0\1\0\xff\xff\xff\xff", client.envelope(client.HELLO, client.make_hello(purpose=2))]
+           b"LSKP\6\0\1\0\xff\xff\xff\xff", client.envelope(client.HELLO, client.make_hello(purpose=2))]
 
 
 def strangers(count):

@@ -13,7 +13,7 @@ from ranks import Cases, Failure, Job
 
 TIMEOUT = 2.0
 LIMIT = TIMEOUT + ranks.SLACK
-HEADER = b"LSKP\x05\x00\x01\x00"  # of a hello, as far as the length of its body
+HEADER = b"LSKP\x06\x00\x01\x00"  # of a hello, as far as the length of its body
 
 # What a stranger says after connecting; None: it hangs up.
 WORDS = [b"", b"GET / HTTP/1.1\r\n\r\n", os.urandom(4096), b"\x00" * 64, HEADER, HEADER + b"\xff\xff\xff\xff",

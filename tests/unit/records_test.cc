@@ -14,6 +14,7 @@
 #include <utility>
 
 #include "lockstep/base/error.h"
+#include "lockstep/base/hash/crc32c.h"
 #include "lockstep/comm/transport/tcp_stream.h"
 #include "lockstep/net/job/link.h"
 #include "lockstep/net/socket/unix_socket.h"
@@ -200,6 +201,96 @@ TEST(Records, OneThatWasChangedIsRefused) {
   }
 }
 
+// As a gradient's, exponents that are nearly alike.
+Bytes numbers(std::size_t size) {
+  Bytes bytes = pattern(size);
+  std::mt19937 generator(5);
+  for (std::size_t i = 3; i < size; i += 4)
+    bytes[i] = static_cast<std::byte>(0x3b + generator() % 3);
+  return bytes;
+}
+
+TEST(Records, ThatAreCompressedBringTheSameInFewerBytes) {
+  for (const MaybeKey& key : {MaybeKey(counting_key()), MaybeKey()}) {
+    for (const auto& [at_once, room] :
+         {std::pair<std::size_t, std::size_t>{1 << 20, 1 << 20}, {1000, 700}, {7, 5000}}) {
+      RecordSealer sealer(key);
+      RecordOpener opener(key);
+      sealer.set_compression(true);
+      const Bytes plain = numbers(60'000);
+      Bytes wire = sealed(sealer, plain);
+      EXPECT_LT(wire.size(), plain.size() * 9 / 10);
+      const CompressionCost cost = sealer.take_cost();
+      EXPECT_EQ(cost.bytes, plain.size());
+      EXPECT_GT(cost.time.count(), 0);
+      EXPECT_EQ(sealer.take_cost().bytes, 0U);
+      sealer.set_compression(false);
+      const Bytes more = sealed(sealer, plain);
+      EXPECT_GT(more.size(), plain.size());
+      wire.insert(wire.end(), more.begin(), more.end());
+      Bytes expected = plain;
+      expected.insert(expected.end(), plain.begin(), plain.end());
+      EXPECT_EQ(opened(opener, wire, at_once, room), expected);
+    }
+  }
+}
+
+TEST(Records, OfHeadAndBodyAreCompressedAsOne) {
+  RecordSealer sealer{MaybeKey(counting_key())};
+  RecordOpener opener{MaybeKey(counting_key())};
+  sealer.set_compression(true);
+  const Bytes plain = numbers(10'064);
+  sealer.seal(std::span(plain).first(64), std::span(plain).subspan(64));
+  const auto wire = sealer.unsent();
+  EXPECT_LT(wire.size(), 9'300U);
+  std::byte nothing{};
+  for (auto rest = wire; !rest.empty();) {
+    EXPECT_EQ(opener.open({}, {&nothing, 1}), 0U);  // makes room
+    const auto part = rest.first(std::min(rest.size(), opener.room().size()));
+    std::ranges::copy(part, opener.room().begin());
+    opener.received(part.size());
+    rest = rest.subspan(part.size());
+  }
+  Bytes head(64), body(10'000);
+  EXPECT_EQ(opener.open(head, body), plain.size());
+  EXPECT_TRUE(std::equal(head.begin(), head.end(), plain.begin()));
+  EXPECT_TRUE(std::equal(body.begin(), body.end(), plain.begin() + 64));
+}
+
+TEST(Records, CompressedOnesThatWereChangedAreRefused) {
+  for (const MaybeKey& key : {MaybeKey(counting_key()), MaybeKey()}) {
+    RecordSealer sealer(key);
+    sealer.set_compression(true);
+    const Bytes wire = sealed(sealer, numbers(2000));
+    ASSERT_LT(wire.size(), 2000U);
+    for (std::size_t i = 0; i < wire.size(); ++i) {
+      Bytes changed = wire;
+      changed[i] ^= std::byte{4};
+      RecordOpener opener(key);
+      try {
+        // A greater length has the opener wait for more.
+        const Bytes plain = opened(opener, changed, 1 << 20, 1 << 20);
+        EXPECT_TRUE(i < 2 && plain.empty()) << i;
+      } catch (const Error& error) {
+        EXPECT_EQ(error.code(), ErrorCode::kPeerLost);
+        EXPECT_THAT(error.what(), HasSubstr("damaged or changed on the way"));
+      }
+    }
+  }
+}
+
+// A checksum is right for bytes that never were compressed, too.
+TEST(Records, BytesThatCannotBeDecompressedAreRefused) {
+  RecordSealer sealer{MaybeKey()};
+  Bytes wire = sealed(sealer, pattern(100));
+  store_little_endian(wire.data(), std::uint32_t{100 | 2000 << 16});
+  const std::size_t covered = wire.size() - 4;
+  store_little_endian(wire.data() + covered, crc32c(std::span(wire).first(covered)));
+  RecordOpener opener{MaybeKey()};
+  EXPECT_THAT([&] { opened(opener, wire, 1 << 20, 1 << 20); },
+              ::testing::ThrowsMessage<Error>(HasSubstr("cannot be decompressed")));
+}
+
 TEST(Records, NoneCanBeRepeatedLeftOutOrMovedToTheOtherDirection) {
   RecordSealer sealer{MaybeKey(counting_key())};
   const Bytes first = sealed(sealer, pattern(10));
@@ -215,7 +306,9 @@ TEST(Records, NoneCanBeRepeatedLeftOutOrMovedToTheOtherDirection) {
 }
 
 TEST(Records, LengthsThatCannotBeAreRefused) {
-  for (const std::uint32_t size : {std::uint32_t{0}, std::uint32_t{16385}, UINT32_MAX}) {
+  // Of a record as it is; then of one that would not become longer, and one that becomes too long.
+  for (const std::uint32_t size :
+       {0U, 16385U, UINT32_MAX, 100U << 16 | 100U, 16385U << 16 | 100U, 100U << 16}) {
     for (const MaybeKey& key : {MaybeKey(counting_key()), MaybeKey()}) {
       RecordOpener opener(key);
       store_little_endian(opener.room().data(), size);
@@ -340,11 +433,13 @@ TEST(ProtectedSocket, NobodyWaitsForWhatHasCome) {
 }
 
 TEST(ProtectedSocket, StreamsOfRandomPieces) {
-  for (const bool encrypted : {true, false}) {
+  for (const auto& [encrypted, compression] : {std::pair(true, WireCompression::kOff),
+                                               {false, WireCompression::kOff},
+                                               {true, WireCompression::kOn}}) {
     auto [a, b] = protected_pair(encrypted);
-    TcpStream out(std::move(a), 20s);
+    TcpStream out(std::move(a), 20s, compression);
     TcpStream in(std::move(b), 20s);
-    const Bytes data = pattern(1'000'000);
+    const Bytes data = numbers(1'000'000);
     Bytes got(data.size());
     std::mt19937 random(encrypted ? 1 : 2);
     std::size_t written = 0;

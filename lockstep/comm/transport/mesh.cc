@@ -35,16 +35,18 @@ bool is_one_crowded_host(const Roster& roster) {
 
 // What all groups of a process have in common.
 struct Hub {
-  Hub(JoinedJob joined, Medium wanted, Deadline::Clock::duration limit)
+  Hub(JoinedJob joined, Medium wanted, Deadline::Clock::duration limit, WireCompression compress)
       : job(std::move(joined)),
         medium(wanted),
         timeout(limit),
+        compression(compress),
         crowded(is_one_crowded_host(job.roster)),
         rails(std::clamp(least_cores_for_each(job.roster), 1, kMostRails)) {}
 
   JoinedJob job;
   const Medium medium;
   const Deadline::Clock::duration timeout;
+  const WireCompression compression;
   const bool crowded;
   const int rails;
 
@@ -56,6 +58,15 @@ struct Hub {
            !b.unix_name.empty();
   }
   bool shares_memory_with(int job_rank) const { return share_memory(card(job_rank), own_card()); }
+
+  // How many ranks of other hosts this one exchanges with at the same time, in large collectives:
+  // ranks that share memory share that work.
+  int partners() const {
+    const auto here = std::ranges::count_if(
+        job.roster, [&](const Card& card) { return same_host(card.host, own_card().host); });
+    const auto elsewhere = std::ranges::ssize(job.roster) - here;
+    return static_cast<int>(medium == Medium::kTcp ? elsewhere : (elsewhere + here - 1) / here);
+  }
 
   // Made when the first group with shared memory needs it.
   std::shared_ptr<Arena> arena() {
@@ -213,7 +224,8 @@ class MeshStreams final : public Streams {
     socket.set_peer(name_of(peer), job_rank(peer));
     if (hub_->shares_memory_with(job_rank(peer))) return share_memory(peer, socket, deadline);
     tune_tcp(socket, hub_->timeout);
-    return std::make_unique<TcpStream>(std::move(socket), hub_->timeout);
+    return std::make_unique<TcpStream>(std::move(socket), hub_->timeout, hub_->compression,
+                                       hub_->partners());
   }
 
   Socket await_call(int peer, Deadline deadline) {
@@ -346,7 +358,8 @@ class MeshStreams final : public Streams {
 }  // namespace
 
 std::unique_ptr<Transport> make_mesh(JoinedJob job, Medium medium,
-                                     Deadline::Clock::duration timeout) {
+                                     Deadline::Clock::duration timeout,
+                                     WireCompression compression) {
   const int rank = job.rank();
   const int world_size = job.world_size();
   const std::uint32_t generation = job.identity.generation;
@@ -355,7 +368,7 @@ std::unique_ptr<Transport> make_mesh(JoinedJob job, Medium medium,
   // Newcomers connect to all at once: one that cannot reach somebody must not enter.
   const bool later = job.generation.number > 1;
   const int first_new = later ? world_size - job.newcomers : world_size;
-  auto hub = std::make_shared<Hub>(std::move(job), medium, timeout);
+  auto hub = std::make_shared<Hub>(std::move(job), medium, timeout, compression);
   auto streams = std::make_unique<MeshStreams>(std::move(hub), std::move(members), rank, 0);
   for (int peer = rank >= first_new ? 0 : first_new; peer < world_size; ++peer) {
     if (peer != rank) streams->to(peer, Deadline::after(timeout));

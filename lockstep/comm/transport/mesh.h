@@ -3,6 +3,7 @@
 #include <memory>
 
 #include "lockstep/comm/transport/transport.h"
+#include "lockstep/comm/types.h"
 #include "lockstep/net/job/job.h"
 
 namespace lockstep {
@@ -14,10 +15,11 @@ enum class Medium : std::uint8_t {
   kAuto,    // shared memory between ranks of the same host, sockets otherwise
 };
 
-// A full mesh among the ranks of `job`; connections open on first use, those to newcomers at once. When all ranks share memory
-// the transport has a SharedSpace, and collectives use it. A network that acknowledges nothing for
-// `timeout` fails the job.
+// A full mesh among the ranks of `job`; connections open on first use, those to newcomers at once.
+// When all ranks share memory the transport has a SharedSpace, and collectives use it. A network
+// that acknowledges nothing for `timeout` fails the job.
 std::unique_ptr<Transport> make_mesh(JoinedJob job, Medium medium,
-                                     Deadline::Clock::duration timeout);
+                                     Deadline::Clock::duration timeout,
+                                     WireCompression compression = WireCompression::kAuto);
 
 }  // namespace lockstep

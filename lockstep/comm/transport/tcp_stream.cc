@@ -10,6 +10,7 @@
 #include <cerrno>
 #include <cstring>
 #include <limits>
+#include <optional>
 #include <string>
 
 #include "lockstep/base/error.h"
@@ -43,13 +44,18 @@ bool is_on_one_host(const Socket& socket) {
   }
 }
 
-std::chrono::microseconds round_trip_of(const Socket& socket) {
+// What an older system does not tell is zero. Nothing: the connection is gone.
+std::optional<tcp_info> info_of(const Socket& socket) {
   tcp_info info{};
   socklen_t size = sizeof(info);
-  if (::getsockopt(socket.fd(), IPPROTO_TCP, TCP_INFO, &info, &size) != 0) {
-    return std::chrono::microseconds::max();
-  }
-  return std::chrono::microseconds(info.tcpi_rtt);
+  if (::getsockopt(socket.fd(), IPPROTO_TCP, TCP_INFO, &info, &size) != 0) return std::nullopt;
+  return info;
+}
+
+std::chrono::microseconds round_trip_of(const Socket& socket) {
+  using std::chrono::microseconds;
+  const auto info = info_of(socket);
+  return info ? microseconds(info->tcpi_rtt) : microseconds::max();
 }
 
 std::string control_of(const Socket& socket) {
@@ -94,8 +100,17 @@ std::string_view congestion_control_for(bool on_one_host, std::chrono::microseco
   return of_system.starts_with("bbr") && round_trip < kShortPath ? "cubic" : "";
 }
 
-TcpStream::TcpStream(Socket socket, Deadline::Clock::duration timeout)
-    : socket_(std::move(socket)), timeout_(timeout), most_at_once_(prepare_writes(socket_)) {}
+TcpStream::TcpStream(Socket socket, Deadline::Clock::duration timeout, WireCompression compression,
+                     int connections)
+    : socket_(std::move(socket)),
+      timeout_(timeout),
+      most_at_once_(prepare_writes(socket_)),
+      measures_link_(socket_.records() != nullptr && compression == WireCompression::kAuto),
+      gauge_(connections) {
+  if (socket_.records() != nullptr) {
+    socket_.records()->sealer.set_compression(compression == WireCompression::kOn);
+  }
+}
 
 std::size_t TcpStream::write_some(std::span<const std::byte> head,
                                   std::span<const std::byte> body) {
@@ -152,10 +167,28 @@ std::size_t TcpStream::write_records(std::span<const std::byte> head,
     const std::span<const std::byte> unsent = sealer.unsent();
     const ssize_t n =
         ::send(socket_.fd(), unsent.data(), unsent.size(), MSG_DONTWAIT | MSG_NOSIGNAL);
-    if (n < 0) return nothing_moved("send");
+    if (n < 0) {
+      if (measures_link_) look_at_link();
+      return nothing_moved("send");
+    }
     sealer.sent(static_cast<std::size_t>(n));
   }
   return sealer.take_done();
+}
+
+// The system takes no more for now: what is on its way limits this connection.
+void TcpStream::look_at_link() {
+  const int error = errno;
+  const auto info = info_of(socket_);
+  errno = error;
+  if (!info) return;
+  using std::chrono::microseconds;
+  RecordSealer& sealer = socket_.records()->sealer;
+  const CompressionCost cost = sealer.take_cost();
+  gauge_.add_cost(cost.bytes, cost.time);
+  gauge_.look({info->tcpi_bytes_acked, microseconds(info->tcpi_busy_time),
+               microseconds(info->tcpi_rwnd_limited)});
+  sealer.set_compression(gauge_.pays());
 }
 
 std::size_t TcpStream::read_records(std::span<std::byte> head, std::span<std::byte> body) {
@@ -177,15 +210,14 @@ bool TcpStream::prepare_wait(Direction direction, std::vector<pollfd>& fds) {
 }
 
 void TcpStream::check_reach() {
-  tcp_info info{};
-  socklen_t size = sizeof(info);
-  if (::getsockopt(socket_.fd(), IPPROTO_TCP, TCP_INFO, &info, &size) != 0) return;
+  const auto info = info_of(socket_);
+  if (!info) return;
   const std::lock_guard lock(mutex_);
   const auto now = Deadline::Clock::now();
   // What a full receiver keeps us from sending is not under way.
-  const bool under_way = info.tcpi_unacked > 0;
-  if (!under_way || info.tcpi_bytes_acked != acknowledged_) {
-    acknowledged_ = info.tcpi_bytes_acked;
+  const bool under_way = info->tcpi_unacked > 0;
+  if (!under_way || info->tcpi_bytes_acked != acknowledged_) {
+    acknowledged_ = info->tcpi_bytes_acked;
     unanswered_since_ = under_way ? now : Deadline::Clock::time_point{};
   } else if (unanswered_since_ == Deadline::Clock::time_point{}) {
     unanswered_since_ = now;

@@ -28,6 +28,8 @@ constexpr std::size_t kLeastRoom = 4 * 1024;
 constexpr std::size_t kMostRoom = 256 * 1024;
 // A key serves for 16 GiB at most, far from what AES-GCM allows; see docs/mesh_protocol.md.
 constexpr std::uint64_t kRecordsPerKey = std::uint64_t{1} << 20;
+// Of the first word of a record: its bytes below, what they become when decompressed above.
+constexpr unsigned kPlainShift = 16;
 constexpr char kNextKey[] = "lockstep next key 1\n";
 
 unsigned char* bytes_of(std::byte* data) { return reinterpret_cast<unsigned char*>(data); }
@@ -131,6 +133,11 @@ RecordSealer::RecordSealer(const std::optional<RecordKey>& key) : cipher_(cipher
 RecordSealer::~RecordSealer() = default;
 RecordSealer::RecordSealer(RecordSealer&&) noexcept = default;
 
+void RecordSealer::set_compression(bool on) {
+  if (on && compressor_ == nullptr) compressor_ = std::make_unique<Compressor>();
+  if (!on) compressor_.reset();
+}
+
 void RecordSealer::seal(std::span<const std::byte> head, std::span<const std::byte> body) {
   LOCKSTEP_CHECK(unsent().empty() && sealed_ == 0);
   end_ = sent_ = 0;
@@ -150,11 +157,17 @@ void RecordSealer::seal(std::span<const std::byte> head, std::span<const std::by
 }
 
 void RecordSealer::seal_record(std::span<const std::byte> head, std::span<const std::byte> body) {
+  std::uint32_t plain = 0;  // bytes of a record that is compressed
+  if (const auto compressed = compress(head, body); !compressed.empty()) {
+    plain = static_cast<std::uint32_t>(head.size() + body.size());
+    head = {};
+    body = compressed;
+  }
   const std::size_t size = head.size() + body.size();
   std::byte* const record = out_.data() + end_;
   std::byte* const data = record + kRecordHeadBytes;
   end_ += kRecordHeadBytes + size + tail_bytes(cipher_);
-  store_little_endian(record, static_cast<std::uint32_t>(size));
+  store_little_endian(record, static_cast<std::uint32_t>(size) | plain << kPlainShift);
   if (cipher_) {
     cipher_->begin(std::span<const std::byte, kRecordHeadBytes>(record, kRecordHeadBytes));
     cipher_->update(head, data);
@@ -166,6 +179,21 @@ void RecordSealer::seal_record(std::span<const std::byte> head, std::span<const 
   checksum = crc32c_copy(data, head, checksum);
   checksum = crc32c_copy(data + head.size(), body, checksum);
   store_little_endian(data + size, checksum);
+}
+
+std::span<const std::byte> RecordSealer::compress(std::span<const std::byte> head,
+                                                  std::span<const std::byte> body) {
+  if (compressor_ == nullptr) return {};
+  const auto began = std::chrono::steady_clock::now();
+  if (!head.empty()) {
+    joined_.assign(head.begin(), head.end());
+    joined_.insert(joined_.end(), body.begin(), body.end());
+    body = joined_;
+  }
+  const auto compressed = compressor_->compress(body);
+  cost_.bytes += body.size();
+  cost_.time += std::chrono::steady_clock::now() - began;
+  return compressed;
 }
 
 std::size_t RecordSealer::take_done() { return unsent().empty() ? std::exchange(sealed_, 0) : 0; }
@@ -180,20 +208,24 @@ void RecordOpener::received(std::size_t bytes) {
   end_ += bytes;
 }
 
-std::size_t RecordOpener::next_record() const {
-  if (end_ - begin_ < kRecordHeadBytes) return 0;
-  const auto size = load_little_endian<std::uint32_t>(in_.data() + begin_);
-  if (size == 0 || size > kRecordBytes) refuse_record(fmt::format("a record of {} bytes", size));
-  return kRecordHeadBytes + size + tail_bytes(cipher_);
+std::optional<RecordOpener::Front> RecordOpener::front() const {
+  if (end_ - begin_ < kRecordHeadBytes) return std::nullopt;
+  const auto head = load_little_endian<std::uint32_t>(in_.data() + begin_);
+  const std::uint32_t stored = head & ((1U << kPlainShift) - 1), plain = head >> kPlainShift;
+  const bool fits = stored > 0 && std::max(stored, plain) <= kRecordBytes;
+  return Front{stored, plain == 0 ? stored : plain, fits && (plain == 0 || stored < plain)};
 }
+
+std::size_t RecordOpener::size_of(const Front& record) const {
+  return kRecordHeadBytes + record.stored + tail_bytes(cipher_);
+}
+
+bool RecordOpener::is_whole(const Front& record) const { return end_ - begin_ >= size_of(record); }
 
 bool RecordOpener::ready() const {
   if (taken_ < plain_.size()) return true;
-  if (end_ - begin_ < kRecordHeadBytes) return false;
-  // One that cannot be is for open() to refuse.
-  const auto size = load_little_endian<std::uint32_t>(in_.data() + begin_);
-  return size == 0 || size > kRecordBytes ||
-         end_ - begin_ >= kRecordHeadBytes + size + tail_bytes(cipher_);
+  const std::optional<Front> record = front();
+  return record && (!record->valid || is_whole(*record));  // open() refuses one that is not valid
 }
 
 std::size_t RecordOpener::open(std::span<std::byte> head, std::span<std::byte> body) {
@@ -215,26 +247,47 @@ std::size_t RecordOpener::open(std::span<std::byte> head, std::span<std::byte> b
       take(left);
       continue;
     }
-    const std::size_t record = next_record();
-    if (record == 0 || end_ - begin_ < record) break;
-    const std::size_t size = record - kRecordHeadBytes - tail_bytes(cipher_);
-    if (size <= wanted) {
-      const std::size_t in_head = std::min(size, head.size());
-      open_record(head.first(in_head), body.first(size - in_head));
-      take(size);
+    const std::optional<Front> record = front();
+    if (record && !record->valid) {
+      refuse_record(fmt::format("a record of {} bytes, {} in all", record->stored, record->plain));
+    }
+    if (!record || !is_whole(*record)) break;
+    if (record->plain <= wanted) {
+      const std::size_t in_head = std::min(record->plain, head.size());
+      open_record(*record, head.first(in_head), body.first(record->plain - in_head));
+      take(record->plain);
     } else {
-      plain_.resize(size);
-      taken_ = size;  // nothing is there if this throws
-      open_record({}, plain_);
+      plain_.resize(record->plain);
+      taken_ = record->plain;  // nothing is there if this throws
+      open_record(*record, {}, plain_);
       taken_ = 0;
     }
-    begin_ += record;
+    begin_ += size_of(*record);
   }
   if (done == 0) make_room();
   return done;
 }
 
-void RecordOpener::open_record(std::span<std::byte> head, std::span<std::byte> body) {
+void RecordOpener::open_record(const Front& record, std::span<std::byte> head,
+                               std::span<std::byte> body) {
+  if (!record.compressed()) return open_stored(head, body);
+  if (decompressor_ == nullptr) decompressor_ = std::make_unique<Decompressor>();
+  stored_.resize(record.stored);
+  open_stored({}, stored_);
+  std::span<std::byte> plain = body;
+  if (!head.empty()) {
+    joined_.resize(record.plain);
+    plain = joined_;
+  }
+  if (!decompressor_->decompress(stored_, plain))
+    refuse_record("a record that cannot be decompressed");
+  if (!head.empty()) {
+    std::ranges::copy(plain.first(head.size()), head.begin());
+    std::ranges::copy(plain.subspan(head.size()), body.begin());
+  }
+}
+
+void RecordOpener::open_stored(std::span<std::byte> head, std::span<std::byte> body) {
   const std::span record = std::span(std::as_const(in_)).subspan(begin_);
   const std::byte* const data = record.data() + kRecordHeadBytes;
   const std::size_t size = head.size() + body.size();

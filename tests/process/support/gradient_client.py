@@ -34,7 +34,7 @@ _MESSAGES = [
 _BY_NAME = {name: (tag, [each.split(":") for each in fields.split()]) for name, tag, fields in _MESSAGES}
 _BY_TAG = {tag: name for name, tag, _ in _MESSAGES}
 
-MAGIC, VERSION = b"LSKP", 5
+MAGIC, VERSION = b"LSKP", 6
 HELLO, PROOF, REFUSAL = 1, 2, 3
 JOIN, ROSTER, GOODBYE = 16, 17, 36
 PURPOSE_RENDEZVOUS, PURPOSE_SERVER = 1, 4
