@@ -219,6 +219,19 @@ TEST_F(JobHealthTest, LeavingAfterTheLastCollectiveIsFine) {
   EXPECT_FALSE(health.verdict());
 }
 
+// Where ranks have no connections with each other nobody sees that one has closed.
+TEST_F(JobHealthTest, WhoeverIsLeftIsSoonAskedWhetherItWaitsForALeaver) {
+  health.goodbye(1, {at(17, false)}, now);
+  health.goodbye(2, {at(17, false)}, now + 50ms);
+  EXPECT_FALSE(health.take_ping());
+  EXPECT_EQ(health.wake_at(), now + 100ms);
+  health.tick(now + 100ms);
+  EXPECT_TRUE(health.take_ping());
+  EXPECT_GT(health.wake_at(), now + 1s) << "once for both";
+  health.heartbeat(0, {at(18)}, now + 110ms);
+  expect_verdict(ErrorCode::kPeerLost, 1, "rank 1 (node1) has left the job after collective 17");
+}
+
 TEST_F(JobHealthTest, OfSeveralThatLeftTheFurthestBehindIsNamed) {
   health.goodbye(1, {at(17, false)}, now);
   health.goodbye(2, {at(16, false)}, now);

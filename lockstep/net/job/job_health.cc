@@ -18,6 +18,7 @@ using std::chrono::milliseconds;
 
 // Who has answered before it entered a collective is asked again after so long.
 constexpr milliseconds kAskAgain{20};
+constexpr milliseconds kAskAfterGoodbye{100};
 
 // Reports that say "I lost that rank", which may be the echo of another failure.
 bool is_accusation(ErrorCode code) {
@@ -122,6 +123,7 @@ void JobHealth::goodbye(int rank, std::vector<Progress> progress, Time now) {
   hear(rank, std::move(progress), now);
   depart(rank);
   for (const Progress& at : ranks_[rank].progress) check_waits(at.group);
+  if (!ask_at_ && !heard_.empty()) ask_at_ = now + kAskAfterGoodbye;
 }
 
 void JobHealth::closed(int rank, Time) {
@@ -409,6 +411,10 @@ void JobHealth::tick(Time now) {
   if (verdict_) return;
 
   if (!accusers_.empty() && now >= grace_ends_) resolve_suspicion();
+  if (ask_at_ && now >= *ask_at_) {
+    ask_at_.reset();
+    ping_ = true;
+  }
   if (!verdict_ && question_) {
     const bool answered = all_answered();
     if (now >= question_->until || (answered && !may_learn_more())) {
@@ -436,6 +442,7 @@ JobHealth::Time JobHealth::wake_at() const {
   Time wake = last_tick_ + timeout_ / 5;
   if (!heard_.empty()) wake = std::min(wake, heard_.begin()->first + timeout_);
   if (!accusers_.empty()) wake = std::min(wake, grace_ends_);
+  if (ask_at_) wake = std::min(wake, *ask_at_);
   if (question_) {
     wake = std::min(wake, question_->until);
     if (all_answered()) wake = std::min(wake, question_->asked + kAskAgain);

@@ -117,6 +117,8 @@ class JobHealth {
   Time last_tick_;
   std::vector<int> accusers_;  // in the order of their reports
   Time grace_ends_{};
+  // Others may wait for a rank that has left in order, and tell of it in their next heartbeat only.
+  std::optional<Time> ask_at_;
   std::optional<Question> question_;
   std::optional<Overdue> overdue_;  // with a question
   std::optional<Error> mismatch_;   // with a question: the first view of it
