@@ -121,7 +121,7 @@ std::span<const std::byte> Compressor::compress(std::span<const std::byte> plain
 }
 
 bool Decompressor::decompress(std::span<const std::byte> compressed, std::span<std::byte> plain) {
-  if (compressed.empty()) return false;
+  if (compressed.empty() || plain.size() < kWord) return false;
   const auto planes = std::to_integer<unsigned>(compressed.front());
   if (std::ranges::find(kPlaneSets, planes) == kPlaneSets.end()) return false;
   const std::size_t words = plain.size() / kWord;

@@ -168,8 +168,9 @@ std::size_t TcpStream::write_records(std::span<const std::byte> head,
     const ssize_t n =
         ::send(socket_.fd(), unsent.data(), unsent.size(), MSG_DONTWAIT | MSG_NOSIGNAL);
     if (n < 0) {
+      const std::size_t none = nothing_moved("send");
       if (measures_link_) look_at_link();
-      return nothing_moved("send");
+      return none;
     }
     sealer.sent(static_cast<std::size_t>(n));
   }
@@ -178,9 +179,7 @@ std::size_t TcpStream::write_records(std::span<const std::byte> head,
 
 // The system takes no more for now: what is on its way limits this connection.
 void TcpStream::look_at_link() {
-  const int error = errno;
   const auto info = info_of(socket_);
-  errno = error;
   if (!info) return;
   using std::chrono::microseconds;
   RecordSealer& sealer = socket_.records()->sealer;
