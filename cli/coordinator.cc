@@ -7,7 +7,6 @@
 #include <algorithm>
 #include <cerrno>
 #include <cmath>
-#include <cstdio>
 #include <functional>
 #include <iterator>
 #include <memory>
@@ -95,9 +94,10 @@ struct CoordinatorFlags {
 };
 
 // Names in it are the workers' own words.
-void print_notice(const std::string& text) {
-  fmt::print("{}\n", visible(text));
-  std::fflush(stdout);
+void print_notice(const std::string& text) { print_text(visible(text) + "\n"); }
+
+std::string workers_of(std::size_t count) {
+  return fmt::format("{} worker{}", count, count == 1 ? "" : "s");
 }
 
 // SIGUSR1 as a request, to be made before any other thread; until the first call of listen() it
@@ -184,13 +184,12 @@ class Progress {
     last_ = std::max(last_, step);
     ++told_;
     if (!clock_.due() && !last) return;
-    fmt::print("step {}{}", step, text_);
+    std::string line = fmt::format("step {}{}", step, text_);
     if (const std::uint64_t elements = all_elements_ / told_; elements > 0) {
-      fmt::print("  {} elements reduced in {:.1f} ms", elements,
-                 milliseconds_each() * static_cast<double>(elements));
+      line += fmt::format("  {} elements reduced in {:.1f} ms", elements,
+                          milliseconds_each() * static_cast<double>(elements));
     }
-    fmt::print("\n");
-    std::fflush(stdout);
+    print_text(line + "\n");
   }
   // How many there were, however often some of them had to be made again.
   std::uint64_t steps() const { return last_ == 0 ? 0 : last_ - first_ + 1; }
@@ -277,7 +276,8 @@ void run_steps(GradientServer& server, const CoordinatorFlags& options) {
     run_vectors(server, wanted, progress);
   }
   server.shutdown();
-  fmt::print("done: {} steps with {} workers\n", progress.steps(), options.server.workers);
+  print_text(fmt::format("done: {} steps with {}\n", progress.steps(),
+                         workers_of(static_cast<std::size_t>(options.server.workers))));
 }
 
 // The workers as threads of this process. The server's error is the cause; theirs follow from it.
@@ -342,7 +342,8 @@ void serve_ranks(ControlPlane& control, const CoordinatorFlags& options, SaveSig
                     std::chrono::nanoseconds took) { progress.add(piece.head.count, took); },
        .turned = tell_steps});
   tell_steps();
-  fmt::print("done: {} steps, and all {} workers have left\n", progress.steps(), workers);
+  print_text(
+      fmt::format("done: {} steps, and all {} workers have left\n", progress.steps(), workers));
 }
 
 // The door for workers of all kinds, and the centre of the job if they are ranks.
@@ -382,9 +383,8 @@ bool first_is_rank(ControlPlane& control, int stop_fd) {
 void run_served(CoordinatorFlags& options, SaveSignal& signal) {
   Socket listener = listen_for_workers(require_host_port("--bind", options.bind), options.token,
                                        Deadline::after(options.server.settings.timeout));
-  fmt::print("listening on {}; {} workers expected\n", to_string(listener.local_address()),
-             options.server.workers);
-  std::fflush(stdout);
+  print_text(fmt::format("listening on {}; {} expected\n", to_string(listener.local_address()),
+                         workers_of(static_cast<std::size_t>(options.server.workers))));
   if (options.insecure) {
     log(LogLevel::kWarning,
         "--insecure: whoever reaches {}{} can join as a worker of the original protocol, which has "
@@ -429,6 +429,8 @@ int run_coordinator(CoordinatorFlags& options) {
                 "--local runs the synthetic job, which has no lanes; 'lockstep train --transport "
                 "server --workers N' is the same with a model");
   }
+  // Whoever reads its lines may go: the job goes on.
+  ::signal(SIGPIPE, SIG_IGN);
   const StopSignals signals;
   SaveSignal save_signal;
   options.server.stop_fd = signals.fd();
@@ -441,7 +443,7 @@ int run_coordinator(CoordinatorFlags& options) {
     return 0;
   } catch (const Error& error) {
     if (error.code() == ErrorCode::kInvalidArgument) throw;
-    log_line(LogLevel::kError, error.what());
+    log_line(LogLevel::kError, error.code() == ErrorCode::kIo ? error.message() : error.what());
     return is_defect(error.code()) ? kExitHalted : signals.exit_code(kExitFailed);
   }
 }

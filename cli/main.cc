@@ -1,8 +1,12 @@
+#include <fcntl.h>
 #include <fmt/format.h>
 #include <sys/resource.h>
+#include <unistd.h>
 
 #include <algorithm>
+#include <cerrno>
 #include <cstdio>
+#include <cstring>
 #include <exception>
 #include <string>
 
@@ -49,6 +53,23 @@ void raise_file_limit() {
   if (::getrlimit(RLIMIT_NOFILE, &limit) != 0 || limit.rlim_cur >= kMostFiles) return;
   limit.rlim_cur = std::min(limit.rlim_max, kMostFiles);
   ::setrlimit(RLIMIT_NOFILE, &limit);
+}
+
+// A file or connection that got the number of a closed stream would have our lines written into it.
+void open_standard_streams() {
+  for (int stream = STDIN_FILENO; stream <= STDERR_FILENO; ++stream) {
+    if (::fcntl(stream, F_GETFD) < 0) ::open("/dev/null", O_RDWR);  // takes the lowest number
+  }
+}
+
+// What a full disk swallows must not pass for success.
+int with_output_written(int code) {
+  const bool flushed = std::fflush(stdout) == 0;
+  const int error = errno;
+  if (flushed && std::ferror(stdout) == 0) return code;
+  log(LogLevel::kError, "standard output could not be written{}",
+      flushed ? "" : fmt::format(": {}", std::strerror(error)));
+  return code == 0 ? kExitFailed : code;
 }
 
 // What `lockstep launch` is to start: the words behind "--", which are no longer among `arguments`.
@@ -120,14 +141,16 @@ int run(int argc, char** argv) {
 
 int main(int argc, char** argv) {
   using namespace lockstep;
+  cli::open_standard_streams();
   cli::raise_file_limit();
   try {
-    return cli::run(argc, argv);
+    return cli::with_output_written(cli::run(argc, argv));
   } catch (const Error& error) {
     // Without words: another rank has told them.
     if (!error.message().empty()) log_line(LogLevel::kError, cli::plain_text_of(error));
     return cli::exit_code(error);
   } catch (const std::exception& error) {
+    if (std::ferror(stdout) != 0) return cli::with_output_written(kExitFailed);
     log_line(LogLevel::kError, error.what());
     return kExitFailed;
   }

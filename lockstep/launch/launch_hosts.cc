@@ -135,8 +135,7 @@ class HostsLauncher {
       if (const auto message = decode_agent_message(line)) {
         hear(host, *message);
       } else if (host.ready) {
-        fmt::print("{}\n", line);
-        std::fflush(stdout);
+        print_text(line + "\n");
       } else {
         // A greeting of the shell's: from outside, and no bar of ours.
         show(host, fmt::format("[{}] {}\n", host.host.name, visible(line)));

@@ -7,6 +7,7 @@
 
 #include <algorithm>
 #include <cstdio>
+#include <cstdlib>
 
 #include "lockstep/base/descriptor.h"
 #include "lockstep/base/log.h"
@@ -30,9 +31,9 @@ int terminal_width() {
 }
 
 // A terminal that is closed is no reason to fail.
-void show(const std::string& text, std::FILE* stream) {
-  std::fputs(text.c_str(), stream);
-  std::fflush(stream);
+void show(const std::string& text) {
+  std::fputs(text.c_str(), stderr);
+  std::fflush(stderr);
 }
 
 }  // namespace
@@ -54,7 +55,10 @@ std::optional<LogStyle> parse_log_style(std::string_view name) {
 }
 
 LogStyle default_log_style() {
-  return ::isatty(STDERR_FILENO) != 0 ? LogStyle::kBar : LogStyle::kPlain;
+  const char* terminal = std::getenv("TERM");
+  const bool dumb =
+      terminal != nullptr && std::string_view(terminal) == "dumb";  // it takes no control sequences
+  return ::isatty(STDERR_FILENO) != 0 && !dumb ? LogStyle::kBar : LogStyle::kPlain;
 }
 
 TrainingLog::TrainingLog(LogStyle style, std::int64_t steps, double bytes_per_token)
@@ -77,10 +81,10 @@ void TrainingLog::step(const StepReport& report) {
       if (pace_.due(std::chrono::steady_clock::now(), report.step % every_ == 0 ||
                                                           report.step == progress.steps ||
                                                           report.validation_loss)) {
-        show(format_plain(progress) + "\n", stdout);
+        print_text(format_plain(progress) + "\n");
       }
       break;
-    case LogStyle::kJson: show(metrics_line(report, bytes_per_token_) + "\n", stdout); break;
+    case LogStyle::kJson: print_text(metrics_line(report, bytes_per_token_) + "\n"); break;
   }
 }
 
@@ -94,7 +98,7 @@ void TrainingLog::draw(const RunProgress& progress, bool now) {
   const int width = terminal_width();
   const std::string bar = format_bar(progress, width - 1);
   // Overwrites the old one and clears what is left of it.
-  show(fmt::format("{}{}\x1b[K", over_bar(open ? columns_ : 0, width), bar), stderr);
+  show(fmt::format("{}{}\x1b[K", over_bar(open ? columns_ : 0, width), bar));
   columns_ = static_cast<int>(bar.size());
 }
 

@@ -4,6 +4,7 @@
 
 #include <algorithm>
 #include <chrono>
+#include <csignal>
 #include <exception>
 #include <memory>
 #include <optional>
@@ -310,6 +311,8 @@ void check_lanes(const TrainOptions& options, int workers) {
 }  // namespace
 
 int train(const TrainOptions& options, const std::vector<std::string>& arguments) {
+  // Whoever reads what it says may go: that ends neither this process nor a worker.
+  std::signal(SIGPIPE, SIG_IGN);
   check_options(options);
   if (!options.replay.empty()) return replay_lane(options);
   if (options.job.transport == TransportKind::kMpi) return run_mpi(options, arguments);

@@ -504,9 +504,7 @@ int Worker::finish() {
     if (communicator.world_size() > 1) {
       log(LogLevel::kInfo, "the weights of all {} workers are the same", communicator.world_size());
     }
-    // The terminal may be closed: all is done whether somebody reads it or not.
-    std::fputs(fmt::format("weights {}\n", hash).c_str(), stdout);
-    std::fflush(stdout);
+    print_text(fmt::format("weights {}\n", hash));
   }
   // Nobody goes while rank 0 still writes.
   communicator.barrier({.deadline = Deadline::after(kDiskPatience)});

@@ -58,6 +58,15 @@ def play(command, expected=0, *words, absent=(), stdin=None, environment=None, s
     return run.stdout
 
 
+def in_shell(command, expected=0, *words, absent=(), most=WRONG_LINES):
+    """As play(), with what only a shell can do: pipes and redirections."""
+    begun = time.monotonic()
+    run = subprocess.run(["bash", "-c", command.replace("lockstep", shlex.quote(BINARY), 1)], stdout=subprocess.PIPE, stderr=subprocess.STDOUT,
+                         text=True, errors="replace", timeout=120, stdin=subprocess.DEVNULL)
+    note(command, run.returncode, run.stdout, begun)
+    judge(command, run.returncode, run.stdout, expected, words, absent, most)
+
+
 def note(command, code, output, begun, shown=40, stdin=None):
     lines = output.rstrip("\n").splitlines()
     if len(lines) > shown:
@@ -131,6 +140,17 @@ def first_hour():
     play("lockstep verify second", 1, "second/model.safetensors: is damaged", "second/checkpoint-4: OK", most=9)
     play("lockstep report first --out page", 0, "page/report.html")
     play("lockstep explain first", 1, "first")
+
+    say("Nobody reads what it says, or the disk for it is full.\n")
+    for workers in (1, 2):
+        in_shell(f"lockstep train my.txt --steps 40 --log json --out unread{workers} --workers {workers} 2>&1 | head -n 1; echo ended ${{PIPESTATUS[0]}}",
+                 0, "ended 0")
+        in_shell(f"lockstep train my.txt --steps 2 --out unheard{workers} --workers {workers} <&- >&- 2>&-", 0)
+        play(f"lockstep verify unread{workers}", 0, f"unread{workers}/checkpoint-40: OK")
+        play(f"lockstep verify unheard{workers}", 0, f"unheard{workers}/checkpoint-2: OK")
+        in_shell(f"lockstep train my.txt --steps 2 --log json --workers {workers} >/dev/full", 0, "warning: standard output .*: No space left on device")
+    for command in ("--help", "generate first --tokens 5", "verify first", "completion zsh", "data --stories 50 --print"):
+        in_shell(f"lockstep {command} >/dev/full", 1, "^error: standard output could not be written(: No space left on device)?$")
 
     say("It takes long, they stop it, and go on.\n")
     interrupt("lockstep train my.txt --steps 2000 --out long", 130, "stopping", "stopped by Ctrl-C after step",

@@ -219,6 +219,18 @@ def local():
         check(result.returncode == 0 and "done: 3 steps" in result.stdout, f"{mode}: {result.stdout} {result.stderr}")
 
 
+def nobody_reads():
+    """A script that took the address from the first line, and closed the pipe."""
+    with subprocess.Popen([LOCKSTEP, "coordinator", "--bind", "127.0.0.1:0", "--workers", "1", "--steps", "3"], stdout=subprocess.PIPE,
+                          text=True, env=ENVIRONMENT) as coordinator:
+        address = coordinator.stdout.readline().split()[2].rstrip(";")
+        coordinator.stdout.close()
+        worker = subprocess.run([LOCKSTEP, "worker", "--coordinator", address, "--elements", "100", "--check"], capture_output=True,
+                                text=True, timeout=60, env=ENVIRONMENT, check=False)
+        code = coordinator.wait(60)
+    check(code == 0 and worker.returncode == 0, f"coordinator {code}, worker {worker.returncode}: {worker.stderr}")
+
+
 def main():
     cases = Cases()
     steps = 20 if SANITIZED else 100
@@ -235,6 +247,7 @@ def main():
     cases.run("--max-frame", frame_limit)
     cases.run("--max-frame 100MB", frames_of_the_original)
     cases.run("the worker comes first", worker_first)
+    cases.run("nobody reads the coordinator's lines", nobody_reads)
     cases.run("tokens", tokens)
     cases.run("usage", usage)
     cases.run("--local", local)
