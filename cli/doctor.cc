@@ -161,8 +161,9 @@ int report(const LinkChecks& checks, bool as_json) {
     const auto count = [&](Verdict which) {
       return std::ranges::count(checks.findings, which, &Finding::verdict);
     };
-    fmt::print("{}: {} good, {} warnings, {} bad\n", to_string(verdict), count(Verdict::kGood),
-               count(Verdict::kWarning), count(Verdict::kBad));
+    const auto warnings = count(Verdict::kWarning);
+    fmt::print("{}: {} good, {} warning{}, {} bad\n", to_string(verdict), count(Verdict::kGood),
+               warnings, warnings == 1 ? "" : "s", count(Verdict::kBad));
     return code;
   }
   nlohmann::ordered_json findings = nlohmann::ordered_json::array();

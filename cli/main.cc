@@ -8,6 +8,7 @@
 #include <cstdio>
 #include <cstring>
 #include <exception>
+#include <filesystem>
 #include <string>
 
 #include "cli/commands.h"
@@ -149,6 +150,9 @@ int main(int argc, char** argv) {
     // Without words: another rank has told them.
     if (!error.message().empty()) log_line(LogLevel::kError, cli::plain_text_of(error));
     return cli::exit_code(error);
+  } catch (const std::filesystem::filesystem_error& error) {
+    log(LogLevel::kError, "{}: {}", error.path1().string(), error.code().message());
+    return kExitFailed;
   } catch (const std::exception& error) {
     if (std::ferror(stdout) != 0) return cli::with_output_written(kExitFailed);
     log_line(LogLevel::kError, error.what());

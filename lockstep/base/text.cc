@@ -2,6 +2,10 @@
 
 #include <fmt/format.h>
 
+#include <algorithm>
+#include <cctype>
+#include <cstring>
+
 #include "lockstep/base/utf8.h"
 
 namespace lockstep {
@@ -46,6 +50,17 @@ std::string visible(std::string_view text) {
   }
   append_visible(shown, text);
   return shown;
+}
+
+std::string shell_word(const std::string& text) {
+  const auto plain = [](char c) {
+    const auto code = static_cast<unsigned char>(c);
+    return std::isalnum(code) != 0 || code >= 0x80 || std::strchr("_-+=:,.@%/", c) != nullptr;
+  };
+  if (!text.empty() && std::ranges::all_of(text, plain)) return text;
+  std::string quoted = "'";
+  for (const char c : text) quoted += c == '\'' ? std::string("'\\''") : std::string(1, c);
+  return quoted + "'";
 }
 
 std::string format_duration(Deadline::Clock::duration duration) {

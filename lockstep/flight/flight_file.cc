@@ -287,7 +287,10 @@ std::vector<FlightFile> read_flight(const std::vector<std::string>& folders,
   std::vector<FlightFile> all;
   for (const std::string& folder : folders) {
     if (!fs::is_directory(folder)) {
-      throw Error(ErrorCode::kIo, fmt::format("{}: there is no such folder", folder));
+      throw Error(ErrorCode::kIo,
+                  fmt::format("{}: {}", folder,
+                              fs::exists(folder) ? "this is a file; explain takes folders"
+                                                 : "there is no such folder"));
     }
     read_folder(folder, all, notes);
     for (const std::string& above : {folder, folder + "/" + kFlightFolder}) {

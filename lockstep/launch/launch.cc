@@ -27,6 +27,7 @@
 #include "lockstep/base/index.h"
 #include "lockstep/base/log.h"
 #include "lockstep/base/signal_count.h"
+#include "lockstep/base/text.h"
 #include "lockstep/comm/flight_recorder.h"
 #include "lockstep/flight/flight_file.h"
 #include "lockstep/launch/blocked_signals.h"
@@ -555,8 +556,8 @@ class Launcher {
                 written;
     }
     if (written) {
-      log(LogLevel::kInfo, "what the ranks did last is in {0}; lockstep explain {0}",
-          options_.flight_folder);
+      log(LogLevel::kInfo, "what the ranks did last is in {}; lockstep explain {}",
+          options_.flight_folder, shell_word(options_.flight_folder));
     }
   }
 
@@ -572,9 +573,10 @@ class Launcher {
   void tell_flight() {
     if (options_.flight_folder.empty()) return;
     write_kept_flight();
-    if (!std::filesystem::exists(options_.flight_folder)) return;
+    std::error_code none;
+    if (!std::filesystem::exists(options_.flight_folder, none)) return;
     log(LogLevel::kInfo, "lockstep explain {} says what every rank did last",
-        options_.flight_folder);
+        shell_word(options_.flight_folder));
   }
 
   // A rank is lost, and the others go on.

@@ -21,6 +21,7 @@
 #include "lockstep/base/deadline.h"
 #include "lockstep/base/error.h"
 #include "lockstep/base/log.h"
+#include "lockstep/base/text.h"
 #include "lockstep/launch/rank_environment.h"
 #include "lockstep/train/run_checkpoints.h"
 
@@ -233,7 +234,7 @@ void FlightWatch::serve() {
     const std::lock_guard lock(mutex_);
     if (asked && !written_.empty()) {
       log(LogLevel::kInfo, "what this process did last is in {}; lockstep explain {}", written_,
-          written_);
+          shell_word(written_));
     }
     if (closing_ && pending_.empty()) return;
   }

@@ -15,6 +15,7 @@
 #include "lockstep/base/host.h"
 #include "lockstep/base/log.h"
 #include "lockstep/base/processor.h"
+#include "lockstep/base/text.h"
 #include "lockstep/base/utf8.h"
 #include "lockstep/files/json.h"
 #include "lockstep/model/cpu/decoder.h"
@@ -204,9 +205,9 @@ void tell_end(const TrainOptions& options, const TrainPlan& plan, const Trainer&
   }
   // After an early end the last model is known to be the worse one.
   const std::string& model = early && !best.empty() ? best : options.out;
-  std::string next = fmt::format("lockstep generate {} --prompt \"Once\"", model);
-  if (!plan.data.tokenizer) next = "lockstep verify " + options.out;
-  if (stopped) next = "lockstep train --resume " + options.out;
+  std::string next = fmt::format("lockstep generate {} --prompt \"Once\"", shell_word(model));
+  if (!plan.data.tokenizer) next = "lockstep verify " + shell_word(options.out);
+  if (stopped) next = "lockstep train --resume " + shell_word(options.out);
   log(LogLevel::kInfo, "the model is in {}; next: {}", options.out, next);
 }
 

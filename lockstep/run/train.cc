@@ -6,6 +6,7 @@
 #include <chrono>
 #include <csignal>
 #include <exception>
+#include <filesystem>
 #include <memory>
 #include <optional>
 #include <thread>
@@ -14,6 +15,7 @@
 #include "lockstep/base/error.h"
 #include "lockstep/base/exit_code.h"
 #include "lockstep/base/log.h"
+#include "lockstep/base/text.h"
 #include "lockstep/comm/mpi/mpi.h"
 #include "lockstep/launch/launch.h"
 #include "lockstep/launch/mpirun.h"
@@ -31,6 +33,7 @@
 #include "lockstep/run/worker.h"
 #include "lockstep/server/server_run.h"
 #include "lockstep/train/checkpoint/folders.h"
+#include "lockstep/train/run_checkpoints.h"
 
 namespace lockstep {
 namespace {
@@ -41,31 +44,46 @@ void require(bool condition, const std::string& message) {
   if (!condition) throw Error(ErrorCode::kInvalidArgument, message);
 }
 
-// What a run that failed has left.
-void tell_saved(const TrainOptions& options) {
-  if (options.out.empty()) return;
-  std::vector<std::int64_t> steps;
+// What the folder of a run has of it. A run that did not begin leaves it as it was.
+struct Traces {
+  std::vector<std::int64_t> checkpoints;  // the newest first
+  std::filesystem::file_time_type metrics;
+
+  bool operator==(const Traces&) const = default;
+};
+
+std::optional<Traces> traces_in(const std::string& folder) {
+  if (folder.empty()) return std::nullopt;
+  std::error_code none;
   try {
-    steps = list_checkpoints(options.out);
+    return Traces{list_checkpoints(folder),
+                  std::filesystem::last_write_time(folder + "/" + kMetricsFile, none)};
   } catch (const Error&) {  // the run's own error says more
-    return;
+    return std::nullopt;
   }
-  if (steps.empty()) {
+}
+
+// What a run that failed has left, if it had begun.
+void tell_saved(const TrainOptions& options, const std::optional<Traces>& before) {
+  const std::optional<Traces> left = traces_in(options.out);
+  if (!left || left == before) return;
+  if (left->checkpoints.empty()) {
     log(LogLevel::kInfo, "no checkpoint was saved in {}", options.out);
     return;
   }
   log(LogLevel::kInfo, "the newest checkpoint is {}; lockstep train --resume {} goes on from it",
-      checkpoint_path(options.out, steps[0]), options.out);
+      checkpoint_path(options.out, left->checkpoints[0]), shell_word(options.out));
 }
 
 // Runs `work`; when that fails, says what is saved and what was written of the failure.
 template <typename Work>
 int telling_saved(const TrainOptions& options, FlightWatch& watch, bool tells, Work&& work) {
+  const std::optional<Traces> before = traces_in(options.out);
   const auto tell = [&] {
     if (!tells) return;
-    tell_saved(options);
+    tell_saved(options, before);
     if (const std::string folder = watch.finish(); !folder.empty()) {
-      log(LogLevel::kInfo, "lockstep explain {} says what every rank did last", folder);
+      log(LogLevel::kInfo, "lockstep explain {} says what every rank did last", shell_word(folder));
     }
   };
   try {
@@ -239,8 +257,8 @@ int start_workers(const TrainOptions& options, int workers,
   launch.flight_keeps = flight.keeps;
   launch.stop_grace = stop_grace(options);
   launch.end_grace = end_grace(options);
-  launch.before_failure = [&options](int code) {
-    if (code != kExitUsage) tell_saved(options);  // otherwise no worker began
+  launch.before_failure = [&options, before = traces_in(options.out)](int code) {
+    if (code != kExitUsage) tell_saved(options, before);  // otherwise no worker began
   };
   // Their stderr is a pipe, ours may be a terminal.
   if (!options.log) {

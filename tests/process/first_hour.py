@@ -125,6 +125,7 @@ def first_hour():
     play("lockstep train my.txt --steps 10 --out first --dry-run", 2, "first has checkpoints")
     play("lockstep train my.txt --steps 4 --out second", 0, "the model is in second")
     play("lockstep train my.txt --steps 2 --out second --overwrite", 0, "done: 2 steps")
+    play("lockstep train my.txt --steps 2 --out 'two words'", 0, "the model is in two words; next: lockstep generate 'two words' --prompt")
     play("lockstep train --resume second", 0, r"this run is complete \(done: 2 steps\); to train further, resume it with --steps N")
     play("lockstep train --resume second --steps 4", 0, "resumed with a change", "done: 4 steps")
     play("lockstep generate first --prompt Small --tokens 60", 0, "^Small")
@@ -140,6 +141,7 @@ def first_hour():
     play("lockstep verify second", 1, "second/model.safetensors: is damaged", "second/checkpoint-4: OK", most=9)
     play("lockstep report first --out page", 0, "page/report.html")
     play("lockstep explain first", 1, "first")
+    play("lockstep explain my.txt", 1, "my.txt: this is a file; explain takes folders")
 
     say("Nobody reads what it says, or the disk for it is full.\n")
     for workers in (1, 2):
@@ -157,6 +159,11 @@ def first_hour():
               "next: lockstep train --resume long")
     play("lockstep train --resume long --steps 1", 2, "steps is 1, but")
     play("lockstep train --resume long --data other.txt", 2, "not the same|number of samples")
+    play("lockstep train my.txt --steps 2 --out broken", 0)
+    for checkpoint in Path("broken").glob("checkpoint-*"):
+        (checkpoint / "manifest.json").unlink()
+    play("lockstep train --resume broken --steps 4", 1, "none of its .* is intact; nothing was changed", absent=["goes on from it"])
+    play("lockstep train mine.txt --out none", 1, "mine.txt: No such file", absent=["no checkpoint"])
     play("lockstep train --resume nowhere", 2, "no run in it to go on with")
     play("lockstep train --resume long/checkpoint-2", 2, "takes the run's folder, long")
     interrupt("lockstep train --resume long --workers 2", 130, "resuming from", "stopped by Ctrl-C after step", at="step ")
