@@ -30,6 +30,11 @@ constexpr const char* kExplanation = R"(A text of one's own:
 
 `lockstep train --help` explains the options of a command.)";
 
+constexpr const char* kBenchExplanation = R"(  lockstep bench allreduce --ranks 4 --bytes 1KiB,25MiB
+  lockstep bench step --model small
+
+`lockstep bench step --help` explains the options of a command.)";
+
 int exit_code(const Error& error) {
   switch (error.code()) {
     case ErrorCode::kInvalidArgument: return kExitUsage;
@@ -88,11 +93,10 @@ int run(int argc, char** argv) {
   Action action;
   app.footer(kExplanation);
   app.formatter(std::make_shared<WrappedHelp>());
+  app.require_subcommand(0, 1);  // of further words a folder may be called as a command is
   std::vector<std::string> arguments(argv + 1, argv + argc);
-  if (!arguments.empty() && arguments[0] == "help") {  // lockstep help train
-    arguments.erase(arguments.begin());
-    arguments.emplace_back("--help");
-  }
+  const bool wants_help = !arguments.empty() && arguments[0] == "help";  // lockstep help train
+  if (wants_help) arguments.erase(arguments.begin());
   const std::vector<std::string> launched = take_launched(arguments);
   add_train(app, arguments, action);
   add_launch(app, launched, action);
@@ -106,6 +110,7 @@ int run(int argc, char** argv) {
   add_doctor(app, action);
   CLI::App& bench = *app.add_subcommand("bench", "Measure this machine and its network.");
   bench.require_subcommand(1);
+  bench.footer(kBenchExplanation);
   add_bench_allreduce(bench, arguments, action);
   add_bench_step(bench, action);
   add_coordinator(app, action);
@@ -119,6 +124,13 @@ int run(int argc, char** argv) {
     program = take_program(*app.get_subcommand("run"), arguments);
   }
 
+  if (wants_help) {
+    if (const auto problem = unknown_command(app, arguments)) {
+      log_line(LogLevel::kError, *problem);
+      return kExitUsage;
+    }
+    arguments.emplace_back("--help");
+  }
   if (const auto problem = missing_value(app, arguments)) {
     log_line(LogLevel::kError, *problem);
     return kExitUsage;

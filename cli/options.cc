@@ -77,6 +77,12 @@ bool has_option(const CLI::App& command, const std::string& name) {
   return const_cast<CLI::App&>(command).get_option_no_throw(name) != nullptr;
 }
 
+// Of which an empty value is an empty variable of the shell.
+bool takes_path(const CLI::Option& option) {
+  const std::string text = option.get_option_text();
+  return text.starts_with("DIR") || text.starts_with("PATH") || text.starts_with("FILE");
+}
+
 // What other programs call our options.
 constexpr std::pair<std::string_view, std::string_view> kCalledElsewhere[] = {
     {"--learning-rate", "--lr"}, {"--batch", "--global-batch"}, {"--batch-size", "--global-batch"},
@@ -101,6 +107,9 @@ std::string unexpected(const CLI::App& command, const std::string& word) {
   }
   for (const CLI::App* each : command.get_subcommands([](const CLI::App*) { return true; })) {
     names.push_back(each->get_name());
+  }
+  if (word == "train" && command.get_name() == "launch") {
+    return fmt::format("{}: -- is missing ahead of train", command_name(command));
   }
   if (names.empty())
     return fmt::format("{}: '{}' is one word too many", command_name(command), word);
@@ -157,6 +166,21 @@ std::string in_plain_words(const CLI::App& command, const CLI::ParseError& error
 
 }  // namespace
 
+std::optional<std::string> unknown_command(CLI::App& app, const std::vector<std::string>& words) {
+  const CLI::App* command = &app;
+  for (const std::string& word : words) {
+    if (word.starts_with('-')) continue;
+    const auto below =
+        command->get_subcommands([&](const CLI::App* each) { return each->get_name() == word; });
+    if (below.empty()) {
+      return fmt::format("{} ({} --help explains it)", unexpected(*command, word),
+                         command_name(*command));
+    }
+    command = below[0];
+  }
+  return std::nullopt;
+}
+
 std::optional<std::string> missing_value(CLI::App& app, const std::vector<std::string>& words) {
   CLI::App* command = &app;
   for (std::size_t i = 0; i < words.size() && words[i] != "--"; ++i) {
@@ -166,15 +190,20 @@ std::optional<std::string> missing_value(CLI::App& app, const std::vector<std::s
       }
       continue;
     }
-    const CLI::Option* option = command->get_option_no_throw(words[i]);
-    if (option == nullptr || option->get_items_expected_min() == 0) continue;
-    const bool last = i + 1 == words.size();
-    if (last || (words[i + 1].starts_with("--") &&
-                 has_option(*command, words[i + 1].substr(0, words[i + 1].find('='))))) {
-      return fmt::format("{} needs a value ({} --help explains it)", words[i],
-                         command_name(*command));
+    const std::size_t equals = words[i].find('=');
+    const bool apart = equals == std::string::npos;  // not --out=DIR
+    const std::string name = words[i].substr(0, equals);
+    const CLI::Option* option = command->get_option_no_throw(name);
+    if (option == nullptr || option->get_items_expected_max() == 0) continue;
+    if (apart && option->get_items_expected_min() == 0) continue;
+    const bool last = apart && i + 1 == words.size();
+    const std::string value = last ? "" : apart ? words[i + 1] : words[i].substr(equals + 1);
+    if (last || (value.empty() && takes_path(*option)) ||
+        (apart && value.starts_with("--") &&
+         has_option(*command, value.substr(0, value.find('='))))) {
+      return fmt::format("{} needs a value ({} --help explains it)", name, command_name(*command));
     }
-    ++i;
+    if (apart) ++i;
   }
   return std::nullopt;
 }
@@ -293,7 +322,9 @@ CLI::Option* add_device_option(CLI::App& command, std::string& device) {
 
 CLI::Option* add_options_file(CLI::App& command, std::string& path) {
   return command
-      .add_option("--config", path, "A TOML file with any of these options, by the same names")
+      .add_option(
+          "--config", path,
+          "A TOML file with any of these options, by the same names, in no section or in [train]")
       ->option_text("FILE");
 }
 
@@ -301,7 +332,16 @@ void apply_options_file(CLI::App& command, const std::string& path) {
   if (path.empty()) return;
   std::ifstream file(path);
   if (!file) throw CLI::FileError(fmt::format("opening {}: {}", path, std::strerror(errno)));
+  if (std::filesystem::is_directory(path)) {
+    throw CLI::FileError(fmt::format("{}: this is a folder, and not a TOML file", path));
+  }
   for (CLI::ConfigItem& item : CLI::ConfigTOML().from_config(file)) {
+    if (!item.parents.empty() && item.parents != std::vector{command.get_name()}) {
+      throw CLI::ConfigError(fmt::format(
+          "{}: [{}] is not of {}: its options stand in no section or "
+          "in [{}]",
+          path, fmt::join(item.parents, "."), command_name(command), command.get_name()));
+    }
     std::ranges::replace(item.name, '_', '-');             // either spelling will do
     if (item.name == "--" || item.name == "++") continue;  // where a section begins or ends
     CLI::Option* option = command.get_option_no_throw("--" + item.name);

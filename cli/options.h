@@ -53,8 +53,11 @@ CLI::Validator real_number(double least, double most = std::numeric_limits<doubl
 // be called when they are complete.
 void let_the_last_count(CLI::App& app);
 
+// Of the words behind `lockstep help`, one that is no command: a line that says so.
+std::optional<std::string> unknown_command(CLI::App& app, const std::vector<std::string>& words);
+
 // Of the words of the command line, an option that has no value, or the name of another option in
-// its place: one line that says so. (CLI11 would take that name for the value.)
+// its place, or an empty path: one line that says so. (CLI11 would take that name for the value.)
 std::optional<std::string> missing_value(CLI::App& app, const std::vector<std::string>& words);
 
 // Takes the program and its arguments off the words of `command`: from the first on that is neither

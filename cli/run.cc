@@ -2,6 +2,7 @@
 #include <unistd.h>
 
 #include <cstdlib>
+#include <filesystem>
 #include <memory>
 #include <sstream>
 #include <string>
@@ -40,16 +41,31 @@ struct RunFlags {
   bool fail_fast = false;
 };
 
+bool is_program(const std::string& path) {
+  std::error_code none;
+  return ::access(path.c_str(), X_OK) == 0 && !std::filesystem::is_directory(path, none);
+}
+
 // Whether a program of this name can be started, as a shell would look for it.
 bool can_be_started(const std::string& program) {
-  if (program.find('/') != std::string::npos) return ::access(program.c_str(), X_OK) == 0;
+  if (program.find('/') != std::string::npos) return is_program(program);
   const char* path = std::getenv("PATH");
   std::istringstream folders(path != nullptr ? path : "/usr/bin:/bin");
   for (std::string folder; std::getline(folders, folder, ':');) {
     const std::string file = (folder.empty() ? "." : folder) + "/" + program;
-    if (::access(file.c_str(), X_OK) == 0) return true;
+    if (is_program(file)) return true;
   }
   return false;
+}
+
+std::string why_not_started(const std::string& program) {
+  std::error_code none;
+  if (!std::filesystem::exists(program, none)) return "there is no such program";
+  if (std::filesystem::is_directory(program, none)) return "this is a folder, and not a program";
+  if (::access(program.c_str(), X_OK) == 0) {
+    return fmt::format("there is no such program in PATH; the one in this folder is ./{}", program);
+  }
+  return "this file is not executable (chmod +x makes it so)";
 }
 
 int run_program(const RunFlags& options, std::vector<std::string> program) {
@@ -66,7 +82,7 @@ int run_program(const RunFlags& options, std::vector<std::string> program) {
   }
   if (!can_be_started(program[0])) {
     throw Error(ErrorCode::kInvalidArgument,
-                fmt::format("{}: there is no such program", program[0]));
+                fmt::format("{}: {}", program[0], why_not_started(program[0])));
   }
   LaunchOptions launch;
   launch.ranks = options.workers;

@@ -138,6 +138,25 @@ MappedFile::~MappedFile() {
   ::munmap(const_cast<std::byte*>(bytes_.data()), bytes_.size());
 }
 
+namespace {
+
+// What people take for text that is not UTF-8, by its first bytes, and what they can do.
+std::string_view what_it_may_be(std::string_view bytes) {
+  constexpr std::string_view kPacked[] = {"\x1f\x8b", "PK\x03\x04", "\x28\xb5\x2f\xfd",
+                                          "\xfd"
+                                          "7zXZ",
+                                          "BZh"};
+  for (const std::string_view packed : kPacked) {
+    if (bytes.starts_with(packed)) return ": the file is compressed, unpack it first";
+  }
+  if (bytes.starts_with("\xff\xfe") || bytes.starts_with("\xfe\xff")) {
+    return ": the file is UTF-16, which iconv -f UTF-16 -t UTF-8 turns into UTF-8";
+  }
+  return "";
+}
+
+}  // namespace
+
 std::string_view text_of(const MappedFile& file) {
   const std::string_view text(reinterpret_cast<const char*>(file.bytes().data()),
                               file.bytes().size());
@@ -146,9 +165,9 @@ std::string_view text_of(const MappedFile& file) {
   const auto zero = text.find('\0');
   file.require_whole();
   if (not_utf8) {
-    throw_bad_file(
-        file.path(), *not_utf8,
-        fmt::format("0x{:02x} is not UTF-8 here", static_cast<unsigned char>(text[*not_utf8])));
+    throw_bad_file(file.path(), *not_utf8,
+                   fmt::format("0x{:02x} is not UTF-8 here{}",
+                               static_cast<unsigned char>(text[*not_utf8]), what_it_may_be(text)));
   }
   if (zero != std::string_view::npos) {
     throw_bad_file(file.path(), zero, "a zero byte, which ends documents, is not text");

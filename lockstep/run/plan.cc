@@ -176,6 +176,16 @@ void add_skipped_lanes(std::vector<SkippedLane>& lanes, const std::vector<Skippe
   lanes.erase(std::unique(lanes.begin(), lanes.end()), lanes.end());
 }
 
+// A lane that is not there would be left out without a word.
+void require_lanes(const TrainerOptions& how) {
+  const std::uint64_t lanes = how.global_batch / how.micro_batch;
+  for (const SkippedLane& each : how.skip_lanes) {
+    if (static_cast<std::uint64_t>(each.lane) < lanes) continue;
+    refuse(fmt::format("--skip-lanes {}:{}: a step has {} lanes, 0 to {}", each.step, each.lane,
+                       lanes, lanes - 1));
+  }
+}
+
 // Of options that are not given, those that follow from others.
 struct Sizes {
   std::uint64_t global_batch;
@@ -293,6 +303,7 @@ TrainPlan make_train_plan(const TrainOptions& options, const ResumePoint& resume
     init.reset();
     add_skipped_lanes(how.skip_lanes, resume.run->skipped_lanes);
   }
+  require_lanes(how);
   return {std::move(data),
           std::move(init),
           how,

@@ -41,6 +41,8 @@ done
 if ls -d -- --* 2>/dev/null; then failures=1; fi
 expect 2 stderr '^error: --dry-run: maybe is neither true nor false' train --dry-run=maybe
 expect 2 stderr '^error: opening none.toml: No such file or directory' train --config none.toml
+expect 2 stderr '^error: lockstep launch: -- is missing ahead of train \(' launch train --hosts a
+expect 2 stderr "^error: lockstep bench step: 'train' is one word too many" bench step train
 expect 2 stderr '^error: lockstep bench needs a command: allreduce, step' bench
 expect 2 stderr '^error: lockstep completion needs SHELL: bash, zsh or fish' completion
 expect 2 stderr '^error: lockstep verify needs DIR: ' verify

@@ -4,6 +4,7 @@ help. The transcript stays in the build folder, first_hour.txt, to be read from 
 # ctest: TIMEOUT 300
 # builds: release
 
+import gzip
 import os
 import re
 import shlex
@@ -101,6 +102,8 @@ def first_hour():
     play("lockstep --version", 0, r"^lockstep \d")
     play("lockstep --help", 0, "train", "generate", "completion", "lockstep train my.txt --out my-model")
     play("lockstep help train", 0, "--data", shown=5)
+    play("lockstep help tarin", 2, "has no command tarin; did you mean train")
+    play("lockstep bench --help", 0, "lockstep bench step", absent=["my-model"])
     play("lockstep trian", 2, "did you mean train")
     play("lockstep train --help", 0, "--data", "--mix", "--resume", shown=300)
     play("lockstep tell me a story", 2, "has no command tell")
@@ -114,6 +117,11 @@ def first_hour():
     play("lockstep train my.txt --seed abc", 2, "--seed: abc is not a whole number")
     play("lockstep train my.txt --lr fast", 2, "fast is not a number")
     play("lockstep train my.txt --steps", 2, "--steps needs a value")
+    play("lockstep train my.txt --out ''", 2, "--out needs a value")
+    play("lockstep train --data= --steps 2", 2, "--data needs a value")
+    play("lockstep train my.txt --config .", 2, "this is a folder, and not a TOML file")
+    play("lockstep train my.txt --config plan.toml", 2, r"plan.toml: \[data\] is not of lockstep train")
+    play("lockstep train my.txt --skip-lanes 1:99", 2, "--skip-lanes 1:99: a step has 8 lanes, 0 to 7")
     play("lockstep train my.txt --out --overwrite", 2, "--out needs a value")
     play("lockstep train my.txt --learning-rate 0.1", 2, "did you mean --lr")
     play("lockstep train my.txt --tokenizer gpt2", 2, "gpt2 is none of bytes, sentencepiece, bpe, and there is no such file")
@@ -201,6 +209,12 @@ def first_hour():
     play("lockstep train 'texts/*.txt' --steps 2", 0, "of texts/val.txt,")
     play("lockstep train texts/val.txt --steps 2", 0, "is trained on, though its name is one for validation")
     play("lockstep train -", 2, "standard input", "write it to a file first", stdin="A fox.\n")
+    play("lockstep train data --steps 2", 0, "^data: data, ")
+    play("lockstep train data train --steps 2", 1, "train: No such file")
+    play("lockstep run my.txt", 2, "my.txt: this file is not executable")
+    play("lockstep run texts", 2, "texts: this is a folder, and not a program")
+    play("lockstep train packed.txt.gz", 1, "packed.txt.gz: byte 1: .*: the file is compressed, unpack it first")
+    play("lockstep train wide.txt", 1, "wide.txt: byte 0: .*: the file is UTF-16, which iconv")
     play("lockstep train empty.txt", 1, "empty.txt: the file is empty")
     play("lockstep train picture.txt", 1, "picture.txt: byte 0: 0x89 is not UTF-8")
     play("lockstep train noise.bin", 2, "noise.bin has no header that we know", "--vocab")
@@ -250,6 +264,11 @@ def main():
         Path("texts").mkdir()
         Path("texts/foxes.txt").write_text(text_of(200, "Small foxes sang song"))
         Path("texts/val.txt").write_text(text_of(60, "Small foxes hummed tune"))
+        Path("data").mkdir()
+        Path("data/foxes.txt").write_text(text_of(200, "Small foxes sang song"))
+        Path("plan.toml").write_text("[data]\nsteps = 3\n")
+        Path("packed.txt.gz").write_bytes(gzip.compress(text_of(200, "Small foxes sang song").encode()))
+        Path("wide.txt").write_text(text_of(200, "Small foxes sang song"), "utf-16")
         Path("empty.txt").touch()
         Path("picture.txt").write_bytes(b"\x89PNG\r\n\x1a\n" + bytes(range(256)))
         Path("noise.bin").write_bytes(bytes(range(256)) * 20)
