@@ -234,7 +234,9 @@ std::string read_token_file(const std::string& path) {
                 fmt::format("opening {}: {}", path, std::strerror(errno)));
   }
   std::string token;
-  if (!std::getline(file, token) || token.empty()) {
+  std::getline(file, token);
+  if (token.ends_with('\r')) token.pop_back();  // lines may end as on Windows
+  if (token.empty()) {
     throw Error(ErrorCode::kInvalidArgument, fmt::format("{} holds no token", path));
   }
   return token;

@@ -81,6 +81,12 @@ if [ "$(grep -c "warning: the job's token has 15 bytes and can be guessed" <<<"$
   echo "a token of 15 bytes: $said"
   failures=1
 fi
+printf 'fifteen letters\r\n' >"$short"  # lines may end as on Windows
+said=$("$LOCKSTEP_BIN" bench allreduce --ranks 2 --bytes 8 --iterations 1 --token-file "$short" 2>&1)
+if ! grep -q "warning: the job's token has 15 bytes" <<<"$said"; then
+  echo "a token of 15 bytes and a line that ends as on Windows: $said"
+  failures=1
+fi
 echo 'sixteen letters!' >"$short"
 said=$("$LOCKSTEP_BIN" bench allreduce --ranks 2 --bytes 8 --iterations 1 --token-file "$short" 2>&1)
 if grep 'can be guessed' <<<"$said"; then failures=1; fi
