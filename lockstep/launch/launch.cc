@@ -133,7 +133,7 @@ class Launcher {
       // `lockstep launch` brings them.
       if (!tell_status(std::to_string(bound.port()))) {
         log(LogLevel::kInfo, "others can join this job: lockstep train --join {} --data PATH",
-            to_string(bound));
+            to_string(*rendezvous_));
       }
     }
     HostOptions job = *options_.job;

@@ -192,6 +192,7 @@ def first_hour():
                   environment={"LOCKSTEP_FAULT": "rank=1 step=3 at=backward do=kill"})
     if weights(alone) != weights(killed):
         failures.append("a run that lost a worker ends with different weights")
+    play("lockstep train my.txt --steps 2 --listen 0.0.0.0:0", 0, r"lockstep train --join \S+:\d+ --data PATH", absent=["--join 0.0.0.0"])
     play("lockstep train my.txt --workers 0", 2, "0 is too small")
     play("lockstep train my.txt --workers 20", 2, "lanes", "smaller --micro-batch")
     play("lockstep train my.txt --workers 3 --global-batch 13 --steps 2", 0, "in 13 lanes")
