@@ -97,6 +97,17 @@ TEST(ControlPlane, AbortIsHeardEvenIfTheRankEndsAtOnce) {
   expect_all(jobs, ErrorCode::kAborted, 2, "aborted: enough");
 }
 
+// Its last word has to pass from the member to the centre in the same process.
+TEST(ControlPlane, AbortIsHeardEvenIfTheRankOfTheCentreEndsAtOnce) {
+  for (int round = 0; round < 100 && !HasFailure(); ++round) {
+    LoopbackJob setup(2);
+    auto jobs = setup.join_all();
+    jobs[0].control->abort("enough");
+    jobs.erase(jobs.begin());
+    expect_all(jobs, ErrorCode::kAborted, 0, "aborted: enough");
+  }
+}
+
 TEST(ControlPlane, AFailureOfOnesOwnIsTheCauseForAll) {
   LoopbackJob setup(3);
   auto jobs = setup.join_all();
@@ -188,6 +199,16 @@ TEST(ControlPlane, ACentreThatLeftWhileOthersWaitForItIsNamed) {
   jobs.erase(jobs.begin());
   jobs[0].control->progress_book().add(&setup, at(5, true));
   expect_all(jobs, ErrorCode::kPeerLost, 0, "has left the job after collective 4");
+}
+
+// For its message, say: of such groups of two the one that left may have heard nothing.
+TEST(ControlPlane, ACentreThatLeftIsNamedInAGroupThatItNeverEntered) {
+  LoopbackJob setup(2, 500ms);
+  auto jobs = setup.join_all();
+  jobs.erase(jobs.begin());
+  jobs[0].control->progress_book().add(
+      &setup, [] { return std::vector{Progress{7, 1, true, "message", 0}}; });
+  expect_all(jobs, ErrorCode::kPeerLost, 0, "has left the job");
 }
 
 TEST(ControlPlane, DifferentCollectivesAreFoundByHeartbeats) {

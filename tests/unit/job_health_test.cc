@@ -212,6 +212,24 @@ TEST_F(JobHealthTest, BeingInsideACollectiveThatALeaverNeverEnteredIsFatal) {
   expect_verdict(ErrorCode::kPeerLost, 2, "rank 2 (node2) has left the job after collective 17");
 }
 
+TEST_F(JobHealthTest, WaitingForALeaverInAGroupThatItNeverEnteredIsFatal) {
+  health.goodbye(2, {at(17, false)}, now);
+  health.heartbeat(0, {Progress{7, 1, true, "message", 3}}, now);
+  EXPECT_FALSE(health.verdict()) << "it waits for another one";
+  health.heartbeat(0, {Progress{7, 1, true, "message", 2}}, now);
+  expect_verdict(ErrorCode::kPeerLost, 2, "rank 2 (node2) has left the job; rank 0 (node0) waits");
+}
+
+TEST_F(JobHealthTest, WhoLeavesWhileSomebodyWaitsForItIsNamed) {
+  health.heartbeat(0, {Progress{7, 1, true, "message", 2}}, now);
+  EXPECT_FALSE(health.verdict());
+  health.goodbye(2, {at(17, false)}, now);
+  pass(100ms, {0, 1, 2, 3});
+  EXPECT_TRUE(health.take_ping());
+  health.heartbeat(0, {Progress{7, 1, true, "message", 2}}, now);
+  expect_verdict(ErrorCode::kPeerLost, 2, "rank 2 (node2) has left the job; rank 0 (node0) waits");
+}
+
 TEST_F(JobHealthTest, LeavingAfterTheLastCollectiveIsFine) {
   health.goodbye(2, {at(18, false)}, now);
   health.heartbeat(0, {at(18)}, now);

@@ -169,6 +169,12 @@ void ControlLoop::run() {
   }
   const auto now = Deadline::Clock::now();
   const std::vector<Progress> last = watch_->book.all();
+  if (member_ && centre_) {  // the last word of the one is to reach the other
+    send_for_member();
+    std::vector<std::uint64_t> keys;
+    for (const auto& [key, each] : centre_links_) keys.push_back(key);
+    for (const std::uint64_t key : keys) serve_centre_link(key, now);
+  }
   if (member_) member_->leave();
   if (centre_) centre_->leave(last, now);
   send_for_member();

@@ -116,7 +116,10 @@ void JobHealth::depart(int rank) {
 
 void JobHealth::heartbeat(int rank, std::vector<Progress> progress, Time now) {
   hear(rank, std::move(progress), now);
-  for (const Progress& at : ranks_[rank].progress) check_waits(at.group);
+  for (const Progress& at : ranks_[rank].progress) {
+    check_waits(at.group);
+    check_wait(rank, at);
+  }
 }
 
 void JobHealth::goodbye(int rank, std::vector<Progress> progress, Time now) {
@@ -295,6 +298,17 @@ void JobHealth::check_waits(std::uint32_t group) {
                      ranks_[gone->second.rank].name, gone->second.sequence, ranks_[waiting].name,
                      describe(*find_progress(waiting, group, sequence))),
          gone->second.rank);
+}
+
+// Of a leaver that never entered the group there is no collective to compare with.
+void JobHealth::check_wait(int rank, const Progress& at) {
+  const int other = at.waits_for;
+  if (!at.inside || !valid(other) || other == rank || !ranks_[other].departed) return;
+  if (find_progress(other, at.group) != nullptr) return;
+  decide(ErrorCode::kPeerLost,
+         fmt::format("{} has left the job; {} waits for it in {}", ranks_[other].name,
+                     ranks_[rank].name, describe(at)),
+         other);
 }
 
 void JobHealth::resolve_question() {

@@ -95,6 +95,7 @@ class JobHealth {
   std::optional<Error> find_mismatch(std::uint32_t group, std::uint64_t sequence) const;
   std::optional<Error> first_mismatch() const;
   void check_waits(std::uint32_t group);
+  void check_wait(int rank, const Progress& at);
   void suspect(int reporter, const Error& error, Time now);
   void resolve_suspicion();
   void resolve_question();

@@ -304,12 +304,15 @@ void Member::lose_centre(const std::string& how) {
 void Member::check_centre_left() {
   for (const Progress& at : progress_()) {
     const auto last = std::ranges::find(*centre_progress_, at.group, &Progress::group);
-    if (!at.inside || last == centre_progress_->end() || last->sequence >= at.sequence) continue;
+    const bool entered = last != centre_progress_->end();  // this group
+    const bool in_vain = entered ? last->sequence < at.sequence : at.waits_for == centre_.rank;
+    if (!at.inside || !in_vain) continue;
     const Error error(
         ErrorCode::kPeerLost,
-        fmt::format("{} has left the job after collective {}; {} waits for it in "
-                    "collective {} ({})",
-                    name_of(centre_), last->sequence, name_, at.sequence, at.description),
+        fmt::format("{} has left the job{}; {} waits for it in collective {} ({})",
+                    name_of(centre_),
+                    entered ? fmt::format(" after collective {}", last->sequence) : "", name_,
+                    at.sequence, at.description),
         centre_.rank);
     if (!survives()) return fail(error);
     if (!ended_) ended_ = error;
