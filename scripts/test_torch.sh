@@ -23,7 +23,7 @@ own_tests() {
 
 process_tests() {
   local name
-  for name in torch_backend torch_collectives torch_exact python_package; do
+  for name in torch_backend torch_collectives torch_exact torch_libraries python_package; do
     echo "tests/process/$name.py"
     LOCKSTEP_BIN=$release/portable/lockstep LOCKSTEP_BUILD_DIR=$release LOCKSTEP_TEST_DIR=$release/tests LOCKSTEP_SANITIZERS='' \
       "$@" "tests/process/$name.py" >>"$results" 2>&1 || failed "tests/process/$name.py with $*"

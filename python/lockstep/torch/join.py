@@ -32,16 +32,24 @@ _groups: "weakref.WeakSet[ProcessGroup]" = weakref.WeakSet()
 
 def create(options: Any, _: Any) -> ProcessGroup:
     """Makes a process group, as torch.distributed asks for it."""
+    _refuse_mixture(getattr(options, "process_group", None))
     rank, size, timeout = options.group_rank, options.group_size, options.timeout
     parent = _default_group()
     members = list(options.global_ranks_in_group)
     if members and parent is not None:
         communicator = parent.communicator.subgroup(members, label=str(options.group_id))
-        return ProcessGroup(None, communicator, rank, size, timeout)
+        return ProcessGroup(None, communicator, rank, size, timeout, options.store)
     job = _Job(_meet(options.store, rank, size, timeout))
-    group = ProcessGroup(job, job.job.communicator, rank, size, timeout)
+    group = ProcessGroup(job, job.job.communicator, rank, size, timeout, options.store)
     _groups.add(group)
     return group
+
+
+def _refuse_mixture(group: Any) -> None:
+    """Newer PyTorch takes what create() makes for the whole group, whatever backends it is to have for other devices."""
+    if group is not None and (group._device_types or group.name() in ("nccl", "gloo", "mpi", "ucc", "xccl")):
+        raise ValueError('a process group has lockstep for all devices or for none: call init_process_group("lockstep"), and '
+                         'new_group(backend=...) for collectives of another backend')
 
 
 def join(**options) -> "lockstep.Job":

@@ -40,6 +40,7 @@ BITWISE = (
     (ReduceOp.BOR, torch.bitwise_or),
     (ReduceOp.BXOR, torch.bitwise_xor),
 )
+DEVICES = [torch.device("cpu"), torch.device("cuda")]
 
 
 def _op_of(op, dtype):
@@ -49,13 +50,13 @@ def _op_of(op, dtype):
             if found is None or (dtype.is_complex and found not in (Op.SUM, Op.MEAN)):
                 break
             return found
-    raise ValueError(f"lockstep cannot reduce tensors of type {dtype} with {op}")
+    raise ValueError(f"lockstep cannot reduce tensors of type {dtype} with {getattr(op, 'op', op)}")
 
 
 def _bitwise(op, dtype):
     function = next((function for theirs, function in BITWISE if op == theirs), None)
     if function is not None and (dtype.is_floating_point or dtype.is_complex):
-        raise ValueError(f"lockstep cannot reduce tensors of type {dtype} with {op}")
+        raise ValueError(f"lockstep cannot reduce tensors of type {dtype} with {getattr(op, 'op', op)}")
     return function
 
 
@@ -71,10 +72,11 @@ class ProcessGroup(dist.ProcessGroup):
     Collectives are asynchronous: they run on a thread of the library in the order in which they were called. A worker
     that is lost, or that calls something else than the others, is named by the error that all of them raise."""
 
-    def __init__(self, job, communicator, rank: int, size: int, timeout: timedelta):
+    def __init__(self, job, communicator, rank: int, size: int, timeout: timedelta, store=None):
         super().__init__(rank, size)
         self.job = job
         self.communicator = communicator
+        self._store = store
         self._rank = rank
         self._size = size
         self._timeout = timeout
@@ -114,10 +116,24 @@ class ProcessGroup(dist.ProcessGroup):
 
     # Newer PyTorch asks a group for what stands behind it on a kind of device: it is the group itself.
     supports_coalescing = False
-    supports_splitting = False
+    supports_splitting = True
+    _device_types = DEVICES
 
     def _get_backend(self, device):
         return self
+
+    def get_group_store(self):
+        return self._store
+
+    def split_group(self, ranks, timeout=None, opts=None, group_name=None, group_desc=None, device_types=None):
+        """Those of `ranks`, ranks of this group, form one; whoever is none of them gets None."""
+        if self._rank not in ranks:
+            return None
+        communicator = self.communicator.subgroup(ranks, label=group_name)
+        group = ProcessGroup(None, communicator, ranks.index(self._rank), len(ranks), timeout or self._timeout, self._store)
+        group._set_group_name(group_name)
+        group._set_group_desc(group_desc or f"{self.group_desc}:split")
+        return group
 
     def set_timeout(self, timeout):
         self._timeout = timeout

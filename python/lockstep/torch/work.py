@@ -151,6 +151,10 @@ def _tensors(result):
             yield from _tensors(item)
 
 
+class _Thread(threading.Thread):
+    """One that ends futures, and so runs their callbacks."""
+
+
 class Completer:
     """A thread that ends futures. Collectives of a group end in the order in which they were started."""
 
@@ -161,9 +165,13 @@ class Completer:
         self._lock = threading.Lock()
 
     def add(self, work, ended):
+        if not self._once and isinstance(threading.current_thread(), _Thread):
+            # The callback of another future asks, and may wait for this one: not on the thread that it holds up.
+            Completer(once=True).add(work, ended)
+            return
         with self._lock:
             if self._thread is None:
-                self._thread = threading.Thread(target=self._run, name="lockstep futures", daemon=True)
+                self._thread = _Thread(target=self._run, name="lockstep futures", daemon=True)
                 self._thread.start()
         self._queue.put((work, ended))
 
