@@ -105,7 +105,7 @@ class LaneSum:
 
     def begin(self, step: int) -> None:
         """A step begins, the same on all workers."""
-        _library.check(library.lockstep_lane_sum_begin(self._open(), step))
+        self._job.communicator._check(library.lockstep_lane_sum_begin(self._open(), step))
 
     def gradient(self, index: int) -> Any:
         """Where the gradient of the index-th own lane goes: `elements` of f32, a ctypes array, which NumPy and PyTorch
@@ -122,7 +122,7 @@ class LaneSum:
 
     def ready(self, index: int, begin: int, end: int) -> None:
         """Elements [begin, end) of that gradient are final. Ranges of a lane come in ascending order without gaps."""
-        _library.check(library.lockstep_lane_sum_ready(self._open(), index, begin, end))
+        self._job.communicator._check(library.lockstep_lane_sum_ready(self._open(), index, begin, end))
 
     def finish(self) -> Sum:
         """All is final: waits for the sum. Ctrl-C ends the wait."""

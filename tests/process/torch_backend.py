@@ -202,7 +202,10 @@ def ranks_that_differ_are_named():
         with torch.no_grad():
             model.bias[1] += 1
     error = expect_raises(lockstep.Error, exact.verify, "rank 1", "bias")
-    assert error.code == lockstep.Code.REPLICA_MISMATCH and error.rank == 1
+    assert error.code == lockstep.Code.REPLICA_MISMATCH and error.rank == 1 and "pid" in error.culprit, error.culprit
+    other = lockstep.torch.ExactDataParallel(torch.nn.Linear(3, 3), lanes=3 + exact.job.rank, job=exact.job, verify_every=0)
+    error = expect_raises(lockstep.Mismatch, lambda: other.sum(1, lambda lane: other.module(torch.ones(1, 3)).sum()))
+    assert "pid" in error.culprit, error.culprit
 
 
 def a_lane_that_is_not_finite_is_named():
@@ -240,6 +243,21 @@ def the_check_names_a_layer():
     exact = lockstep.torch.ExactDataParallel(model, lanes=2)
     found = exact.check(1, 0, lambda lane: model(torch.ones(2, 4)).sum())
     assert found is not None and "output of 2 (Unsteady)" in found, found
+    class Between(torch.nn.Module):
+        """Does something unsteady between its children, which are steady themselves."""
+
+        def __init__(self):
+            super().__init__()
+            self.first, self.second = torch.nn.Linear(4, 4), torch.nn.Linear(4, 4)
+            self.unsteady = [Unsteady()]  # no child
+
+        def forward(self, x):
+            return self.unsteady[0](self.second(self.unsteady[0](self.first(x))))
+
+    model = torch.nn.Sequential(Between(), torch.nn.Linear(4, 1))
+    exact = lockstep.torch.ExactDataParallel(model, lanes=2, job=exact.job)
+    found = exact.check(1, 0, lambda lane: model(torch.ones(2, 4)).sum())
+    assert found == "what goes into 0.second (Linear)", found
     steady = torch.nn.Sequential(torch.nn.Linear(4, 4), torch.nn.Dropout(0.5))
     exact = lockstep.torch.ExactDataParallel(steady, lanes=2, job=exact.job)
     assert exact.check(1, 0, lambda lane: steady(torch.ones(2, 4)).sum()) is None
@@ -340,7 +358,36 @@ def what_cannot_be_summed_is_named():
     expect_raises(ValueError, lambda: exact.sum(1, lambda lane: (model(torch.ones(1, 2)).sum(), 0)), "step 1", "counted 0")
     assert exact.sum(2, lambda lane: [model(torch.ones(1, 2)).sum(), 4]).count == 4
     expect_raises(RuntimeError, lambda: exact.sum(3, lambda lane: model(torch.ones(1, 2)).sum().backward()), "backward() itself")
+    for given, words in ((None, ["NoneType"]), (1.5, ["float"]), (torch.ones(2, requires_grad=True), ["(2,)"])):
+        expect_raises(TypeError, lambda: exact.sum(4, lambda lane: given), "lane 0", "tensor of one number", *words)
     expect_raises(ValueError, lambda: lockstep.torch.join(survive=True, timeout=3), "survive, timeout")
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    expect_raises(TypeError, lambda: Exact(model, [optimizer], lanes=1, job=job), "optimizer", "list", "extra")
+
+
+def parameters_are_frozen_and_unfrozen():
+    """One that is frozen later gets no gradient; one that is unfrozen would be summed by nobody."""
+    import torch
+
+    import lockstep.torch
+
+    torch.manual_seed(1)
+    model = torch.nn.Sequential(torch.nn.Linear(2, 2), torch.nn.Linear(2, 1))
+    model[0].requires_grad_(False)
+
+    def sum(exact, step):
+        return exact.sum(step, lambda lane: model(torch.ones(1, 2)).sum())
+
+    exact = lockstep.torch.ExactDataParallel(model, lanes=2)
+    sum(exact, 1)
+    assert model[0].weight.grad is None and model[1].weight.grad is not None
+    model[1].weight.requires_grad_(False)
+    sum(exact, 2)
+    assert model[1].weight.grad is None and model[1].bias.grad is not None
+    model[0].requires_grad_(True)
+    expect_raises(ValueError, lambda: sum(exact, 3), "0.weight", "frozen")
+    sum(lockstep.torch.ExactDataParallel(model, lanes=2, job=exact.job), 3)
+    assert model[0].weight.grad is not None
 
 
 def state_that_depends_on_the_order_of_lanes_is_named():
@@ -593,6 +640,7 @@ def main():
     run_all(2, buffers_of_all_types)
     run_all(2, gradients_of_any_layout)
     run_all(1, what_cannot_be_summed_is_named)
+    run_all(2, parameters_are_frozen_and_unfrozen)
     run_all(1, determinism_fills_no_memory)
     run_all(1, state_that_depends_on_the_order_of_lanes_is_named)
     run_all(2, what_else_changes_is_saved)

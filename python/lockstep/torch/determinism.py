@@ -55,7 +55,7 @@ def lane_generator(seed: int, step: int, lane: int) -> torch.Generator:
 
 
 def first_difference(module: torch.nn.Module, compute: Callable[[], torch.Tensor]) -> Optional[str]:
-    """Runs `compute`, forward and backward, twice, and names the first layer whose output or gradient differs.
+    """Runs `compute`, forward and backward, twice, and names the first layer whose input, output or gradient differs.
 
     None: both runs had the same bits. `compute` returns a loss and must seed what is random."""
     first, second = _trace(module, compute), _trace(module, compute)
@@ -75,16 +75,22 @@ def _trace(module, compute) -> List[Tuple[str, bytes]]:
     handles = []
 
     def watch(name):
+        def before(_, inputs):
+            for tensor in _floating(inputs):
+                trace.append((f"what goes into {name}", _digest(tensor)))
+
         def after(_, __, output):
             for tensor in _floating(output):
                 trace.append((f"the output of {name}", _digest(tensor)))
                 if tensor.requires_grad:
                     tensor.register_hook(lambda grad: trace.append((f"the gradient of the output of {name}", _digest(grad))))
-        return after
 
+        return before, after
+
+    # A module with children may compute something between them.
     for name, child in module.named_modules():
-        if not any(True for _ in child.children()):
-            handles.append(child.register_forward_hook(watch(f"{name or 'the module'} ({type(child).__name__})")))
+        before, after = watch(f"{name or 'the module'} ({type(child).__name__})")
+        handles += [child.register_forward_pre_hook(before), child.register_forward_hook(after)]
     kept = [(parameter, parameter.grad) for parameter in module.parameters()]
     try:
         for parameter, _ in kept:

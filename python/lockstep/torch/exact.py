@@ -51,6 +51,9 @@ class ExactDataParallel:
         from . import join
 
         warn_unless_deterministic()
+        for name, each in {"optimizer": optimizer, **(extra or {})}.items():
+            if each is not None and not hasattr(each, "state_dict"):
+                raise TypeError(f"{name} is a {type(each).__name__}, which has no state_dict to save; several optimizers go into `extra`, by name")
         self.module = module
         self.optimizer = optimizer
         self.extra = dict(extra or {})
@@ -100,6 +103,7 @@ class ExactDataParallel:
         tokens, say), and further numbers. The gradient of loss / count is then in the parameters' `grad`."""
         if self.verify_every and (step - 1) % self.verify_every == 0:
             self.verify()
+        self._refuse_new_parameters()
         self._sum.begin(step)
         for index, lane in enumerate(self._sum.own_lanes()):
             self._compute(step, index, lane, compute)
@@ -112,7 +116,8 @@ class ExactDataParallel:
             raise ValueError(f"the lanes of step {step} counted 0 in all: their losses cannot be divided by it")
         torch.mul(torch.frombuffer(summed, dtype=torch.float32), 1.0 / count, out=self._gradient)
         for parameter, grad in zip(self._parameters, self._grads):
-            parameter.grad = grad.to(device=parameter.device, dtype=parameter.dtype)
+            # One that has been frozen stays as it is: a gradient of zeros would let the optimizer decay it.
+            parameter.grad = grad.to(device=parameter.device, dtype=parameter.dtype) if parameter.requires_grad else None
         return Sum(loss / count, count, tail[4 + self._flags:])
 
     def _compute(self, step, index, lane, compute):
@@ -125,6 +130,9 @@ class ExactDataParallel:
             loss, *more = given if isinstance(given, (tuple, list)) else (given,)
             if any(self._lane.done):
                 raise RuntimeError("compute() called backward() itself; it returns the loss, and sum() calls backward()")
+            if not isinstance(loss, torch.Tensor) or loss.numel() != 1:
+                what = f"a tensor of shape {tuple(loss.shape)}" if isinstance(loss, torch.Tensor) else f"a {type(loss).__name__}"
+                raise TypeError(f"lane {lane}: compute() returned {what} as its loss, which must be a tensor of one number")
             count, *more = more or (1,)
             if len(more) != self._numbers:
                 raise ValueError(f"lane {lane} gave {len(more)} further numbers instead of {self._numbers}")
@@ -205,6 +213,12 @@ class ExactDataParallel:
                 raise ValueError(f"{name} ({type(child).__name__}) keeps running averages, which depend on the order of "
                                  "lanes and so on the workers: use GroupNorm, or track_running_stats=False")
 
+    def _refuse_new_parameters(self):
+        known = set(map(id, self._parameters))
+        for name, parameter in self.module.named_parameters():
+            if parameter.requires_grad and id(parameter) not in known:
+                raise ValueError(f"{name} was frozen, or was not there, when ExactDataParallel was made: make it anew, with job=exact.job")
+
     def _buffers(self):
         """Buffers that checkpoints hold, each with the count of its changes. Others may be caches."""
         return {f"{name}.{key}" if name else key: (buffer, buffer._version) for name, child in self._with_buffers
@@ -225,7 +239,7 @@ class ExactDataParallel:
         return lane_generator(self.seed, step, lane)
 
     def check(self, step: int, lane: int, compute: Callable[[int], object]) -> Optional[str]:
-        """Computes a lane twice; None, or the first layer whose output or gradient differs. Not collective."""
+        """Computes a lane twice; None, or the first layer whose input, output or gradient differs. Not collective."""
 
         def once():
             torch.manual_seed(lane_seed(self.seed, step, lane))
@@ -255,7 +269,7 @@ class ExactDataParallel:
         model = each[total.index(right)]
         name = next(name for i, name in enumerate(tensors) if each[wrong][32 * i:32 * i + 32] != model[32 * i:32 * i + 32])
         raise lockstep.Error(f"the weights of rank {wrong} differ from those of the others, in {name} first",
-                             lockstep.Code.REPLICA_MISMATCH, wrong)
+                             lockstep.Code.REPLICA_MISMATCH, wrong, self.job.communicator.name_of(wrong))
 
     def _gather(self, value: bytes, timeout: Optional[float] = None) -> List[bytes]:
         """What every rank gives, all of the same length."""
