@@ -6,6 +6,7 @@ import ctypes
 import os
 import pathlib
 import threading
+import weakref
 from ctypes import POINTER, Structure, byref, c_char_p, c_double, c_float, c_int, c_int64, c_size_t, c_uint8, c_uint16, c_uint32, c_uint64, c_void_p
 from typing import Any, Dict, List, Optional, Tuple, Type, TypeVar
 
@@ -192,6 +193,17 @@ def check(code: int) -> None:
     if code != 0:
         raise failure()
 
+
+# Jobs and communicators. A forked process must not use or free them: the threads that serve them are those of its parent.
+not_for_forks: "weakref.WeakSet[Any]" = weakref.WeakSet()
+
+
+def _let_go() -> None:
+    for each in not_for_forks:
+        each._handle = None
+
+
+os.register_at_fork(after_in_child=_let_go)
 
 # How long the main thread waits at a time before Python may handle a signal such as Ctrl-C. A wait ends with what it
 # waits for: this delays nothing.

@@ -163,6 +163,7 @@ class Communicator:
     def __init__(self, handle: Any, owned: bool):
         self._handle = handle
         self._owned = owned
+        _library.not_for_forks.add(self)
         self._pending: Set[Work] = set()  # whoever forgets a work: its arrays stay until it has ended
 
     @property

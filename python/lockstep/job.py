@@ -50,6 +50,7 @@ class Job:
     def __init__(self, handle: c_void_p):
         self._handle = handle
         self._world: Optional[Communicator] = None
+        _library.not_for_forks.add(self)
 
     @property
     def rank(self) -> int:

@@ -323,6 +323,25 @@ def a_block_may_leave_before_its_end():
         job.leave()
 
 
+def a_fork_has_no_job():
+    """It ends as any process, and disturbs nobody."""
+    import lockstep
+
+    with lockstep.join(timeout=TIMEOUT) as job:
+        part = job.communicator.split(0)
+        pid = os.fork()
+        if pid == 0:
+            signal.alarm(10)
+            expect_raises(ValueError, lambda: job.rank, "closed")
+            for group in (job.communicator, part):
+                expect_raises(ValueError, group.barrier, "closed")
+            del part, group
+            return
+        assert os.waitpid(pid, 0)[1] == 0
+        part.barrier()
+        job.communicator.barrier()
+
+
 def what_fails_in_one_worker_is_told():
     import lockstep
 
@@ -491,6 +510,7 @@ def main():
     run_all(2, the_gil_is_free, with_pipe=True)
     run_all(2, ctrl_c, with_pipe=True)
     run_all(2, a_block_may_leave_before_its_end)
+    run_all(2, a_fork_has_no_job)
     run_all(2, what_fails_in_one_worker_is_told)
     run_all(3, a_worker_dies)
     run_all(2, calls_differ)

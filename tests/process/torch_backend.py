@@ -112,6 +112,31 @@ def an_error_is_told_when_the_group_is_destroyed():
     expect_raises(*((ValueError, fails) if dist.get_rank() == 1 else (lockstep.Aborted, fails, "rank 1", "ValueError: because")))
 
 
+def a_fork_ends_by_itself():
+    """As processes of a DataLoader do, and others that run what is registered with atexit."""
+    import atexit
+
+    import torch
+    import torch.distributed as dist
+    from torch.utils.data import DataLoader
+
+    dist.init_process_group("lockstep")
+    group, total = dist.new_group(), torch.ones(1)
+    pid = os.fork()
+    if pid == 0:
+        signal.alarm(10)
+        expect_raises(ValueError, lambda: dist.all_reduce(total), "closed")
+        dist.destroy_process_group()
+        atexit._run_exitfuncs()
+        os._exit(0)
+    assert os.waitpid(pid, 0)[1] == 0
+    for data in DataLoader(torch.arange(4.0), num_workers=1):
+        dist.all_reduce(data, group=group)
+    dist.all_reduce(total)
+    assert total == data / 3 == dist.get_world_size()
+    dist.destroy_process_group()
+
+
 def messages_from_any_source():
     import torch
     import torch.distributed as dist
@@ -628,6 +653,7 @@ def main():
     run_all(2, the_timeout_of_the_group_holds_for_all)
     run_all(1, a_job_of_our_launcher_asks_the_environment)
     run_all(2, an_error_is_told_when_the_group_is_destroyed)
+    run_all(2, a_fork_ends_by_itself)
     run_all(3, messages_from_any_source)
     run_all(3, messages_from_any_source, "tcp")
     run_all(3, no_message_from_any_source)
