@@ -134,7 +134,7 @@ class Buffer:
         names = {Type.F32: "f4", Type.F64: "f8", Type.F16: "f2", Type.I32: "i4", Type.I64: "i8", Type.U8: "u1", Type.BF16: "u2"}
         memory = (ctypes.c_char * (self.count * SIZES[self.type])).from_address(self.address)
         memory._owner = self  # type: ignore[attr-defined]
-        return numpy.frombuffer(memory, dtype=names[self.type])
+        return numpy.frombuffer(memoryview(memory), dtype=names[self.type])
 
     def view(self) -> View:
         """For collectives."""
