@@ -17,6 +17,7 @@ from .errors import Error
 if TYPE_CHECKING:
     from typing_extensions import Unpack
 
+told: Set[str] = set()  # errors that callers of this process have had
 FORGOTTEN = 64  # works that nobody has waited for: with so many it is looked which of them have ended
 
 
@@ -355,9 +356,8 @@ class Communicator:
             try:
                 error.culprit = self.name_of(error.rank)
             except Error:
-                error.culprit = f"rank {error.rank}"
-        elif error.rank is not None:
-            error.culprit = f"rank {error.rank}"
+                pass  # its rank is all that is known of it
+        told.add(str(error))
         return error
 
 

@@ -46,7 +46,7 @@ class Error(RuntimeError):
         super().__init__(text)
         self.code = code
         self.rank = rank
-        self.culprit = culprit
+        self.culprit = f"rank {rank}" if culprit is None and rank is not None else culprit
 
 
 class PeerLost(Error):

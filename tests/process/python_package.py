@@ -363,6 +363,7 @@ def a_worker_dies():
     job = lockstep.join(timeout=TIMEOUT)
     if job.rank == 2:
         os._exit(0)
+    assert lockstep.Error("lost", rank=2).culprit == "rank 2" and lockstep.Error("lost").culprit is None
     error = expect_raises(lockstep.PeerLost, lambda: job.communicator.barrier(), "rank 2")
     assert (error.code, error.rank) == (lockstep.Code.PEER_LOST, 2) and "rank 2" in error.culprit
     expect_raises(lockstep.PeerLost, lambda: job.communicator.all_reduce(bytearray(3)), "rank 2")

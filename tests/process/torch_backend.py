@@ -137,6 +137,44 @@ def a_fork_ends_by_itself():
     dist.destroy_process_group()
 
 
+def a_group_that_failed_can_be_made_again():
+    """What a collective has told is not told again by destroy_process_group(), with which PyTorch would keep the group."""
+    import torch
+    import torch.distributed as dist
+
+    import lockstep
+
+    rank, size = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
+    store = dist.FileStore(os.path.join(os.environ["FOLDER"], "store"), size)  # torchrun also keeps one
+
+    def init(number):
+        # PyTorch 1.13 counts processes there, and waits for ever for those of a second group.
+        own = store if int(torch.__version__.split(".")[0]) >= 2 else dist.PrefixStore(str(number), store)
+        dist.init_process_group("lockstep", store=own, rank=rank, world_size=size)
+
+    data = torch.ones(2 + rank)
+    for number in range(4):
+        init(number)
+        if number % 2:
+            dist.all_reduce(data[:2])
+        else:
+            expect_raises(lockstep.Mismatch, lambda: dist.all_reduce(data), "rank 1")
+        dist.destroy_process_group()
+    init(4)
+    if dist.get_rank() == 0:  # nothing has told it yet
+        expect_raises(lockstep.Mismatch, dist.distributed_c10d._get_default_group().shutdown, "rank 0", "barrier")
+    else:
+        expect_raises(lockstep.Mismatch, lambda: dist.all_reduce(data), "rank 0", "barrier")
+
+
+def transports_that_differ_are_told():
+    import torch.distributed as dist
+
+    if os.environ["RANK"] == "1":
+        os.environ["LOCKSTEP_TRANSPORT"] = "shm"
+    expect_raises((ValueError, RuntimeError), lambda: dist.init_process_group("lockstep"), "LOCKSTEP_TRANSPORT", "tcp", "shm on rank 1")
+
+
 def messages_from_any_source():
     import torch
     import torch.distributed as dist
@@ -654,6 +692,8 @@ def main():
     run_all(1, a_job_of_our_launcher_asks_the_environment)
     run_all(2, an_error_is_told_when_the_group_is_destroyed)
     run_all(2, a_fork_ends_by_itself)
+    run_all(2, a_group_that_failed_can_be_made_again)
+    run_all(2, transports_that_differ_are_told, "tcp")
     run_all(3, messages_from_any_source)
     run_all(3, messages_from_any_source, "tcp")
     run_all(3, no_message_from_any_source)

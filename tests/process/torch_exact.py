@@ -10,7 +10,7 @@ import re
 import sys
 
 sys.path.insert(0, os.path.join(os.path.dirname(__file__), "support"))
-from torch_workers import ROOT, need_torch, run, run_program
+from torch_workers import ROOT, expect_raises, need_torch, run, run_program
 
 EXAMPLES = {
     "gpt.py": ("--steps", 3, "--batch", 1, "--context", 8, "--width", 16, "--layers", 1),
@@ -67,6 +67,8 @@ def train_on_a_dataset(loads):
     batches = [[sampler(step, lane) for lane in range(LANES)] for step in steps]
     first = [index for lane in sum(batches, [])[:7] for index in lane]  # an epoch has 7 batches
     assert len(set(first)) == 21 and sampler(2, 2) != sampler(1, 0) and sampler(1, 0) == batches[0][0]
+    for step, lane in ((0, 0), (1, LANES), (1, -1)):
+        expect_raises(ValueError, lambda: sampler(step, lane), f"lane {lane} of step {step}")
     loader = iter(DataLoader(data, batch_sampler=[sampler(step, lane) for step in steps for lane in exact.own_lanes()], num_workers=1)) if loads else None
     for step in steps:
         exact.sum(step, lambda lane: model((next(loader) if loads else default_collate([data[i] for i in sampler(step, lane)]))[0]).square().sum())

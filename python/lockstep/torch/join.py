@@ -19,6 +19,7 @@ import torch.distributed as dist
 
 import lockstep
 
+from ..communicator import told
 from .process_group import ProcessGroup
 
 # Seconds; a process that is silent for so long is dead, if the group's own timeout is not shorter. That one is for waits.
@@ -84,9 +85,17 @@ class _Job:
 
     def close(self):
         job, self.job = self.job, None
-        if job is not None:
+        if job is None:
+            return
+        before = set(told)
+        try:
             # An error that ends this process, in `finally` or after all: the others are to hear of it at once.
             job._end(sys.exc_info()[1] or getattr(sys, "last_value", None))
+        except lockstep.Error as error:
+            # PyTorch would keep a group that fails to end. What a collective has told the caller need not be told again.
+            job.close()
+            if str(error) not in before:
+                raise
 
 
 def _close_all():
@@ -106,13 +115,17 @@ def _meet(store, rank: int, size: int, timeout: timedelta):
     seconds = min(HEARTBEAT, timeout.total_seconds())
     if size == 1:
         return lockstep.join(rank=0, world_size=1, timeout=seconds)
-    store.set(f"rank {rank}", _host())
+    store.set(f"rank {rank}", json.dumps([_host(), network["transport"]]))
     _wait_for_all(store, size, timeout)
     listener = None
     if rank == 0:
-        hosts = {store.get(f"rank {each}") for each in range(size)}
+        places = [json.loads(store.get(f"rank {each}")) for each in range(size)]
         try:
-            listener = _listen("127.0.0.1" if len(hosts) == 1 else _own_address(network["interface"]))
+            for other, (_, transport) in enumerate(places):
+                if transport != network["transport"]:
+                    raise ValueError(f"LOCKSTEP_TRANSPORT is {network['transport']} here and {transport} on rank {other}")
+            several = len({host for host, _ in places}) > 1
+            listener = _listen(_own_address(network["interface"]) if several else "127.0.0.1")
         except Exception as error:
             store.set("place", json.dumps({"error": f"rank 0: {error}"}))
             _wait_until_told(store, size)
@@ -124,9 +137,14 @@ def _meet(store, rank: int, size: int, timeout: timedelta):
     if "error" in place:
         store.set(f"told {rank}", "")
         raise RuntimeError(place["error"])
-    return lockstep.join(rank=rank, world_size=size, master_host=place["host"], master_port=place["port"],
-                         listener=listener.detach() if listener else None, name="torch", attempt=place["attempt"],
-                         token=place["secret"], timeout=seconds, call_timeout=timeout.total_seconds(), **network)
+    job = lockstep.join(rank=rank, world_size=size, master_host=place["host"], master_port=place["port"],
+                        listener=listener.detach() if listener else None, name="torch", attempt=place["attempt"],
+                        token=place["secret"], timeout=seconds, call_timeout=timeout.total_seconds(), **network)
+    # All have read them. The next group of these processes may get the same store, as under torchrun.
+    if rank == 0:
+        store.delete_key("place")
+    store.delete_key(f"rank {rank}")
+    return job
 
 
 def _network() -> Dict[str, Any]:

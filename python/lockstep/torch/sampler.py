@@ -24,6 +24,8 @@ class LaneSampler:
 
     def __call__(self, step: int, lane: int) -> List[int]:
         """Steps count from 1, lanes from 0."""
+        if step < 1 or not 0 <= lane < self._lanes:
+            raise ValueError(f"there is no lane {lane} of step {step}: steps count from 1, lanes from 0 to {self._lanes - 1}")
         epoch, place = divmod((step - 1) * self._lanes + lane, self._samples // self._batch)
         if epoch != self._epoch:
             self._order = torch.randperm(self._samples, generator=lane_generator(self._seed, epoch, -1))  # no lane's own numbers
