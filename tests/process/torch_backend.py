@@ -167,6 +167,20 @@ def a_group_that_failed_can_be_made_again():
         expect_raises(lockstep.Mismatch, lambda: dist.all_reduce(data), "rank 0", "barrier")
 
 
+def an_error_that_nobody_has_had_is_told_at_the_end():
+    import torch
+    import torch.distributed as dist
+
+    import lockstep
+
+    dist.init_process_group("lockstep")
+    work = dist.all_reduce(torch.ones(2 + dist.get_rank()), async_op=True)
+    while not work.is_completed():
+        pass
+    group = dist.distributed_c10d._get_default_group()
+    expect_raises(lockstep.Mismatch, group.shutdown, "rank 1")
+
+
 def transports_that_differ_are_told():
     import torch.distributed as dist
 
@@ -607,7 +621,9 @@ def killed_under_torchrun(rank):
             file.write(PROGRAM)
         log = open(os.path.join(folder, "log"), "w+")
         with reserved_port() as port:
-            torchrun = subprocess.Popen([sys.executable, "-m", "torch.distributed.run", "--nproc_per_node", "3", "--master_addr", "127.0.0.1",
+            # torchrun ends the others when it finds a process dead; they are to have said who it was before.
+            torchrun = subprocess.Popen([sys.executable, "-m", "torch.distributed.run", "--nproc_per_node", "3", "--monitor_interval", "3",
+                                         "--master_addr", "127.0.0.1",
                                          "--master_port", str(port), "--redirects", "2", "--tee", "2", "--log_dir", folder,
                                          program], stdout=log, stderr=log)  # 1.13 with Python 3.11 fails without both
 
@@ -693,6 +709,7 @@ def main():
     run_all(2, an_error_is_told_when_the_group_is_destroyed)
     run_all(2, a_fork_ends_by_itself)
     run_all(2, a_group_that_failed_can_be_made_again)
+    run_all(2, an_error_that_nobody_has_had_is_told_at_the_end)
     run_all(2, transports_that_differ_are_told, "tcp")
     run_all(3, messages_from_any_source)
     run_all(3, messages_from_any_source, "tcp")

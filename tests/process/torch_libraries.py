@@ -80,7 +80,7 @@ def sharded():
     data = torch.ones(2, 8)
     plain = make()
     plain(data).sum().backward()
-    old = FullyShardedDataParallel(make(), device_id=torch.device("cpu"))
+    old = FullyShardedDataParallel(make(), device_id=torch.device("cpu:0"))
     new = make()
     fully_shard(new)
     for model in (old, new):
@@ -103,7 +103,7 @@ def groups():
     import torch.distributed as dist
     from torch.distributed.device_mesh import init_device_mesh
 
-    dist.init_process_group("lockstep")
+    dist.init_process_group("lockstep", device_id=torch.device("cpu:0"))
     rank = dist.get_rank()
     mesh = init_device_mesh("cpu", (2, 2), mesh_dim_names=("rows", "columns"))
     halves = dist.split_group(None, [[0, 1], [3, 2]])

@@ -122,6 +122,9 @@ class ProcessGroup(dist.ProcessGroup):
     def _get_backend(self, device):
         return self
 
+    def eager_connect_single_device(self, device):
+        pass  # all are connected
+
     def get_group_store(self):
         return self._store
 

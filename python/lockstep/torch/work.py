@@ -12,6 +12,8 @@ from torch._C._distributed_c10d import Work as TorchWork
 
 import lockstep
 
+from ..communicator import told
+
 
 class Work(TorchWork):
     """A collective that was started. Its memory is in use until it has ended."""
@@ -51,6 +53,7 @@ class Work(TorchWork):
                 self._error = error
         self._kept_in.pop(self, None)
         if self._error is not None:
+            told.add(str(self._error))
             raise self._error
         self._finish()
         return True
@@ -82,8 +85,8 @@ class Work(TorchWork):
             return False
         try:
             self.wait()
-        except Exception:
-            pass  # told by wait(), exception() and the future
+        except Exception as error:
+            told.discard(str(error))  # but by wait(), exception() and the future
         return True
 
     def is_success(self):
@@ -188,8 +191,8 @@ class Completer:
             work, ended = entry
             try:
                 work.wait()
-            except Exception:
-                pass  # the future's callback raises it again
+            except Exception as error:
+                told.discard(str(error))  # but by the future's callback
             ended.set_result(None)
             del entry, work, ended
             if self._once:
