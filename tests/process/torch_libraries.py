@@ -80,7 +80,7 @@ def sharded():
     data = torch.ones(2, 8)
     plain = make()
     plain(data).sum().backward()
-    old = FullyShardedDataParallel(make(), device_id=torch.device("cpu:0"))
+    old = FullyShardedDataParallel(make(), device_id=torch.device("cpu"))
     new = make()
     fully_shard(new)
     for model in (old, new):
