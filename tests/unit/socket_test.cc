@@ -146,6 +146,17 @@ TEST_P(Tcp, NeverConnectsToItself) {
   }
 }
 
+// The name is looked up for every attempt; the last of them has no time left.
+TEST(Connect, ThatIsRefusedUntilTheDeadlineSaysSo) {
+  const SocketAddress nobody = listen_tcp(SocketAddress::loopback_v4()).local_address();
+  for (int round = 0; round < 20; ++round) {
+    const Error error = error_of([&] {
+      connect_with_retry({"localhost", nobody.port()}, Deadline::after(30ms));
+    });
+    EXPECT_THAT(error.what(), HasSubstr("refused"));
+  }
+}
+
 TEST(TcpListener, OnAllInterfacesServesBothFamilies) {
   const Socket listener = listen_tcp(SocketAddress::any(AF_INET6));
   const std::uint16_t port = listener.local_address().port();

@@ -263,7 +263,13 @@ Socket connect_tcp(const SocketAddress& address, Deadline deadline, const Failur
 }
 
 Socket connect_with_retry(const HostPort& where, Deadline deadline, const FailureLatch* latch) {
-  std::string cause = "no attempt was made";
+  std::optional<std::string> cause;
+  // An attempt that the deadline cuts short says less than one before it.
+  const auto note = [&](const Error& error) {
+    if (!cause || error.code() != ErrorCode::kTimeout || !deadline.expired()) {
+      cause = error.message();
+    }
+  };
   // A black hole among several addresses must not use up all the time.
   constexpr auto kOneAttempt = std::chrono::seconds(5);
   constexpr milliseconds kLongestPause{200};
@@ -276,17 +282,17 @@ Socket connect_with_retry(const HostPort& where, Deadline deadline, const Failur
           if (latch != nullptr) latch->check();
           if (error.code() != ErrorCode::kNoConnection && error.code() != ErrorCode::kTimeout)
             throw;
-          cause = error.message();
+          note(error);
         }
       }
     } catch (const Error& error) {
       if (latch != nullptr) latch->check();
       if (error.code() != ErrorCode::kNoConnection && error.code() != ErrorCode::kTimeout) throw;
-      cause = error.message();
+      note(error);
     }
     if (deadline.expired()) {
-      throw Error(ErrorCode::kTimeout,
-                  fmt::format("no connection to {}; last attempt: {}", to_string(where), cause));
+      throw Error(ErrorCode::kTimeout, fmt::format("no connection to {}; last attempt: {}",
+                                                   to_string(where), cause.value_or("none")));
     }
     pollfd entry{latch != nullptr ? latch->fd() : -1, POLLIN, 0};
     ::poll(&entry, 1, deadline.poll_timeout(pause));
