@@ -325,6 +325,12 @@ void refuse_ignored(const CLI::App& command, const TrainFlags& options) {
       throw CLI::ValidationError(fmt::format("{} needs --out", name));
     }
   }
+  const TransportKind transport = options.run.job.transport;
+  const bool over_tcp = transport == TransportKind::kTcp || transport == TransportKind::kAuto;
+  if (options.run.job.wire_compression != WireCompression::kAuto && !over_tcp) {
+    throw CLI::ValidationError(fmt::format("--wire-compress has no effect with --transport {}",
+                                           to_string(transport)));
+  }
   if (options.force_tokenizer && options.run.init.empty()) {
     throw CLI::ValidationError("--force-tokenizer is for a model to start from: it needs --init");
   }
