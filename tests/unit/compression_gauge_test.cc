@@ -18,6 +18,7 @@ class Sender {
       seen_.bytes += static_cast<std::uint64_t>(bytes);
       seen_.busy += 40ms;
       seen_.receiver += receiver;
+      seen_.waiting = 1 << 20;
       if (compressor > 0 && gauge_.pays()) {
         gauge_.add_cost(
             static_cast<std::size_t>(bytes),
@@ -78,13 +79,22 @@ TEST(CompressionGauge, AReceiverWithoutRoomSaysNothingOfTheLink) {
 
 TEST(CompressionGauge, LittleIsNoMeasure) {
   CompressionGauge gauge(1);
-  gauge.look({1 << 20, 10ms, 0ms});
+  gauge.look({1 << 20, 10ms, 0ms, 1 << 20});
   EXPECT_FALSE(gauge.pays()) << "ticks of the system's clock";
-  gauge.look({1 << 20, 60s, 0ms});
+  gauge.look({2 << 20, 60s, 0ms, 1 << 20});
   EXPECT_TRUE(gauge.pays());
   CompressionGauge messages(1);
-  messages.look({100'000, 10s, 0ms});
+  messages.look({100'000, 10s, 0ms, 1 << 20});
   EXPECT_FALSE(messages.pays());
+}
+
+// Small messages whose answers are waited for are slow on any link.
+TEST(CompressionGauge, WhatLeavesAtOnceIsNoMeasure) {
+  CompressionGauge gauge(1);
+  for (int i = 1; i < 100; ++i) gauge.look({std::uint64_t{1} << 20 << i / 20, i * 50ms, 0ms, 100});
+  EXPECT_FALSE(gauge.pays());
+  gauge.look({std::uint64_t{8} << 20, 5000ms, 0ms, 1 << 20});
+  EXPECT_FALSE(gauge.pays()) << "nor is the time before bytes wait";
 }
 
 }  // namespace

@@ -8,6 +8,8 @@ using std::chrono::milliseconds;
 // The system counts in ticks of up to 10 ms.
 constexpr milliseconds kLeastBusy{30};
 constexpr std::uint64_t kLeastBytes = 256 * 1024;
+// Less has the link waiting for us, or for the answers to small messages.
+constexpr std::uint64_t kLeastWaiting = 64 * 1024;
 
 // So many times faster than the link a processor must compress. It encrypts, adds and decompresses
 // meanwhile, too. Less is needed to go on than to begin.
@@ -21,6 +23,10 @@ double seconds(CompressionGauge::Duration time) {
 }  // namespace
 
 void CompressionGauge::look(const Link& link) {
+  if (link.waiting < kLeastWaiting) {
+    last_ = link;
+    return;
+  }
   const Duration busy = link.busy - last_.busy;
   const std::uint64_t bytes = link.bytes - last_.bytes;
   if (busy < kLeastBusy || bytes < kLeastBytes) return;

@@ -18,11 +18,12 @@ class CompressionGauge {
 
   // What the system has counted since the connection was made.
   struct Link {
-    std::uint64_t bytes = 0;  // acknowledged
-    Duration busy{};          // while there was something to send
-    Duration receiver{};      // of that, while the receiver had no room
+    std::uint64_t bytes = 0;    // acknowledged
+    Duration busy{};            // while there was something to send
+    Duration receiver{};        // of that, while the receiver had no room
+    std::uint64_t waiting = 0;  // bytes that have not left this host yet
   };
-  // To be told when the system takes no more for now.
+  // To be told now and then while bytes are sent.
   void look(const Link& link);
   // So many bytes were given to the compressor, and it took so long.
   void add_cost(std::size_t bytes, Duration time);

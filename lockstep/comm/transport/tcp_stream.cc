@@ -25,6 +25,9 @@ constexpr std::size_t kWriteBytes = 60 * 1024;
 // A path with a shorter round trip stays within a data centre.
 constexpr std::chrono::milliseconds kShortPath{1};
 
+// So many bytes are written between two looks at what the link takes.
+constexpr std::size_t kLookEvery = 512 * 1024;
+
 // Up to this, one copy is cheaper than having the system walk two parts.
 constexpr std::size_t kJoinBytes = 1024;
 
@@ -167,18 +170,16 @@ std::size_t TcpStream::write_records(std::span<const std::byte> head,
     const std::span<const std::byte> unsent = sealer.unsent();
     const ssize_t n =
         ::send(socket_.fd(), unsent.data(), unsent.size(), MSG_DONTWAIT | MSG_NOSIGNAL);
-    if (n < 0) {
-      const std::size_t none = nothing_moved("send");
-      if (measures_link_) look_at_link();
-      return none;
-    }
+    if (n < 0) return nothing_moved("send");
     sealer.sent(static_cast<std::size_t>(n));
+    written_since_look_ += static_cast<std::size_t>(n);
   }
+  if (measures_link_ && written_since_look_ >= kLookEvery) look_at_link();
   return sealer.take_done();
 }
 
-// The system takes no more for now: what is on its way limits this connection.
 void TcpStream::look_at_link() {
+  written_since_look_ = 0;
   const auto info = info_of(socket_);
   if (!info) return;
   using std::chrono::microseconds;
@@ -186,7 +187,7 @@ void TcpStream::look_at_link() {
   const CompressionCost cost = sealer.take_cost();
   gauge_.add_cost(cost.bytes, cost.time);
   gauge_.look({info->tcpi_bytes_acked, microseconds(info->tcpi_busy_time),
-               microseconds(info->tcpi_rwnd_limited)});
+               microseconds(info->tcpi_rwnd_limited), info->tcpi_notsent_bytes});
   sealer.set_compression(gauge_.pays());
 }
 

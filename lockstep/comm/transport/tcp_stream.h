@@ -44,7 +44,8 @@ class TcpStream final : public Stream {
   const std::size_t most_at_once_;  // bytes of a write
   const bool measures_link_;        // to decide about compression
 
-  CompressionGauge gauge_;  // of the thread that writes
+  CompressionGauge gauge_;              // of the thread that writes
+  std::size_t written_since_look_ = 0;  // likewise
 
   // Readers and writers both look.
   std::mutex mutex_;
