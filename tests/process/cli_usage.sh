@@ -62,7 +62,7 @@ expect 1 stderr '^error: opening nowhere.txt: No such file or directory$' train 
 expect 2 stderr 'write it to a file first' train -
 expect 2 stderr '^error: --insecure does not go with --local$' coordinator --local --insecure
 expect 2 stderr '^error: --wire-compress has no effect with --transport shm ' train text.txt --wire-compress on --transport shm
-expect 2 stderr "^error: --wire-compress: 'of' is not one of auto, on, off; did you mean o" train text.txt --wire-compress of
+expect 2 stderr '^error: --wire-compress: of is none of auto, on, off; did you mean o' train text.txt --wire-compress of
 expect 2 stderr '^error: --seconds does not go with --iterations$' bench allreduce --iterations 3 --seconds 1
 for page in train generate data verify coordinator worker 'bench allreduce' 'bench step' completion; do
   expect 0 stdout 'lockstep' $page --help
