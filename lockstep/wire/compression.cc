@@ -22,7 +22,7 @@ constexpr std::size_t kWorthOneIn = 64;
 constexpr std::array<unsigned, 6> kPlaneSets{0b0001, 0b0010, 0b0100, 0b1000, 0b0101, 0b1010};
 
 std::uint32_t word_at(const std::byte* bytes, std::size_t word) {
-  return load_little_endian<std::uint32_t>(bytes + kWord * word);
+  return load_little_endian<std::uint32_t>(bytes + kPlaneWord * word);
 }
 
 // Calls visit with the set as a constant, so that its loop is compiled for it.
@@ -39,14 +39,14 @@ void with_planes(unsigned planes, Visit&& visit) {
 }
 
 constexpr std::size_t kept_bytes(unsigned planes) {
-  return kWord - static_cast<std::size_t>(std::popcount(planes));
+  return kPlaneWord - static_cast<std::size_t>(std::popcount(planes));
 }
 
 // A *word* is four bytes in a row. Its bytes that are not coded, together at its low end; and back.
 template <unsigned kPlanes>
 std::uint32_t keep(std::uint32_t word) {
   std::uint32_t kept = 0;
-  for (unsigned from = 0, to = 0; from < kWord; ++from) {
+  for (unsigned from = 0, to = 0; from < kPlaneWord; ++from) {
     if ((kPlanes >> from & 1) == 0) kept |= (word >> (8 * from) & 0xff) << (8 * to++);
   }
   return kept;
@@ -54,7 +54,7 @@ std::uint32_t keep(std::uint32_t word) {
 template <unsigned kPlanes>
 std::uint32_t spread(std::uint32_t kept) {
   std::uint32_t word = 0;
-  for (unsigned from = 0, to = 0; to < kWord; ++to) {
+  for (unsigned from = 0, to = 0; to < kPlaneWord; ++to) {
     if ((kPlanes >> to & 1) == 0) word |= (kept >> (8 * from++) & 0xff) << (8 * to);
   }
   return word;
@@ -72,22 +72,23 @@ template <unsigned kPlanes>
 void spread_words(const std::byte* kept, std::size_t words, std::byte* plain) {
   for (std::size_t i = 0; i < words; ++i) {
     const auto some = load_little_endian<std::uint32_t>(kept + kept_bytes(kPlanes) * i);
-    store_little_endian(plain + kWord * i, spread<kPlanes>(some));
+    store_little_endian(plain + kPlaneWord * i, spread<kPlanes>(some));
   }
 }
 
 // 0: none is worth a code.
 unsigned choose_planes(const std::byte* plain, std::size_t words) {
-  std::array<std::array<std::uint16_t, 256>, kWord> counts{};
+  std::array<std::array<std::uint16_t, 256>, kPlaneWord> counts{};
   const std::size_t stride = std::max<std::size_t>(words / kSampled, 1);
   std::size_t sampled = 0;
   for (std::size_t i = 0; i < words; i += stride, ++sampled) {
     const std::uint32_t word = word_at(plain, i);
-    for (unsigned plane = 0; plane < kWord; ++plane) ++counts[plane][word >> (8 * plane) & 0xff];
+    for (unsigned plane = 0; plane < kPlaneWord; ++plane)
+      ++counts[plane][word >> (8 * plane) & 0xff];
   }
   // How often two of a plane's bytes are equal, of sampled².
-  std::array<std::size_t, kWord> equal{};
-  for (std::size_t plane = 0; plane < kWord; ++plane) {
+  std::array<std::size_t, kPlaneWord> equal{};
+  for (std::size_t plane = 0; plane < kPlaneWord; ++plane) {
     for (const std::size_t count : counts[plane]) equal[plane] += count * count;
   }
   const std::size_t worth = sampled * sampled / kWorthOneIn;
@@ -101,18 +102,18 @@ unsigned choose_planes(const std::byte* plain, std::size_t words) {
 
 std::span<const std::byte> Compressor::compress(std::span<const std::byte> plain) {
   LOCKSTEP_CHECK(plain.size() <= kMostCompressed);
-  const std::size_t words = plain.size() / kWord;
+  const std::size_t words = plain.size() / kPlaneWord;
   if (words < kFewestWords) return {};
   const unsigned planes = choose_planes(plain.data(), words);
   if (planes == 0) return {};
   out_.resize(1 + 2 * kMostPlaneBytes + kMostCompressed);
   std::byte* to = out_.data();
   *to++ = static_cast<std::byte>(planes);
-  for (std::size_t plane = 0; plane < kWord; ++plane) {
+  for (std::size_t plane = 0; plane < kPlaneWord; ++plane) {
     if ((planes >> plane & 1) != 0) to = write_plane(plain.data() + plane, words, to);
   }
   const std::size_t kept = kept_bytes(planes) * words;
-  const std::span rest = plain.subspan(kWord * words);
+  const std::span rest = plain.subspan(kPlaneWord * words);
   const auto size = static_cast<std::size_t>(to - out_.data()) + kept + rest.size();
   if (size > plain.size() - plain.size() / kLeastSaving) return {};
   with_planes(planes, [&]<unsigned kPlanes> { keep_words<kPlanes>(plain.data(), words, to); });
@@ -121,27 +122,27 @@ std::span<const std::byte> Compressor::compress(std::span<const std::byte> plain
 }
 
 bool Decompressor::decompress(std::span<const std::byte> compressed, std::span<std::byte> plain) {
-  if (compressed.empty() || plain.size() < kWord) return false;
+  if (compressed.empty() || plain.size() < kPlaneWord) return false;
   const auto planes = std::to_integer<unsigned>(compressed.front());
   if (std::ranges::find(kPlaneSets, planes) == kPlaneSets.end()) return false;
-  const std::size_t words = plain.size() / kWord;
-  const std::span rest = plain.subspan(kWord * words);
+  const std::size_t words = plain.size() / kPlaneWord;
+  const std::span rest = plain.subspan(kPlaneWord * words);
   const std::size_t behind_codes = kept_bytes(planes) * words + rest.size();
   if (compressed.size() < 1 + behind_codes) return false;
   const std::span kept = compressed.last(behind_codes);
   // Words are read four bytes at a time: the last ones have to come from where there are so many.
   with_planes(planes, [&]<unsigned kPlanes> {
-    const std::size_t safe = words > kWord ? words - kWord : 0;
+    const std::size_t safe = words > kPlaneWord ? words - kPlaneWord : 0;
     spread_words<kPlanes>(kept.data(), safe, plain.data());
-    std::array<std::byte, kWord*(kWord + 1)> last{};
+    std::array<std::byte, kPlaneWord*(kPlaneWord + 1)> last{};
     const auto from =
         kept.subspan(kept_bytes(kPlanes) * safe, kept_bytes(kPlanes) * (words - safe));
     std::ranges::copy(from, last.begin());
-    spread_words<kPlanes>(last.data(), words - safe, plain.data() + kWord * safe);
+    spread_words<kPlanes>(last.data(), words - safe, plain.data() + kPlaneWord * safe);
   });
   std::ranges::copy(kept.last(rest.size()), rest.begin());
   ByteReader codes(compressed.subspan(1, compressed.size() - 1 - behind_codes));
-  for (std::size_t plane = 0; plane < kWord; ++plane) {
+  for (std::size_t plane = 0; plane < kPlaneWord; ++plane) {
     if ((planes >> plane & 1) == 0) continue;
     if (!read_plane(codes, words, table_, plain.data() + plane)) return false;
   }

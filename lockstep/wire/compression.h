@@ -13,7 +13,8 @@ namespace lockstep {
 // others as they are: 27 bits for the 32 of a gradient's element, 11 for 16 in bf16. Nothing is
 // lost, whatever the bytes are. The format is in docs/mesh_protocol.md. Pure.
 
-inline constexpr std::size_t kMostCompressed = kMostWords * kWord;  // plain bytes, at once
+inline constexpr std::size_t kMostCompressed =
+    kMostPlaneWords * kPlaneWord;  // plain bytes, at once
 
 class Compressor {
  public:

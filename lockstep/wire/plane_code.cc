@@ -33,10 +33,10 @@ Counts count_values(const std::byte* plane, std::size_t words) {
   std::size_t i = 0;
   for (; i + 4 <= words; i += 4) {
     for (std::size_t k = 0; k < 4; ++k) {
-      ++parts[k][std::to_integer<std::size_t>(plane[kWord * (i + k)])];
+      ++parts[k][std::to_integer<std::size_t>(plane[kPlaneWord * (i + k)])];
     }
   }
-  for (; i < words; ++i) ++parts[0][std::to_integer<std::size_t>(plane[kWord * i])];
+  for (; i < words; ++i) ++parts[0][std::to_integer<std::size_t>(plane[kPlaneWord * i])];
   Counts counts;
   for (std::size_t v = 0; v < kValues; ++v) {
     counts[v] = parts[0][v] + parts[1][v] + parts[2][v] + parts[3][v];
@@ -182,7 +182,7 @@ std::byte* write_stream(const std::byte* plane, std::size_t words, const Codes& 
   std::uint64_t bits = 0;
   unsigned count = 0;
   const auto add = [&](std::size_t word) {
-    const Code code = codes[std::to_integer<std::size_t>(plane[kWord * word])];
+    const Code code = codes[std::to_integer<std::size_t>(plane[kPlaneWord * word])];
     bits |= std::uint64_t{code.bits} << count;
     count += code.length;
   };
@@ -265,7 +265,7 @@ bool read_streams(const Streams& streams, const Table& table, std::size_t words,
   const auto read_word = [&](std::size_t stream, std::size_t i) {
     const PlaneTable::Entry entry = table[readers[stream].peek()];
     readers[stream].drop(entry.length);
-    plane[kWord * (stream * each + i)] = static_cast<std::byte>(entry.value);
+    plane[kPlaneWord * (stream * each + i)] = static_cast<std::byte>(entry.value);
   };
   const auto [last_begin, last_end] = stream_words(kStreams - 1, words);
   const std::size_t in_all = last_end - last_begin;  // so many words has every stream
@@ -289,7 +289,7 @@ bool read_streams(const Streams& streams, const Table& table, std::size_t words,
 }  // namespace
 
 std::byte* write_plane(const std::byte* plane, std::size_t words, std::byte* to) {
-  LOCKSTEP_CHECK(words > 0 && words <= kMostWords);
+  LOCKSTEP_CHECK(words > 0 && words <= kMostPlaneWords);
   const Lengths lengths = code_lengths(count_values(plane, words));
   Codes codes;
   LOCKSTEP_CHECK(for_each_code(lengths, [&](std::size_t v, std::uint16_t bits, unsigned length) {
@@ -300,7 +300,7 @@ std::byte* write_plane(const std::byte* plane, std::size_t words, std::byte* to)
   to += kStreams * sizeof(std::uint16_t);
   for (std::size_t stream = 0; stream < kStreams; ++stream) {
     const auto [begin, end] = stream_words(stream, words);
-    std::byte* const stream_end = write_stream(plane + kWord * begin, end - begin, codes, to);
+    std::byte* const stream_end = write_stream(plane + kPlaneWord * begin, end - begin, codes, to);
     store_little_endian(size_at, static_cast<std::uint16_t>(stream_end - to));
     size_at += sizeof(std::uint16_t);
     to = stream_end;

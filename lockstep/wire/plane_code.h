@@ -12,13 +12,13 @@ namespace lockstep {
 // *streams* of bits, each of a quarter of the plane, so that a processor reads several at a time.
 // docs/mesh_protocol.md has the format. Pure.
 
-inline constexpr std::size_t kWord = 4;  // bytes from one of a plane to the next
-inline constexpr std::size_t kMostWords = 4096;
+inline constexpr std::size_t kPlaneWord = 4;  // bytes from one of a plane to the next
+inline constexpr std::size_t kMostPlaneWords = 4096;
 inline constexpr int kLongestCode = 11;  // bits
 
 // What write_plane() writes at most: code, sizes, streams, and the few bytes behind them that it
 // spoils.
-inline constexpr std::size_t kMostPlaneBytes = 1024 + kMostWords * kLongestCode / 8;
+inline constexpr std::size_t kMostPlaneBytes = 1024 + kMostPlaneWords * kLongestCode / 8;
 
 // Returns the end of what it wrote.
 std::byte* write_plane(const std::byte* plane, std::size_t words, std::byte* to);

@@ -31,6 +31,7 @@ using Json = nlohmann::ordered_json;
 struct Options {
   Case test_case;
   Medium medium = Medium::kTcp;
+  WireCompression compression = WireCompression::kAuto;
   double timeout = 2;
   double call_time = 0;
   std::string token_file;
@@ -166,10 +167,10 @@ void run(const Options& options) {
   say("joined", {{"mesh", addresses}});
   if (!options.fake.empty()) be_fake(job, options.fake, Deadline::after(where.timeout));
 
-  auto mesh =
-      std::make_unique<FaultTransport>(make_mesh(std::move(job), options.medium, where.timeout),
-                                       options.point.value_or(FaultPoint::kHalfway),
-                                       [&] { do_fault(options.fault, where.master_port); });
+  auto mesh = std::make_unique<FaultTransport>(
+      make_mesh(std::move(job), options.medium, where.timeout, options.compression),
+      options.point.value_or(FaultPoint::kHalfway),
+      [&] { do_fault(options.fault, where.master_port); });
   FaultTransport& faults = *mesh;
   Communicator world(std::make_unique<PlanEngine>(std::move(mesh)), where.timeout);
   std::unique_ptr<Communicator> part;
@@ -231,6 +232,10 @@ int main_of(int argc, char** argv) {
   app.add_flag("--allocated", c.allocated);
   add_choice<Medium>(app, "--transport", options.medium,
                      {{"tcp", Medium::kTcp}, {"shm", Medium::kShared}, {"auto", Medium::kAuto}});
+  add_choice<WireCompression>(app, "--wire-compress", options.compression,
+                              {{"auto", WireCompression::kAuto},
+                               {"on", WireCompression::kOn},
+                               {"off", WireCompression::kOff}});
   app.add_option("--timeout", options.timeout);
   app.add_option("--call-time", options.call_time);
   app.add_option("--token-file", options.token_file);

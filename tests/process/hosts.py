@@ -45,7 +45,7 @@ def right_results(count, collective):
     with Job(2 * count, ["--timeout", 20, *arguments]) as alone:
         alone.expect_success()
         expected = alone.ranks[0].find("done")["hash"]
-    with Hosts(count) as hosts, job_on(hosts, 2, arguments, timeout=20) as job:
+    with Hosts(count) as hosts, job_on(hosts, 2, [*arguments, "--wire-compress", "on"], timeout=20) as job:
         job.expect_success()
         for r, rank in job.ranks.items():
             done = rank.find("done")
@@ -60,7 +60,7 @@ def right_results(count, collective):
 def bytes_cross_once():
     """Two hosts with two ranks each send what two ranks would: the buffer once, each way."""
     count, iterations = 2_000_003, 4
-    arguments = ["--transport", "auto", "--collective", "all_reduce", "--count", count, "--iterations", iterations]
+    arguments = ["--transport", "auto", "--collective", "all_reduce", "--count", count, "--iterations", iterations, "--wire-compress", "off"]
     with Hosts(2) as hosts, job_on(hosts, 2, arguments, timeout=20) as job:
         job.expect_success()
         vectors = 4 * (iterations * count + 300_001)  # the last one is for the hash
@@ -88,7 +88,7 @@ def shm_between_hosts():
 
 
 def cut(victim, where, collective):
-    arguments = ["--transport", "tcp", "--collective", collective, "--count", 2_000_003]
+    arguments = ["--transport", "tcp", "--collective", collective, "--count", 2_000_003, "--wire-compress", "on"]
     with Hosts(3) as hosts, job_on(hosts, 1, arguments) as job:
         for r in range(3):
             job.wait_event(r, "iteration", k=3)

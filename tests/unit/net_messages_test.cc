@@ -80,7 +80,7 @@ TEST(Message, ComesBackWholeHoweverTheStreamIsCut) {
 
 TEST(Message, HeaderIsWhatThePageSays) {
   const auto bytes = frame(MessageKind::kVerdict, bytes_of("ab"));
-  EXPECT_EQ(bytes, bytes_of(std::string_view("LSKP\x05\x00\x23\x00\x02\x00\x00\x00"
+  EXPECT_EQ(bytes, bytes_of(std::string_view("LSKP\x06\x00\x23\x00\x02\x00\x00\x00"
                                              "ab",
                                              14)));
 }
