@@ -82,7 +82,7 @@ def _requirements():
             yield Requirement(f"hosts {shape} {rate} Gbit/s two_level / Open MPI", 1.2)
             yield Requirement(f"hosts {shape} {rate} Gbit/s by default / Open MPI", 1.2)
         for shape in ("2x1", "2x2", "3x2", "2x4"):
-            # No lossless code of gradients in f32 can gain more than a fifth (docs/decisions/wire_compression.md).
+            # A code of single numbers gains a fifth of gradients in f32 (docs/decisions/wire_compression.md).
             yield Requirement(f"hosts {shape} {rate} Gbit/s by default / without compression", 1.1 if rate == 1 else 0.95,
                               1.25 if rate == 1 else 1.0)
     yield Requirement("hosts 4x1 1 Gbit/s / link", 0.90)
